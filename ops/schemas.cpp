@@ -45,7 +45,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // recurrent: a state of each sequence
   m.def("causal_conv(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, bool silu=False, Tensor? save_slots=None) -> Tensor");
   m.def("gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, float scale, bool normalize=False, bool delta=True, Tensor? save_slots=None) -> Tensor");
-  m.def("selective_scan(Tensor x, Tensor dt, Tensor a, Tensor? b, Tensor? c, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, Tensor? save_slots=None) -> Tensor");
+  m.def("selective_scan(Tensor x, Tensor dt, Tensor a, Tensor? b, Tensor? c, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, bool normalize=False, Tensor? save_slots=None) -> Tensor");
   // sample: temperature, top_p, min_p and the penalties are f32 (rows); top_k, seeds and steps are int64
   // (rows); token lists are ids and offsets
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor steps, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None, bool logprobs=False) -> (Tensor, Tensor)");

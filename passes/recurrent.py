@@ -58,14 +58,16 @@ def _delta_rule(
 
 
 def _scan(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...], saves: Node) -> Node:
-    x, dt, a, b, c = node.args
+    x, dt, a, b, c, *options = node.args
     rates = constant(module, a)
     assert rates is not None
     a = new_constant(module, node, "rates", rates.contiguous())
     graph = module.graph
     with graph.inserting_before(node):
         x, dt, b, c = (None if rows is None else _sequence(graph, rows) for rows in (x, dt, b, c))
-        out = call(graph, armllm.selective_scan.default, x, dt, a, b, c, state, *steps, save_slots=saves)
+        out = call(
+            graph, armllm.selective_scan.default, x, dt, a, b, c, state, *steps, *options, save_slots=saves
+        )
         return call(graph, aten.unsqueeze.default, out, 0)
 
 

@@ -77,6 +77,7 @@ Instruction build(const fields::selective_scan& op) {
   auto task = std::make_unique<SelectiveScan>();
   task->args.channels = op.channels;
   task->args.states = op.states;
+  task->args.normalize = op.normalize;
   return simple(std::move(task), [op](SelectiveScan& t, const Frame& frame) {
     SelectiveScanArgs& a = t.args;
     a.x = frame.rows(op.x);

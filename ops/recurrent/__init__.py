@@ -131,13 +131,14 @@ def selective_scan(
     state_slots: Tensor,
     query_start: Tensor,
     seq_lens: Tensor,
+    normalize: bool = False,
     save_slots: Tensor | None = None,
 ) -> Tensor:
     """Runs the selective scan of Mamba (Gu, Dao, arXiv 2312.00752), token by token in float32.
 
     Each channel has N states h.  A token changes them to ``h = exp(dt · a) · h + b · x``, and its output is
-    ``Σ c · h``.  Mamba passes ``x · dt`` as ``x``.  With one state a channel and neither b nor c this is the
-    real-gated linear recurrent unit (De and others, arXiv 2402.19427).
+    ``Σ c · h``.  Mamba passes ``x · dt`` as ``x``.  With one state a channel, neither b nor c, and
+    ``normalize``, this is the real-gated linear recurrent unit (De and others, arXiv 2402.19427).
 
     Args:
         x: ``(T, channels)`` in float32, bfloat16 or float16, packed tokens of S sequences, which may be
@@ -151,6 +152,7 @@ def selective_scan(
         query_start: ``(S + 1,)`` int32, the first token of each sequence, and T.
         seq_lens: ``(S,)`` int32, the length of each sequence including its new tokens.  The slot of a
             sequence without earlier tokens is not read.
+        normalize: multiplies x by ``sqrt(1 - exp(2 · dt · a))``, except in the first token of a sequence.
         save_slots: ``(T,)`` int64, the slot to which the state after a token is also written, -1 for none;
             None or empty: none at all.  No slot may be named twice, or belong to a sequence of the step.
 
@@ -161,7 +163,7 @@ def selective_scan(
         RuntimeError: a shape, dtype, slot or length is wrong.
     """
     out: Tensor = torch.ops.armllm.selective_scan(
-        x, dt, a, b, c, state, state_slots, query_start, seq_lens, save_slots
+        x, dt, a, b, c, state, state_slots, query_start, seq_lens, normalize, save_slots
     )
     return out
 
@@ -211,6 +213,7 @@ def _(
     state_slots: Tensor,
     query_start: Tensor,
     seq_lens: Tensor,
+    normalize: bool = False,
     save_slots: Tensor | None = None,
 ) -> Tensor:
     return x.new_empty(x.shape)

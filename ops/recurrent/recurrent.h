@@ -98,6 +98,7 @@ struct SelectiveScanArgs {
   Rows out;                  // [tokens][channels]
   StateSlots steps;
   int64_t tokens = 0, channels = 0, states = 0;
+  bool normalize = false;  // multiplies x by √(1 − decay²), except in the first token of a sequence
 };
 
 // One sequence and up to kScanChannels channels; rows begin at its first token and at its first channel.
@@ -111,7 +112,7 @@ struct ScanPart {
   int64_t stride = 0;  // floats from one state of a channel to the next, in `a` and in `state`
   int64_t tokens = 0, states = 0;
   int channels = 0;
-  bool is_new = false;
+  bool is_new = false, normalize = false;
 };
 
 struct RecurrentKernels {

@@ -306,10 +306,14 @@ void scan(const ScanPart& p) {
     const F32 x = load_row(p.x, token, 0, p.channels), dt = load_row(p.dt, token, 0, p.channels);
     if (p.b) widen_states(p.b, token, p.states, b);
     if (p.c) widen_states(p.c, token, p.states, c);
+    const bool normalize = p.normalize && !(p.is_new && token == 0);
     F32 sum[2] = {zero(), zero()};
     const auto update = [&](int64_t n, int part) ARMLLM_INLINE {
       float* place = state + n * kLanes;
-      const F32 s = fma(exp(dt * load(rate + n * kLanes)), load(place), x * set1(b[n]));
+      const F32 decay = exp(dt * load(rate + n * kLanes));
+      F32 added = x * set1(b[n]);
+      if (normalize) added = added * sqrt(fnma(decay, decay, set1(1.0f)));
+      const F32 s = fma(decay, load(place), added);
       store(place, s);
       sum[part] = fma(s, set1(c[n]), sum[part]);
     };

@@ -84,6 +84,7 @@ def reference_selective_scan(
     state_slots: Tensor,
     query_start: Tensor,
     seq_lens: Tensor,
+    normalize: bool = False,
     save_slots: Tensor | None = None,
 ) -> Tensor:
     """:func:`torch_armllm.ops.recurrent.selective_scan` in plain float32 torch."""
@@ -94,7 +95,10 @@ def reference_selective_scan(
     for slot, tokens, is_new in _sequences(state_slots, query_start, seq_lens):
         own = torch.zeros_like(state[slot]) if is_new else state[slot].clone()
         for t in range(tokens.start, tokens.stop):
-            own = decay[t] * own + added[t] * x[t].float()
+            factors = (
+                (1 - decay[t] * decay[t]).sqrt() if normalize and not (is_new and t == tokens.start) else 1
+            )
+            own = decay[t] * own + added[t] * x[t].float() * factors
             out[t] = (read[t] * own).sum(0).to(x.dtype)
             if t in saves:
                 state[saves[t]] = own

@@ -16,7 +16,7 @@ Rows states_by_token(std::optional<Tensor>& t, int64_t tokens, int64_t states, c
 }
 
 Tensor selective_scan(Tensor x, Tensor dt, Tensor a, std::optional<Tensor> b, std::optional<Tensor> c,
-                      Tensor state, Tensor state_slots, Tensor query_start, Tensor seq_lens,
+                      Tensor state, Tensor state_slots, Tensor query_start, Tensor seq_lens, bool normalize,
                       std::optional<Tensor> save_slots) {
   STD_TORCH_CHECK(x.dim() == 2, "x must have the shape (tokens, channels), not ", shape_of(x));
   SelectiveScan scan;
@@ -30,6 +30,7 @@ Tensor selective_scan(Tensor x, Tensor dt, Tensor a, std::optional<Tensor> b, st
                   "a must be float32 of shape (states, ", args.channels, ") with 1 to ", kMostStates,
                   " states, not of shape ", shape_of(a));
   args.states = a.size(0);
+  args.normalize = normalize;
   STD_TORCH_CHECK(type_of(state) == ScalarType::Float && state.dim() == 3 && state.size(1) == args.states &&
                       state.size(2) == args.channels && state.is_contiguous(),
                   "state must be contiguous float32 of shape (slots, ", args.states, ", ", args.channels,
@@ -81,6 +82,7 @@ void SelectiveScan::tile(int, int64_t index) {
   part.states = args.states;
   const int64_t left = args.channels - channel;
   part.channels = static_cast<int>(left < kScanChannels ? left : kScanChannels);
+  part.normalize = args.normalize;
   part.is_new = args.steps.is_new(sequence);
   variant().recurrent->scan(part);
 }

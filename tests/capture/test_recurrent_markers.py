@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.support.graphs import ops
 from torch_armllm.capture.export import CaptureError, capture
-from torch_armllm.capture.markers import recurrent, recurrent_ops
+from torch_armllm.capture.markers import recurrent, recurrent_modules, recurrent_ops
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.ops.recurrent.reference import (
     reference_causal_conv,
@@ -50,15 +50,16 @@ def test_delta_rule_equals_the_ops_reference(tokens: int, by_channel: bool) -> N
     torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("ones", [False, True])
 @pytest.mark.parametrize("tokens", [0, 1, 9])
-def test_scan_equals_the_ops_reference(tokens: int, ones: bool) -> None:
+def test_scan_equals_the_ops_reference(tokens: int, ones: bool, normalize: bool) -> None:
     torch.manual_seed(tokens)
     x, dt, a = torch.randn(1, tokens, 6), torch.rand(1, tokens, 6), -torch.rand(4, 6)
     b, c = (None if ones else torch.randn(1, tokens, 4) for _ in range(2))
-    found = recurrent_ops.scan_channels(x, dt, a, b, c)
+    found = recurrent_ops.scan_channels(x, dt, a, b, c, normalize)
     rows = (x[0], dt[0], a, *(None if part is None else part[0] for part in (b, c)))
-    expected = reference_selective_scan(*rows, torch.zeros(1, 4, 6), *steps(tokens))
+    expected = reference_selective_scan(*rows, torch.zeros(1, 4, 6), *steps(tokens), normalize)
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -86,3 +87,39 @@ def test_a_convolution_that_models_write_themselves_is_refused(monkeypatch: pyte
     monkeypatch.setattr(code, "causal_conv1d_fn", with_its_own_activation)
     with pytest.raises(CaptureError, match="mixes or counts tokens outside of attention"):
         capture(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "part"), [("minimax", "slope_rate"), ("recurrent_gemma", "recurrent_param")]
+)
+def test_modules_with_a_recurrence_of_their_own_are_replaced_while_captured(family: str, part: str) -> None:
+    model = tiny_model(family)
+    module = next(m for m in model.modules() if hasattr(m, part))
+    with recurrent_modules.mark_recurrent_modules(model):
+        assert "forward" in vars(module)
+    assert "forward" not in vars(module)
+
+
+@pytest.mark.parametrize(
+    ("family", "part"), [("minimax", "slope_rate"), ("recurrent_gemma", "recurrent_param")]
+)
+def test_modules_that_compute_something_else_stay(family: str, part: str) -> None:
+    model = tiny_model(family)
+    module = next(m for m in model.modules() if hasattr(m, part))
+    original = module.forward
+
+    def doubled(*args, **kwargs):  # type: ignore[no-untyped-def]
+        out = original(*args, **kwargs)
+        return (2 * out[0], *out[1:]) if isinstance(out, tuple) else 2 * out
+
+    module.forward = doubled
+    with recurrent_modules.mark_recurrent_modules(model):
+        assert module.forward is doubled
+
+
+def test_convolutions_that_see_later_tokens_stay() -> None:
+    causal = torch.nn.Conv1d(6, 6, 4, groups=6, padding=3)
+    centered = torch.nn.Conv1d(6, 6, 3, groups=6, padding=1)
+    mixed = torch.nn.Conv1d(6, 6, 4, groups=3, padding=3)
+    with recurrent_modules.mark_recurrent_modules(torch.nn.ModuleList([causal, centered, mixed])):
+        assert ["forward" in vars(module) for module in (causal, centered, mixed)] == [True, False, False]

@@ -22,7 +22,17 @@ from torch_armllm.ops import variants
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
 
-FAMILIES = ("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2", "mamba2", "falcon_mamba", "jamba")
+FAMILIES = (
+    "qwen3_5_moe_text",
+    "kimi_linear",
+    "nemotron_h",
+    "lfm2",
+    "mamba2",
+    "falcon_mamba",
+    "jamba",
+    "minimax",
+    "recurrent_gemma",
+)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1, ignore_eos=True)
 
 

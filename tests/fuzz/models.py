@@ -60,12 +60,24 @@ _SIZES = {
     "n_shared_experts": (1, 2),
     "kv_lora_rank": (16, 32),
     "q_lora_rank": (None, 32),
+    "expand": (1, 2),
+    "conv_kernel": (2, 3, 4),
+    "mamba_d_conv": (2, 3, 4),
+    "state_size": (4, 16, 20),
+    "mamba_d_state": (4, 16, 20),
+    "time_step_rank": (4, 8),
+    "mamba_dt_rank": (4, 8),
+    "n_groups": (1, 2, 4),
+    "conv1d_width": (2, 3, 4),
+    "lru_width": (32, 64, 96),
+    "block_size": (3, 16, 64),
 }
 _SWITCHES = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias", "qkv_bias", "norm_topk_prob", "clip_qkv",
     "use_qk_norm", "qk_layernorm", "alibi", "parallel_attn", "new_decoder_architecture", "multi_query",
     "bias", "use_parallel_residual", "rope_interleave", "scale_attn_by_inverse_layer_idx", "mup_enabled",
-    "use_sliding_window", "do_layer_norm_before",
+    "use_sliding_window", "do_layer_norm_before", "use_conv_bias", "mamba_conv_bias", "mamba_proj_bias",
+    "residual_in_fp32",
 )  # fmt: skip
 _ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "default"},
@@ -123,11 +135,22 @@ def draw(seed: int, family: str | None = None) -> Case:
         if "num_key_value_heads" in fields:
             divisors = [n for n in range(1, heads + 1) if heads % n == 0]
             overrides["num_key_value_heads"] = heads if "kv_lora_rank" in fields else source.choice(divisors)
+    overrides.update(_inner_sizes(config, overrides))
     ropes = getattr(config, "rope_parameters", None)
     if isinstance(ropes, dict) and "rope_theta" in ropes and source.random() < 0.5:
         theta = source.choice((1e3, 1e4, 1e6))
         overrides["rope_parameters"] = {**ropes, **source.choice(_ROPES), "rope_theta": theta}
     return Case(seed, family, overrides)
+
+
+def _inner_sizes(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Returns the sizes that follow from a Mamba's hidden size and its expansion."""
+    if not hasattr(config, "state_size") or not hasattr(config, "expand"):
+        return {}
+    size = int(overrides.get("hidden_size", config.hidden_size) * overrides.get("expand", config.expand))
+    if not hasattr(config, "num_heads"):
+        return {"intermediate_size": size}
+    return {"num_heads": size // overrides.get("head_dim", config.head_dim)}
 
 
 class Unfit(Exception):

@@ -157,7 +157,7 @@ def scan_inputs(
     tokens: int, channels: int, states: int, dtype: torch.dtype, ones: bool = False
 ) -> tuple[Tensor | None, ...]:
     """Returns x, dt, a, b and c, where every factor of a state is below 1."""
-    x, dt = torch.randn(tokens, channels).to(dtype), torch.rand(tokens, channels).to(dtype)
+    x, dt = torch.randn(tokens, channels).to(dtype), (torch.rand(tokens, channels) + 0.05).to(dtype)
     b, c = (None if ones else torch.randn(tokens, states).to(dtype) for _ in range(2))
     return x, dt, -torch.rand(states, channels) - 0.1, b, c
 
@@ -168,12 +168,20 @@ def scan_inputs(
     channels=st.sampled_from((1, 15, 16, 17, 40, 130)),
     states=st.sampled_from((1, 2, 3, 15, 16, 33, 256)),
     ones=st.booleans(),
+    normalize=st.booleans(),
     saved=st.booleans(),
     dtype=st.sampled_from(FLOATS),
     wide=st.booleans(),
 )
 def test_selective_scan_matches_reference(
-    steps: Steps, channels: int, states: int, ones: bool, saved: bool, dtype: torch.dtype, wide: bool
+    steps: Steps,
+    channels: int,
+    states: int,
+    ones: bool,
+    normalize: bool,
+    saved: bool,
+    dtype: torch.dtype,
+    wide: bool,
 ) -> None:
     torch.manual_seed(channels + states)
     x, *factors = scan_inputs(steps.tokens, channels, states, dtype, ones)
@@ -181,7 +189,7 @@ def test_selective_scan_matches_reference(
     x = x.float() if wide else x
     before = torch.randn(SLOTS, states, channels)
     state = before.clone()
-    rest = (*steps.metadata, steps.saves(states) if saved else None)
+    rest = (*steps.metadata, normalize, steps.saves(states) if saved else None)
     expected = recurrent.reference_selective_scan(x, *factors, state, *rest)  # type: ignore[arg-type]
     results, after = [], []
     for name in RUNNABLE:
@@ -254,7 +262,7 @@ def test_saved_states_have_the_bits_of_sequences_that_end_there(before: int, del
             metadata = Steps([12], [before]).metadata
             recurrent.gated_delta_rule(*inputs, own, *metadata, 0.2, True, delta, saves)
             recurrent.causal_conv(x, weight, None, conv_own, *metadata, True, saves)
-            recurrent.selective_scan(x, x, a, None, c, scan_own, *metadata, saves)
+            recurrent.selective_scan(x, x.abs(), a, None, c, scan_own, *metadata, True, saves)
             for token, slot in zip(at, slots, strict=True):
                 short = Steps([token + 1], [before]).metadata
                 ended, conv_ended, scan_ended = first.clone(), conv_first.clone(), scan_first.clone()
@@ -262,7 +270,7 @@ def test_saved_states_have_the_bits_of_sequences_that_end_there(before: int, del
                 recurrent.gated_delta_rule(*part, ended, *short, 0.2, True, delta)
                 recurrent.causal_conv(x[: token + 1], weight, None, conv_ended, *short, True)
                 x_part, c_part = x[: token + 1], c[: token + 1]
-                recurrent.selective_scan(x_part, x_part, a, None, c_part, scan_ended, *short)
+                recurrent.selective_scan(x_part, x_part.abs(), a, None, c_part, scan_ended, *short, True)
                 assert torch.equal(own[slot], ended[2])
                 assert torch.equal(conv_own[slot], conv_ended[2])
                 assert torch.equal(scan_own[slot], scan_ended[2])

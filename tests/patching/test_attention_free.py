@@ -67,3 +67,12 @@ def test_cache_without_layers_has_no_tensors() -> None:
     assert not shape.tensors(8) and shape.bytes_per_token == 0
     with pytest.raises(ValueError, match="all layers are recurrent"):
         shape.layer(shape.tensors(8), 0)
+
+
+@torch.no_grad()
+def test_positions_that_begin_a_sequence_in_the_middle_run_by_modules() -> None:
+    model, own = twins("recurrent_gemma")
+    restarted = torch.arange(20)[None] % 12
+    with pytest.warns(UserWarning, match="position_ids begin sequences where none begins"):
+        logits = model(IDS[1:], position_ids=restarted, use_cache=False).logits
+    torch.testing.assert_close(logits, own(IDS[1:], position_ids=restarted, use_cache=False).logits)

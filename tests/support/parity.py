@@ -26,7 +26,8 @@ CAPTURED = [
     "exaone4", "hunyuan_v1_moe", "dots1", "minimax_m2", "nemotron", "gemma4", "gemma4_text", "mimo_v2_flash",
     "deepseek_v32", "glm_moe_dsa", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear",
     "olmo_hybrid", "lfm2", "lfm2_moe", "lfm3", "bailing_hybrid", "granitemoehybrid", "nemotron_h",
-    "falcon_h1", "bamba", "zamba2", "mamba2", "mamba", "falcon_mamba", "jamba",
+    "falcon_h1", "bamba", "zamba2", "mamba2", "mamba", "falcon_mamba", "jamba", "minimax",
+    "recurrent_gemma",
 ]  # fmt: skip
 """Families that must run as a graph of fused ops."""
 

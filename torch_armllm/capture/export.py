@@ -15,7 +15,7 @@ from torch_armllm.capture.counted_positions import use_position_ids
 from torch_armllm.capture.eager_attention import IMPLEMENTATION as EAGER
 from torch_armllm.capture.eager_attention import mark_attention, number_layers
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
-from torch_armllm.capture.markers import attention, experts, indexer, mla, recurrent, sdpa
+from torch_armllm.capture.markers import attention, experts, indexer, mla, recurrent, recurrent_modules, sdpa
 from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
 from torch_armllm.capture.token_mixing import mixes_tokens
@@ -77,6 +77,7 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
             experts.mark_batched_experts(model),
             indexer.disable_indexers(model),
             recurrent.mark_recurrences(model),
+            recurrent_modules.mark_recurrent_modules(model),
         ):
             yield
     finally:

@@ -34,7 +34,7 @@ def _delta_rule(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, *_:
     return (share[..., None] * v.float()).to(q.dtype)
 
 
-def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None) -> Tensor:
+def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, *_: Any) -> Tensor:
     share = (dt.float()[:, :, None] * a).exp().mean(2)
     for factors in (b, c):
         share = share if factors is None else share * torch.sigmoid(factors.float()).mean(-1, keepdim=True)

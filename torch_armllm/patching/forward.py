@@ -64,6 +64,7 @@ class PatchedForward:
         vocab_size: int,
         max_length: int | None = None,
         needs_recompute: bool = False,
+        begins_at_zero: bool = False,
     ) -> None:
         self.base = base
         self.plan = plan
@@ -72,6 +73,8 @@ class PatchedForward:
         self.max_length = max_length
         self.needs_recompute = needs_recompute
         """True if modules cannot continue from the plan's cache, and recompute the whole sequence."""
+        self.begins_at_zero = begins_at_zero
+        """True if recurrent layers begin anew at position 0; the plan does so at a sequence's first token."""
         self.first_position = first_position_of(base)
         self.module_forward: Callable[..., Any] = base.forward
         own_names = inspect.signature(base.forward).parameters
@@ -219,6 +222,8 @@ class PatchedForward:
         batch, length = ids.shape
         past = cache.padded_length
         kept = _kept_tokens(cache, mask, past, length)
+        if self.begins_at_zero and positions is not None:
+            _check_beginnings(cache, positions.expand(batch, length), kept)
         if positions is None:
             first = self.first_position
             if first and bool((ids == first - 1).any()):
@@ -295,6 +300,19 @@ def _is_whole(layer: Any) -> bool:
     if not getattr(layer, "is_initialized", False) or keys is None:  # no keys yet, or those of another layer
         return True
     return bool(keys.shape[-2] == layer.get_seq_length())
+
+
+def _check_beginnings(cache: PagedCache, positions: Tensor, kept: Tensor | None) -> None:
+    """Checks that the first token of each sequence, and no other, has position 0.
+
+    Raises:
+        _Unserved: another token has.
+    """
+    for number, row in enumerate(cache.rows):
+        own = positions[number] if kept is None else positions[number][kept[number]]
+        first = int(row.length == 0 and len(own) > 0)
+        if own[:first].any() or not own[first:].all():
+            raise _Unserved("position_ids begin sequences where none begins, or begin one past position 0")
 
 
 def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int) -> Tensor | None:

@@ -85,6 +85,12 @@ def _count_ops(module: fx.GraphModule) -> dict[str, int]:
     return dict(counts)
 
 
+def _begins_at_zero(module: fx.GraphModule) -> bool:
+    """True if a recurrent layer treats position 0 in another way."""
+    scans = (n for n in module.graph.nodes if n.target is torch.ops.armllm.selective_scan.default)
+    return any(normalize for n in scans for normalize in n.args[9:10])
+
+
 def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
     """Captures the model and replaces its base model's ``forward`` by a plan; None if capture fails."""
     base = base_model_of(model)
@@ -105,7 +111,9 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         )
     needs_recompute = dense is not None or built.repeats_attention or bool(shape.states)
     vocabulary = model.get_input_embeddings().num_embeddings
-    forward = PatchedForward(base, built.plan, shape, vocabulary, max_length, needs_recompute)
+    forward = PatchedForward(
+        *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
+    )
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
     report.kv_bytes = shape.bytes_per_token

@@ -456,6 +456,7 @@ def _selective_scan(draw: Random) -> Call:
         "b": factors(),
         "c": factors(),
         "state": Spec((slots, states, channels), torch.float32),
+        "normalize": draw.random() < 0.3,
     }
 
 

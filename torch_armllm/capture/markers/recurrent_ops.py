@@ -12,7 +12,9 @@ _library.define(
     "delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, float scale, bool normalize,"
     " bool delta=True) -> Tensor"
 )
-_library.define("scan_channels(Tensor x, Tensor dt, Tensor a, Tensor? b, Tensor? c) -> Tensor")
+_library.define(
+    "scan_channels(Tensor x, Tensor dt, Tensor a, Tensor? b, Tensor? c, bool normalize=False) -> Tensor"
+)
 
 
 def convolve_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
@@ -81,7 +83,9 @@ def delta_rule(
     return out[None].to(v.dtype)
 
 
-def scan_channels(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None) -> Tensor:
+def scan_channels(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, normalize: bool = False
+) -> Tensor:
     """Computes ``h = exp(dt · a) · h + b · x`` and ``Σ c · h`` token by token; the reference implementation.
 
     Args:
@@ -90,12 +94,17 @@ def scan_channels(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor 
         a: ``(N, channels)`` float32, constant.
         b: ``(1, T, N)``, or None for ones.
         c: likewise.
+        normalize: multiplies x by ``sqrt(1 - exp(2 · dt · a))``, except in the first token.
 
     Returns:
         ``(1, T, channels)`` in the dtype of ``x``.
     """
     decay = (dt.float()[0, :, None] * a).exp()  # (T, N, channels)
     added = x.float()[0, :, None] if b is None else b.float()[0, ..., None] * x.float()[0, :, None]
+    if normalize:
+        factors = (1 - decay * decay).sqrt()
+        factors[:1] = 1
+        added = added * factors
     state = torch.zeros_like(a)
     out = torch.empty(x.shape[1:])
     for t in range(len(out)):
@@ -129,7 +138,9 @@ def _(
 
 
 @torch.library.register_fake("armllm::scan_channels", lib=_library)
-def _(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None) -> Tensor:
+def _(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, normalize: bool = False
+) -> Tensor:
     return x.new_empty(x.shape)
 
 

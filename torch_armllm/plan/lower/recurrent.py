@@ -113,6 +113,7 @@ def _selective_scan(
     slots: Node,
     starts: Node,
     lengths: Node,
+    normalize: bool = False,
     save_slots: Node | None = None,
 ) -> Operand:
     rows, steps = low.rows(x), low.rows(dt)
@@ -129,6 +130,7 @@ def _selective_scan(
         **_step(low, state, slots, starts, lengths, save_slots),
         channels=out.width,
         states=int(a.meta["val"].shape[0]),
+        normalize=normalize,
     )
     return out
 

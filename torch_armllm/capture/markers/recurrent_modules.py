@@ -1,0 +1,169 @@
+"""Markers in place of modules that write their recurrence in their own ``forward``.
+
+A module is recognized by what it computes: its parts suggest a replacement, and it is replaced if both return
+the same for a few random tokens.  A module that computes something else stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torch_armllm.capture.markers.recurrent_ops  # noqa: F401  (registers the marker ops)
+
+Forward = Callable[..., Any]
+_TOKENS = 9
+
+
+def _lightning_attention(module: Any) -> Forward:
+    """Returns the forward of lightning attention: the delta rule without a delta, with a constant decay."""
+    gate = -module.slope_rate.float().flatten()  # of each head
+    beta = torch.ones_like(gate)
+
+    def forward(
+        hidden_states: Tensor,
+        position_embeddings: Any = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        if attention_mask is not None or past_key_values is not None:
+            return type(module).forward(
+                module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
+            )
+        of_tokens = (1, hidden_states.shape[1], len(gate))
+        q, k, v = module.act_fn(module.qkv_proj(hidden_states)).view(*of_tokens, -1).chunk(3, -1)
+        decays, shares = (x.expand(of_tokens) for x in (gate, beta))
+        out = torch.ops.armllm.delta_rule(q, k, v, decays, shares, 1.0, False, False)
+        out = torch.sigmoid(module.output_gate(hidden_states)) * module.norm(out.reshape(*of_tokens[:2], -1))
+        return module.out_proj(out), None
+
+    return forward
+
+
+def _gated_linear_recurrence(module: Any) -> Forward:
+    """Returns the forward of a real-gated linear recurrent unit: a scan with one state a channel."""
+
+    def gate(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        sums: Tensor = torch.ops.armllm.dense_heads_linear(x, weight.transpose(1, 2)) + bias
+        return torch.sigmoid(sums).reshape(1, x.shape[0], -1)
+
+    def forward(activations: Tensor, position_ids: Tensor) -> Tensor:
+        heads = activations.view(activations.shape[1], len(module.input_gate_weight), -1)
+        opened = gate(heads, module.input_gate_weight, module.input_gate_bias)
+        kept = gate(heads, module.recurrent_gate_weight, module.recurrent_gate_bias)
+        rate = -8.0 * F.softplus(module.recurrent_param.float())
+        out: Tensor = torch.ops.armllm.scan_channels(activations * opened, kept, rate[None], None, None, True)
+        return out
+
+    return forward
+
+
+def _convolution(module: Any) -> Forward:
+    """Returns the forward of a depthwise convolution with so many zeros on both sides that it is causal.
+
+    It returns the results of the tokens, without those after the last, which a causal model drops.
+    """
+    if module.groups != module.in_channels or module.in_channels != module.out_channels:
+        raise ValueError("channels are mixed")
+
+    def forward(x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.armllm.convolve_tokens(x, module.weight.squeeze(1), module.bias, False)
+        return out
+
+    return forward
+
+
+def _hidden(module: Any) -> tuple[Any, ...]:
+    return (_random(module.qkv_proj.in_features), None, None)
+
+
+def _activations(module: Any) -> tuple[Any, ...]:
+    return (_random(module.recurrent_param.shape[0]), torch.arange(_TOKENS)[None])
+
+
+def _channels(module: Any) -> tuple[Any, ...]:
+    return (_random(module.in_channels).transpose(1, 2),)
+
+
+def _random(size: int) -> Tensor:
+    return torch.randn(1, _TOKENS, size, generator=torch.Generator().manual_seed(0))
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """Replacement of the forward of modules.
+
+    Attributes:
+        parts: attributes that such a module has.
+        forward: returns the forward of a module.
+        probe: returns arguments for which a module has to return what its replacement does.
+    """
+
+    parts: tuple[str, ...]
+    forward: Callable[[Any], Forward]
+    probe: Callable[[Any], tuple[Any, ...]]
+
+    def of(self, module: nn.Module) -> Forward | None:
+        """Returns the forward that replaces a module's own; None if the module computes something else."""
+        if not all(hasattr(module, part) for part in self.parts):
+            return None
+        dtype = next(module.parameters()).dtype
+        try:
+            forward = self.forward(module)
+            arguments = [
+                x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+                for x in self.probe(module)
+            ]
+            expected, found = (f(*arguments) for f in (module.forward, forward))
+        except Exception:  # noqa: BLE001 - a module with other arguments
+            return None
+        expected, found = (x[0] if isinstance(x, tuple) else x for x in (expected, found))
+        expected = expected[tuple(slice(size) for size in found.shape)]
+        if expected.shape != found.shape:
+            return None
+        bound = (1e-3 if dtype == torch.float32 else 5e-2) * float(expected.float().abs().max())
+        return forward if bool(((found - expected).float().abs() <= bound).all()) else None
+
+
+_REPLACEMENTS = (
+    _Replacement(("kernel_size", "groups", "in_channels"), _convolution, _channels),
+    _Replacement(
+        ("slope_rate", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj"),
+        _lightning_attention,
+        _hidden,
+    ),
+    _Replacement(
+        ("recurrent_param", "input_gate_weight", "recurrent_gate_weight"),
+        _gated_linear_recurrence,
+        _activations,
+    ),
+)
+
+
+@contextlib.contextmanager
+def mark_recurrent_modules(model: nn.Module) -> Iterator[None]:
+    """Lets modules with a recurrence of their own insert marker ops while the context lasts."""
+    replaced: list[tuple[nn.Module, Forward | None]] = []
+    try:
+        for module in model.modules():
+            for replacement in _REPLACEMENTS:
+                with torch.no_grad():
+                    forward = replacement.of(module)
+                if forward is not None:
+                    replaced.append((module, vars(module).get("forward")))
+                    module.__dict__["forward"] = forward
+                    break
+        yield
+    finally:
+        for module, own in replaced:
+            if own is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = own
