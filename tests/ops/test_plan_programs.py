@@ -119,3 +119,38 @@ def test_writing_to_constants_and_inputs_raises(space: Literal["constant", "inpu
     encoded = p.encode()
     with pytest.raises(RuntimeError, match="writes to a constant or to an input"):
         create(encoded.constants, encoded.integers, encoded.floats)
+
+
+def by_position(operand: Operand, constant: torch.Tensor | None = None) -> int:
+    """Returns a plan of the logarithm of an operand plus one."""
+    p = Program()
+    if constant is not None:
+        p.constant(constant)
+    out = p.allocate(1, torch.float32)
+    step = {"op": "log1p", "number": 0.0, "a": 0, "b": 0, "c": 0}
+    read = {"x": operand, "head_stride": 0, "by_token": operand.space != "constant", "by_column": False}
+    p.emit("pointwise", out=out, out_head_stride=0, heads=1, width=1, operands=[read], steps=[step])
+    assert out.storage is not None
+    p.outputs.append(out.storage)
+    encoded = p.encode()
+    handle: int = create(encoded.constants, encoded.integers, encoded.floats)
+    return handle
+
+
+def test_programs_read_positions() -> None:
+    positions = torch.tensor([0, 5, 1 << 23])
+    plan = by_position(Operand("input", 0, torch.int64, stride=1))
+    (found,) = torch.ops.armllm.plan_run(plan, [positions], 3)
+    torch.testing.assert_close(found.flatten(), torch.log1p(positions.float()))
+    with pytest.raises(RuntimeError, match="has 3 elements for 4 tokens"):
+        torch.ops.armllm.plan_run(plan, [positions], 4)
+    torch.ops.armllm.plan_free(plan)
+
+
+def test_programs_read_other_whole_numbers_nowhere() -> None:
+    with pytest.raises(RuntimeError, match="must have a floating-point type"):
+        by_position(Operand("input", 0, torch.int32, stride=1))
+    with pytest.raises(RuntimeError, match="must have a floating-point type"):
+        by_position(Operand("constant", 0, torch.int64), torch.arange(3))
+    with pytest.raises(RuntimeError, match="bytes of a memory of"):
+        by_position(Operand("arena", 0, torch.int64, column=1 << 20, stride=1))

@@ -50,9 +50,9 @@ EXACT_RESULTS = (
 ROUNDED_RESULTS = ("silu", "gelu", "gelu_tanh", "relu", "silu of a chunk")
 UNSUPPORTED = {
     "cube": "raises to the power 3",
-    "mixed dtypes": "is of torch.float64",
+    "mixed dtypes": "computes with torch.float64",
     "first token": "picks tokens out of a step",
-    "single column": "is not a permutation of columns",
+    "single column": "by a list that is no permutation",
     "selected sequence": "selects along dimension 0",
 }
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from torch_armllm.model_survey.attention_support import ATTENTION, reach_of
 from torch_armllm.model_survey.tiny_models import families, tiny_model
+from torch_armllm.patching.build_plan import NODE_BY_NODE
 from torch_armllm.patching.patch import patch
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import Report
@@ -58,9 +59,9 @@ class Family:
 
 def describe(family: str, report: Report) -> Family:
     """Returns the row of a family from the report of its patched model."""
-    node_by_node = [note for note in report.notes if note.startswith("the graph runs node by node: ")]
+    node_by_node = [note for note in report.notes if note.startswith(NODE_BY_NODE)]
     runs = _MODULES if not report.captured else _GRAPH if node_by_node else _NATIVE
-    why = report.capture_reason or "".join(node_by_node).removeprefix("the graph runs node by node: ")
+    why = report.capture_reason or "".join(node_by_node).removeprefix(NODE_BY_NODE).partition(";")[0]
     ops = tuple(op for op, _ in Counter(report.ops).most_common() if op != "aten.linear")
     return Family(family, runs, _one_line(why), ops, round(report.share, 2), reach_of(family))
 

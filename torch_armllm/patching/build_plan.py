@@ -25,6 +25,8 @@ from torch_armllm.plan.step import Plan
 
 _MODULES_ABOVE = 0.25
 """A plan whose unexplained error is larger is not used."""
+NODE_BY_NODE = "the graph runs node by node: "
+_SLOWER = "; results are the same, steps take longer: please report it with the model's config.json"
 _BUG = "please report this as a bug, with the model's config.json"
 
 
@@ -129,7 +131,7 @@ class _Builder:
         plan, why_not_native = make_plan(graph, self.native)
         notes = list(self.notes)
         if why_not_native is not None:
-            notes.append(f"the graph runs node by node: {why_not_native}")
+            notes.append(f"{NODE_BY_NODE}{why_not_native}{_SLOWER}")
         return BuiltPlan(plan, shape, graph, captured.repeats_attention, notes)
 
     def find_guilty_pass(self, sample: Sample, bound: float) -> str | None:

@@ -148,7 +148,7 @@ def parts_of(expression: Expression, out: Operand) -> Iterator[tuple[Expression,
         yield expression, out
         return
     if inner[0] > MOST_PARTS:
-        raise Unmappable(f"its operands of sizes {inner} are repeated in too many dimensions")
+        raise Unmappable(f"repeats operands of sizes {inner} in too many dimensions")
     for i in range(inner[0]):
         yield from parts_of(expression.entry(i), _entry(out, len(inner), i))
 
@@ -194,7 +194,7 @@ def pointwise_fields(expression: Expression, out: Operand) -> dict[str, Field]:
     steps: list[Expression] = []
     _collect(expression, leaves, steps)
     if len(leaves) + len(steps) > MOST_VALUES:
-        raise Unmappable(f"it has more than {MOST_VALUES} operands and operators")
+        raise Unmappable(f"has a formula of more than {MOST_VALUES} operands and operators")
     operands = [leaf.operand for leaf in leaves if leaf.operand is not None]
     strides = [_strides(operand, expression.inner) for operand in operands]
     strides.insert(0, _strides(out, expression.inner))

@@ -29,7 +29,25 @@ location of the result."""
 
 
 class Unlowerable(RuntimeError):
-    """A node of the graph has no instruction; the graph runs node by node instead."""
+    """A node of the graph has no instruction; the graph runs node by node instead.
+
+    The message says what the node does; `Lowering.run` adds the layer to which it belongs.
+    """
+
+
+def _no_tokens(val: Tensor) -> Unlowerable:
+    return Unlowerable(f"computes a tensor of shape {tuple(val.shape)}, which has no dimension of tokens")
+
+
+def _layer_of(node: Node) -> str:
+    """Returns the module that computes a node, as a path and its class; empty if the node does not say."""
+    modules = list(node.meta.get("nn_module_stack", {}).values())
+    if not modules:
+        return ""
+    path, kind = modules[-1]
+    name = (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
+    path = path.partition(".")[2]
+    return f"{path} ({name})" if path else name
 
 
 class CacheLayer:
@@ -72,7 +90,7 @@ class Lowering:
         """
         found = [(d, n) for d, size in enumerate(val.shape) if (n := self._per_token(size)) is not None]
         if len(found) != 1:
-            raise Unlowerable(f"a tensor of shape {tuple(val.shape)} is not rows of tokens")
+            raise _no_tokens(val)
         return found[0]
 
     def _per_token(self, size: Any) -> int | None:
@@ -96,7 +114,7 @@ class Lowering:
             del before[0]
         if count > 1:
             if any(size != 1 for size in before):
-                raise Unlowerable(f"a tensor of shape {tuple(val.shape)} is not rows of tokens")
+                raise _no_tokens(val)
             before.append(count)
         return (*before, *(int(size) for size in val.shape[dim + 1 :]))
 
@@ -120,7 +138,7 @@ class Lowering:
         if isinstance(operand, Expression):
             operand = self.locations[node] = self.compute(operand)
         if not isinstance(operand, Operand):
-            raise Unlowerable(f"{node} is not rows of tokens")
+            raise Unlowerable(f"reads {node}, which is no result for each token")
         return operand
 
     def heads(self, node: Any) -> Operand:
@@ -153,7 +171,7 @@ class Lowering:
         tensor = constant(self.module, node)
         operand = self.place(node) if tensor is None else self._shared_row(node, tensor)
         if operand.dtype not in (*FLOATS, torch.int64):
-            raise Unlowerable(f"{node} is of {operand.dtype}, and elementwise programs compute floats")
+            raise Unlowerable(f"computes with {operand.dtype}, and plans compute with floats")
         if operand.space == "input":
             operand = replace(operand, stride=1)
         if operand not in self._leaves:
@@ -164,7 +182,7 @@ class Lowering:
         """Returns a constant as a row that all tokens read."""
         if node not in self._rows:
             if not tensor.is_floating_point():
-                raise Unlowerable(f"{node} is not a constant of floats")
+                raise Unlowerable("computes with a constant that does not hold floats")
             shape = tuple(tensor.shape)
             leading = shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
             leading = leading[1:] if len(leading) > 1 and leading[0] == 1 else leading
@@ -183,7 +201,7 @@ class Lowering:
             Unlowerable: one instruction cannot compute it, or its result is not of floats.
         """
         if expression.dtype not in FLOATS:
-            raise Unlowerable(f"{expression.op} is of {expression.dtype}, which no rows have")
+            raise Unlowerable(f"keeps a result of {expression.dtype}; those of plans are floats")
         if out is None:
             columns = math.prod(expression.inner)
             out = self.program.allocate(columns, expression.dtype, expression.inner)
@@ -200,7 +218,7 @@ class Lowering:
             return NOTHING
         tensor = constant(self.module, node)
         if tensor is None:
-            raise Unlowerable(f"{node} is not a constant")
+            raise Unlowerable("has a weight that is computed in each step")
         if dtype is not None:
             tensor = tensor.to(dtype)
         if tensor.dim() < 2 and not tensor.is_contiguous():
@@ -226,17 +244,27 @@ class Lowering:
         self.program.emit(opcode, **fields)
 
     def run(self) -> Program:
-        """Writes the program of the whole graph."""
+        """Writes the program of the whole graph.
+
+        Raises:
+            Unlowerable: a node has no instruction; the message names its layer and what it does.
+        """
+        layer = "the model"
         for node in self.module.graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node)
-            elif node.op == "output":
-                self._output(node.args[0])
-            elif node.op == "call_function" and isinstance(
-                node.meta.get("val"), Tensor | tuple | list | None
-            ):
-                self._call(node)
+            layer = _layer_of(node) or layer
+            try:
+                self._visit(node)
+            except Unlowerable as reason:
+                raise Unlowerable(f"{layer} {reason}") from reason
         return self.program
+
+    def _visit(self, node: Node) -> None:
+        if node.op == "placeholder":
+            self._placeholder(node)
+        elif node.op == "output":
+            self._output(node.all_input_nodes[0])
+        elif node.op == "call_function" and isinstance(node.meta.get("val"), Tensor | tuple | list | None):
+            self._call(node)
 
     def cache_layer(self, source: Node, layer: int) -> CacheLayer | None:
         """Returns a layer of one of the cache's tensors, or None if ``source`` is none of them."""
@@ -251,22 +279,22 @@ class Lowering:
     def _output(self, node: Node) -> None:
         last = self.rows(node)
         if last.storage is None or last.column != 0 or last.width != last.storage.columns:
-            raise Unlowerable("the graph's result is not the whole output of an instruction")
+            raise Unlowerable("returns a part of what it computed last")
         self.program.outputs.append(last.storage)
 
     def _call(self, node: Node) -> None:
         lower = self.writers.get(node.target)
         if lower is None:
-            raise Unlowerable(f"no instruction for {node.target}")
+            raise Unlowerable(f"computes {node.target}, for which plans have no instruction")
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             self._compute_pending()
         result = lower(self, node, *node.args, **node.kwargs)
         if isinstance(result, Expression):
             if result.inner != self.inner_sizes(node.meta["val"]):
-                raise Unlowerable(f"{node} repeats an operand along another dimension than torch")
+                raise Unlowerable("repeats an operand along the dimension of tokens")
             if result.dtype == torch.int64 and result.op not in _WHOLE:
-                raise Unlowerable(f"{node} ({node.target}) computes whole numbers, which may exceed 2^24")
+                raise Unlowerable(f"computes whole numbers by {node.target}; plans compute with floats")
             if len(node.users) > 1 and result.dtype in FLOATS:
                 result = self.compute(result)
         if result is not None:
@@ -285,13 +313,13 @@ class Lowering:
         before, after = source.meta["val"], node.meta["val"]
         inner = self.inner_sizes(after)
         if before.shape != after.shape and not self._keeps_tokens(before, after):
-            raise Unlowerable(f"{node} mixes tokens and features")
+            raise Unlowerable("merges tokens and features into one dimension")
         steps = viewed(rows.inner, rows.steps, inner)
         if steps is None:
             rows = self.rows(source)
             steps = contiguous(inner)
         if math.prod(inner) != rows.width:
-            raise Unlowerable(f"{node} mixes tokens and features")
+            raise Unlowerable("merges tokens and features into one dimension")
         return rows.view(inner, steps)
 
     def _keeps_tokens(self, before: Tensor, after: Tensor) -> bool:
@@ -315,5 +343,5 @@ class Lowering:
             return location
         steps = viewed(location.inner, location.steps, inner) if isinstance(location, Operand) else None
         if steps is None:
-            raise Unlowerable(f"{node} ({node.target}) mixes tokens and features")
+            raise Unlowerable("merges tokens and features into one dimension")
         return location.view(inner, steps)

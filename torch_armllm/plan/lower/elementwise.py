@@ -48,7 +48,7 @@ def _mul(low: Lowering, node: Node, a: Any, b: Any) -> Operand:
         a, b = b, a
     rows = low.rows(a)
     if rows.dtype != node.meta["val"].dtype or not rows.dtype.is_floating_point:
-        raise Unlowerable(f"{node} is not a product of rows of one type")
+        raise Unlowerable("multiplies numbers of different types")
     if _is_number(low, b):
         factor = low.constant_value(b)
         out = low.new(node)
@@ -57,26 +57,26 @@ def _mul(low: Lowering, node: Node, a: Any, b: Any) -> Operand:
     tensor = constant(low.module, b)
     if tensor is not None:
         if tensor.dtype != rows.dtype or rows.width % tensor.numel() or tensor.numel() != rows.inner[-1]:
-            raise Unlowerable(f"{node} is not a product with a row")
+            raise Unlowerable("multiplies by a constant of other sizes than a row")
         other = _constant_row(low, rows.width, tensor.flatten().repeat(rows.width // tensor.numel()))
     else:
         other = low.rows(b)
     if other.dtype != rows.dtype:
-        raise Unlowerable(f"{node} is not a product of rows of one type")
+        raise Unlowerable("multiplies numbers of different types")
     out = low.new(node)
     if other.width == 1 and rows.width > 1:
         low.emit("add", a=NOTHING, b=rows, out=out, row_factor=other, width=out.width, factor=1.0)
     elif other.width == rows.width:
         low.emit("gated_act", gate=rows, up=other, out=out, width=out.width, activation="none")
     else:
-        raise Unlowerable(f"{node} is not a product of rows")
+        raise Unlowerable("multiplies rows of different sizes")
     return out
 
 
 def _square(low: Lowering, node: Node, x: Any, power: float = 2) -> Operand:
     rows = low.rows(x)
     if power != 2:
-        raise Unlowerable(f"{node} raises to the power {power}")
+        raise Unlowerable(f"raises to the power {power}; plans have 0.5 and 2")
     out = low.new(node)
     low.emit("gated_act", gate=rows, up=rows, out=out, width=out.width, activation="none")
     return out
@@ -97,7 +97,7 @@ def _width(low: Lowering, x: Any) -> int:
 def _add(low: Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operand:
     first, second = low.rows(a), low.rows(b)
     if first.width != second.width or first.dtype != second.dtype:
-        raise Unlowerable(f"{node} is not a plain addition of rows")
+        raise Unlowerable("adds rows of different sizes or types")
     out = low.new(node)
     low.emit("add", a=first, b=second, out=out, row_factor=NOTHING, width=out.width, factor=alpha)
     return out
@@ -107,9 +107,9 @@ def _index_select(low: Lowering, node: Node, source: Any, dim: int, order: Any) 
     """Permutes the columns of rows."""
     rows, val = low.rows(source), source.meta["val"]
     if dim % val.dim() != val.dim() - 1 or len(rows.inner) != 1:
-        raise Unlowerable(f"{node} selects along dimension {dim}")
+        raise Unlowerable(f"selects along dimension {dim} by a list of indices")
     if constant(low.module, order) is None or node.meta["val"].shape != val.shape or val.dtype.itemsize == 1:
-        raise Unlowerable(f"{node} is not a permutation of columns")
+        raise Unlowerable("selects columns by a list that is no permutation of them")
     out = low.new(node)
     low.emit("reorder", x=rows, permutation=low.weight(order, torch.int32), out=out, width=out.width)
     return out
@@ -147,7 +147,7 @@ def _less(low: Lowering, node: Node, a: Any, b: Any) -> Expression:
 def _not(low: Lowering, node: Node, x: Any) -> Expression:
     value = _value(low, x)
     if value.dtype != torch.bool:
-        raise Unlowerable(f"{node} inverts the bits of {value.dtype}")
+        raise Unlowerable(f"inverts the bits of {value.dtype}")
     return apply("subtract", torch.bool, number(1.0), value)
 
 
@@ -184,7 +184,7 @@ def _power(low: Lowering, node: Node, x: Any, power: float = 2) -> Expression:
         return apply("multiply", dtype, value, value)
     if power == 0.5:
         return apply("sqrt", dtype, value)
-    raise Unlowerable(f"{node} raises to the power {power}")
+    raise Unlowerable(f"raises to the power {power}; plans have 0.5 and 2")
 
 
 def _reciprocal_root(low: Lowering, node: Node, x: Any) -> Expression:
@@ -194,14 +194,14 @@ def _reciprocal_root(low: Lowering, node: Node, x: Any) -> Expression:
 
 def _gelu_value(low: Lowering, node: Node, x: Any, approximate: str = "none") -> Expression:
     if approximate != "none":
-        raise Unlowerable(f"{node} approximates GELU by {approximate}")
+        raise Unlowerable(f"approximates GELU by {approximate} within a longer formula")
     return apply("gelu", node.meta["val"].dtype, _value(low, x))
 
 
 def _gated_value(low: Lowering, node: Node, gate: Any, up: Any, act: str) -> Expression:
     dtype = node.meta["val"].dtype
     if act not in ("none", "silu", "gelu"):
-        raise Unlowerable(f"{node} computes {act} of rows whose heads are apart")
+        raise Unlowerable(f"computes {act} of heads that are apart in memory")
     value = _value(low, gate)
     return apply("multiply", dtype, value if act == "none" else apply(act, dtype, value), _value(low, up))
 
@@ -214,7 +214,7 @@ def _converted(low: Lowering, node: Node, x: Any, *_: Any, **__: Any) -> Any:
         return location
     value = low.expression(x)
     if not target.is_floating_point:
-        raise Unlowerable(f"{node} converts to {target}")
+        raise Unlowerable(f"converts to {target}, and plans compute floats")
     return replace(value, dtype=target)
 
 
@@ -224,7 +224,7 @@ def _in_place(operator: Any) -> Writer:
     def lower(low: Lowering, node: Node, x: Any, *arguments: Any, **options: Any) -> Operand:
         place = low.place(x)
         if place.storage is None or 0 in place.steps:
-            raise Unlowerable(f"{node} ({node.target}) overwrites an input of the step")
+            raise Unlowerable("overwrites an input of the step")
         value = operator(low, node, x, *arguments, **options)
         return low.compute(replace(value, dtype=place.dtype), place)
 

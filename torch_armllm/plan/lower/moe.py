@@ -25,7 +25,9 @@ def _moe(
         or expert_weights.dtype != torch.float32
         or expert_ids.stride != expert_ids.width
     ):
-        raise Unlowerable("the experts' ids and weights are not those of moe_route")
+        raise Unlowerable(
+            "has a router that is not recognized, whose experts' ids and weights moe_route does not compute"
+        )
     first, second = low.weight(gate_up), low.weight(down)
     gate_up_panels, down_panels = (low.program.constants[w.index] for w in (first, second))
     out = low.new(node)

@@ -19,7 +19,7 @@ def _step(
     """Returns the fields that name the states and the sequences of a step."""
     layer = low.locations.get(state)
     if not isinstance(layer, CacheLayer):
-        raise Unlowerable(f"{state} is not a layer of the states")
+        raise Unlowerable("reads a state that is no layer of the cache")
     assert saves is not None
     inputs = low.inputs.index
     return {

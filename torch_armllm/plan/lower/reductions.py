@@ -23,9 +23,7 @@ def _dims(low: Lowering, node: Node, source: Node, given: Any) -> list[int]:
     val = source.meta["val"]
     dims = [low.inner_dim(val, d) for d in ([given] if isinstance(given, int) else given or range(val.dim()))]
     if any(d is None for d in dims):
-        raise Unlowerable(
-            f"{node} ({node.target}) sums over the tokens of a step, which are of many sequences"
-        )
+        raise Unlowerable("sums over the tokens of a step, which are of many sequences")
     return [d for d in dims if d is not None]
 
 
@@ -46,7 +44,7 @@ def _weighted_sum(low: Lowering, rows: Operand, d: int, factor: float, dtype: to
             total = apply("add", dtype, total, _leaf(part))
         return low.compute(apply("multiply", dtype, total, number(factor)))
     if d != len(rows.inner) - 1:
-        raise Unlowerable(f"a sum of {size} entries of another dimension than the last")
+        raise Unlowerable(f"sums {size} entries of another dimension than the last")
     if rows.strides and rows.strides[-1] != 1:
         rows = low.compute(_leaf(rows))
     weight = low.program.constant(torch.full((1, size), factor))
@@ -78,7 +76,7 @@ def _floats(low: Lowering, node: Node, source: Node) -> tuple[Operand, torch.dty
     """Returns the location of a tensor of floats, and the type of what it is reduced to."""
     rows, dtype = low.place(source), node.meta["val"].dtype
     if dtype not in FLOATS or rows.dtype not in FLOATS:
-        raise Unlowerable(f"{node} ({node.target}) sums {rows.dtype}, and programs compute floats")
+        raise Unlowerable(f"sums {rows.dtype}, and plans sum floats")
     return rows, dtype
 
 
@@ -114,13 +112,11 @@ def _matmul(low: Lowering, node: Node, left: Any, right: Any) -> Expression:
     """Multiplies small matrices of each token, as a sum of products of columns and rows."""
     for source in (left, right):
         if not isinstance(low.locations.get(source), Operand | Expression):
-            raise Unlowerable(f"{node} ({node.target}) multiplies by a constant; a linear layer is a plan")
+            raise Unlowerable("multiplies by a constant matrix in another way than a linear layer")
     a, b = low.place(left), low.place(right)
     size = a.inner[-1] if a.inner else 0
     if len(a.inner) < 2 or len(b.inner) < 2 or not 0 < size <= MOST_TERMS or b.inner[-2] != size:
-        raise Unlowerable(
-            f"{node} ({node.target}) multiplies matrices of {a.inner} and {b.inner} of each token"
-        )
+        raise Unlowerable(f"multiplies matrices of sizes {a.inner} and {b.inner} for each token")
     total: Expression | None = None
     for i in range(size):
         column, row = _terms(a, len(a.inner) - 1, i), _terms(b, len(b.inner) - 2, i)

@@ -21,10 +21,10 @@ def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
     return low.same_rows(node, source)
 
 
-def _inner_dim(low: Lowering, node: Node, val: Tensor, dim: int) -> int:
+def _inner_dim(low: Lowering, val: Tensor, dim: int) -> int:
     found = low.inner_dim(val, dim)
     if found is None:
-        raise Unlowerable(f"{node} ({node.target}) picks tokens out of a step, which other sequences share")
+        raise Unlowerable("picks tokens out of a step, which other sequences share")
     return found
 
 
@@ -35,7 +35,7 @@ def _select(low: Lowering, node: Node, source: Any, dim: int, index: int) -> Any
     val = source.meta["val"]
     if dim == 0 and index == 0 and val.shape[0] == 1 and low.inner_dim(val, dim) is None:
         return low.same_rows(node, source)
-    rows, d = low.place(source), _inner_dim(low, node, val, dim)
+    rows, d = low.place(source), _inner_dim(low, val, dim)
     inner, steps = rows.inner, rows.steps
     column = index % inner[d] * steps[d]
     return low.sized(node, rows.view(inner[:d] + inner[d + 1 :], steps[:d] + steps[d + 1 :], column))
@@ -46,7 +46,7 @@ def _slice(
 ) -> Operand:
     if node.meta["val"].numel() == 0:
         return NOTHING
-    rows, d = low.place(source), _inner_dim(low, node, source.meta["val"], dim)
+    rows, d = low.place(source), _inner_dim(low, source.meta["val"], dim)
     begin = max(int(begin or 0) + (rows.inner[d] if (begin or 0) < 0 else 0), 0)
     steps = (*rows.steps[:d], rows.steps[d] * step, *rows.steps[d + 1 :])
     return rows.view(low.inner_sizes(node.meta["val"]), steps, begin * rows.steps[d])
@@ -58,7 +58,7 @@ def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:
 
 def _split(low: Lowering, node: Node, source: Any, size: Any, dim: int = 0) -> tuple[Operand, ...]:
     """Splits one of a token's dimensions into adjacent parts."""
-    rows, d = low.place(source), _inner_dim(low, node, source.meta["val"], dim)
+    rows, d = low.place(source), _inner_dim(low, source.meta["val"], dim)
     parts = [low.inner_sizes(part) for part in node.meta["val"]]
     begins = accumulate((inner[d] for inner in parts), initial=0)
     return tuple(
@@ -96,11 +96,11 @@ def _expand(low: Lowering, node: Node, source: Any, *_: Any) -> Any:
     rows, inner = low.place(source), low.inner_sizes(node.meta["val"])
     added = len(inner) - len(rows.inner)
     if added < 0 or low.token_dim(node.meta["val"])[1] != low.token_dim(source.meta["val"])[1]:
-        raise Unlowerable(f"{node} ({node.target}) repeats tokens")
+        raise Unlowerable("repeats tokens")
     own = (1,) * added + rows.inner
     steps = (0,) * added + rows.steps
     if any(a not in (1, b) for a, b in zip(own, inner, strict=True)):
-        raise Unlowerable(f"{node} ({node.target}) repeats tokens")
+        raise Unlowerable("repeats tokens")
     repeated = tuple(0 if a != b else step for a, b, step in zip(own, inner, steps, strict=True))
     return rows.view(inner, repeated)
 
@@ -113,14 +113,14 @@ def _repeat(low: Lowering, node: Node, source: Any, times: Sequence[int]) -> Any
     if not longer:
         return _expand(low, node, source)
     if len(longer) > 1 or any(n != 1 for d, n in enumerate(times) if d != longer[0]):
-        raise Unlowerable(f"{node} ({node.target}) repeats several dimensions")
+        raise Unlowerable("repeats several dimensions")
     return _join(low, node, [source] * times[longer[0]], longer[0], stacked=False)
 
 
 def _join(low: Lowering, node: Node, parts: Any, dim: int, stacked: bool) -> Operand:
     """Joins parts along a dimension of a token: each is computed, or copied, into its place."""
     val = node.meta["val"]
-    out, d = low.new(node), _inner_dim(low, node, val, dim)
+    out, d = low.new(node), _inner_dim(low, val, dim)
     begin = 0
     for part in parts:
         value = low.expression(part)
