@@ -123,3 +123,16 @@ def test_convolutions_that_see_later_tokens_stay() -> None:
     mixed = torch.nn.Conv1d(6, 6, 4, groups=3, padding=3)
     with recurrent_modules.mark_recurrent_modules(torch.nn.ModuleList([causal, centered, mixed])):
         assert ["forward" in vars(module) for module in (causal, centered, mixed)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("rwkv", r"blocks.0.attention \(RwkvSelfAttention\) loops over the tokens"),
+        ("xlstm", r"mlstm_backend \(xLSTMBackend\) loops over the tokens"),
+        ("zaya", r"conv_qk_grouped \(Conv1d\) mixes tokens and channels"),
+    ],
+)
+def test_reason_names_the_module_that_loops_over_tokens(family: str, reason: str) -> None:
+    with pytest.raises(CaptureError, match=reason):
+        capture(tiny_model(family))

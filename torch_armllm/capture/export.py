@@ -18,6 +18,7 @@ from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import attention, experts, indexer, mla, recurrent, recurrent_modules, sdpa
 from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
+from torch_armllm.capture.token_loops import length_dependence
 from torch_armllm.capture.token_mixing import mixes_tokens
 from torch_armllm.capture.tracing_memory import forget_inputs
 from torch_armllm.hf.base_model import base_model_of, first_position_of, max_length_of, position_limit
@@ -283,6 +284,8 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
     except LayersDiffer:
         raise
     except Exception as error:
+        if "Constraints violated" in str(error):
+            raise CaptureError(length_dependence(base)) from error
         reason = str(error).strip().splitlines()
         raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
     forget_inputs(program.graph)

@@ -110,6 +110,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "nemotron": {"num_key_value_heads": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "zamba": {"num_hidden_layers": 4, "attention_hidden_size": 128, "attention_head_dim": 32},
     "xmod": {"is_decoder": True, "default_language": "en_XX"},
 }
 """Further values by model type."""

@@ -144,11 +144,6 @@ def _stack(low: Lowering, node: Node, parts: Any, dim: int = 0) -> Operand:
     return _join(low, node, parts, dim, stacked=True)
 
 
-def _expand(low: Lowering, node: Node, source: Any, *_: Any) -> Any:
-    """Gives the same values to all tokens."""
-    return low.expression(source)
-
-
 _VIEWS = (
     aten.view.default,
     aten.view_as.default,
@@ -163,7 +158,6 @@ _VIEWS = (
 WRITERS: dict[Any, Writer] = {
     **dict.fromkeys(_VIEWS, _view),
     aten.select.int: _select,
-    aten.expand.default: _expand,
     aten.transpose.int: _transpose,
     aten.permute.default: _permute,
     aten.expand.default: _expand,
