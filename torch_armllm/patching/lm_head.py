@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_armllm.ops.linear import dense_linear
-from torch_armllm.plan.plan_model import HeadWeights
+from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
@@ -26,7 +27,8 @@ class LMHead:
 
     A model's ``forward`` may do more after the base model than the output layer: scales, soft caps, further
     layers.  So ``forward`` itself runs on the rows.  If rows of very different magnitudes show no difference
-    from the output layer, that layer is called alone.
+    from the output layer, or from its results multiplied or divided by one of the model's settings, that
+    layer is called alone.
 
     Args:
         model: a patched causal language model.
@@ -38,25 +40,33 @@ class LMHead:
         self._forward = forward
         self.layer: nn.Module = model.get_output_embeddings()
         self._by_layer = _exact(self.layer)
-        self._layer_only: bool | None = None
+        self._scalings: list[LogitScaling | None] | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Returns logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
-        return self._by_layer(hidden) if self.is_alone(hidden) else self._by_model(hidden)
+        if not self.is_alone(hidden):
+            return self._by_model(hidden)
+        logits, scaling = self._by_layer(hidden), self._scaling
+        return logits if scaling is None else scaling(logits)
 
     def is_alone(self, like: Tensor) -> bool:
-        """True if the model's ``forward`` applies only `layer` after its base model.
+        """True if the model's ``forward`` applies only `layer`, and perhaps a scaling, after its base model.
 
         Args:
             like: hidden states of the model; their values do not matter.
         """
-        if self._layer_only is None:
-            self._layer_only = self._is_alone(like)
-        return self._layer_only
+        if self._scalings is None:
+            self._scalings = self._find_scalings(like)
+        return bool(self._scalings)
 
     def weights(self, like: Tensor) -> HeadWeights | None:
-        """Returns the weights of a head that is one matrix product; None for any other head."""
-        return weights_of(self.layer) if self.is_alone(like) else None
+        """Returns the weights of a head that is one matrix product, perhaps scaled; None for others."""
+        weights = weights_of(self.layer) if self.is_alone(like) else None
+        return None if weights is None else replace(weights, scaling=self._scaling)
+
+    @property
+    def _scaling(self) -> LogitScaling | None:
+        return self._scalings[0] if self._scalings else None
 
     def _by_model(self, hidden: Tensor) -> Tensor:
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64)
@@ -64,12 +74,19 @@ class LMHead:
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
         return logits[0]
 
-    def _is_alone(self, like: Tensor) -> bool:
+    def _find_scalings(self, like: Tensor) -> list[LogitScaling | None]:
+        """Returns what the model's ``forward`` may do to logits of `layer`; nothing if it does more."""
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(len(_SCALES), like.shape[-1], generator=generator, dtype=torch.float32)
         rows = (rows * torch.tensor(_SCALES, dtype=torch.float32)[:, None]).to(like.dtype)
         by_model, by_layer = self._by_model(rows), self._by_layer(rows)
-        return by_model.dtype == by_layer.dtype and torch.equal(by_model, by_layer)
+        if by_model.dtype != by_layer.dtype:
+            return []
+        settings = self._model.config.get_text_config().to_dict().values()
+        numbers = dict.fromkeys(float(x) for x in settings if isinstance(x, int | float) and x not in (0, 1))
+        scalings = (LogitScaling(op, number) for number in numbers for op in ("divide", "multiply"))
+        candidates: list[LogitScaling | None] = [None, *scalings]
+        return [s for s in candidates if torch.equal(by_model, by_layer if s is None else s(by_layer))]
 
 
 def weights_of(layer: nn.Module) -> HeadWeights | None:

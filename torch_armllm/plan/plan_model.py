@@ -12,14 +12,35 @@ from torch_armllm.ops.linear import dense_linear, int4_linear, int8_linear
 from torch_armllm.plan.native import NativePlan
 
 
+@dataclass(frozen=True)
+class LogitScaling:
+    """The operator by which some models scale their logits.
+
+    Attributes:
+        op: ``multiply`` or ``divide``.
+        number: the second operand.
+    """
+
+    op: str
+    number: float
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Returns scaled logits in the same dtype."""
+        return logits * self.number if self.op == "multiply" else logits / self.number
+
+
 @dataclass
 class HeadWeights:
-    """An output layer that is one matrix product; ``scheme`` is None for float weights."""
+    """An output layer that is one matrix product, and a scaling of its results.
+
+    ``scheme`` is None for float weights.
+    """
 
     weight: Tensor
     bias: Tensor | None
     scheme: str | None
     out_features: int
+    scaling: LogitScaling | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -28,6 +49,10 @@ class HeadWeights:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Returns logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
+        logits = self._product(hidden)
+        return logits if self.scaling is None else self.scaling(logits)
+
+    def _product(self, hidden: Tensor) -> Tensor:
         if self.scheme is None:
             return dense_linear(hidden, self.weight, self.bias)
         if self.scheme == "int8":

@@ -66,6 +66,28 @@ def test_fused_head_equals_separate_head_bitwise(head: str | None, dtype: torch.
     assert runner.compute(step).best is None
 
 
+SCALED = {"granite": ("logits_scaling", 6.0), "cohere": ("logit_scale", 0.13)}
+"""Families that divide, and that multiply, their logits by a setting."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", SCALED)
+def test_scaled_logits_are_fused_with_the_bits_of_the_model(family: str, dtype: torch.dtype) -> None:
+    setting, number = SCALED[family]
+    model = tiny_model(family, dtype, **{setting: number})
+    assert torch_armllm.patch(model, Recipe(head="int8"), progress=False).captured
+    runner = plan_runner(model, 8)
+    step = decoding(runner, 3)
+    hidden = torch.randn(4, model.config.hidden_size, dtype=dtype)
+    assert torch.equal(runner.head(hidden), runner.head._by_model(hidden))
+    alone = runner.execute(step)
+    runner.compute(step, best=True)
+    fused = runner.compute(step, best=True)
+    assert fused.best is not None
+    assert torch.equal(fused.logits, alone)
+    assert fused.best.tolist() == best_tokens(alone).tolist()
+
+
 def long_sequences(size: int) -> list[Sequence]:
     """Returns sequences that outgrow a split of split-KV attention after a few more tokens."""
     made = []

@@ -149,7 +149,7 @@ def test_unquantized_rows_do_not_depend_on_the_batch(family: str, dtype: torch.d
 
 def test_ops_after_the_output_layer_are_detected() -> None:
     assert plan_runner(patched("llama"), 4).head.is_alone(torch.empty(1, 64))
-    model = patched("gemma2")
+    model = patched("gemma2")  # caps its logits
     assert not plan_runner(model, 4).head.is_alone(torch.empty(1, model.config.hidden_size))
 
 

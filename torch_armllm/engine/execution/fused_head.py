@@ -7,8 +7,9 @@ from torch import Tensor
 
 from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.execution.shared_buffer import SharedBuffer
+from torch_armllm.plan.expression import Expression, apply, number, pointwise_fields
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.plan_model import HeadWeights
+from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
 from torch_armllm.plan.program import NOTHING, Operand, Program
 from torch_armllm.plan.step import StepInputs
 
@@ -96,9 +97,19 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int) -> Program:
             in_features=columns,
             out_features=size,
         )
+    if head.scaling is not None:
+        logits = _scaled(program, logits, head.scaling)
     best = program.allocate(1, torch.int64)
     program.emit("best_tokens", logits=logits, ids=best, vocab_size=drawable)
     for output in (logits, best):
         assert output.storage is not None
         program.outputs.append(output.storage)
     return program
+
+
+def _scaled(program: Program, logits: Operand, scaling: LogitScaling) -> Operand:
+    scaled = program.allocate(logits.width, logits.dtype)
+    rows = Expression(logits.inner, logits.dtype, operand=logits)
+    expression = apply(scaling.op, logits.dtype, rows, number(scaling.number))
+    program.emit("pointwise", **pointwise_fields(expression, scaled))
+    return scaled

@@ -21,7 +21,7 @@ from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.llm.plan_cache import constants, entry
 from torch_armllm.llm.plan_cache.key import PlanKey, stamps
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.plan_model import HeadWeights, PlanModel
+from torch_armllm.plan.plan_model import HeadWeights, LogitScaling, PlanModel
 from torch_armllm.plan.program import Encoded
 from torch_armllm.plan.sample_steps import plan_error, sample_hidden
 from torch_armllm.system.dtypes import dtype_name
@@ -76,6 +76,7 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
             "count": len(product.tensors),
             "scheme": product.scheme,
             "out_features": product.out_features,
+            "scaling": None if product.scaling is None else [product.scaling.op, product.scaling.number],
         },
         "shape": _describe_shape(servable.shape),
         "vocab_size": servable.vocab_size,
@@ -115,7 +116,7 @@ def lookup(key: PlanKey) -> tuple[PlanModel, type | None] | None:
 def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) -> PlanModel:
     tensors = constants.rebuild(metadata["constants"], values, Path(key["folder"]))
     weight, *bias = tensors[-metadata["head"]["count"] :]
-    result = metadata["result"]
+    result, scaling = metadata["result"], metadata["head"]["scaling"]
     program = Encoded(
         tensors[: -metadata["head"]["count"]],
         metadata["program"]["integers"],
@@ -135,7 +136,8 @@ def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) ->
         position_limit=metadata["position_limit"],
         stated_positions=metadata["stated_positions"],
         head=HeadWeights(
-            weight, bias[0] if bias else None, metadata["head"]["scheme"], metadata["head"]["out_features"]
+            *(weight, bias[0] if bias else None, metadata["head"]["scheme"]),
+            *(metadata["head"]["out_features"], scaling and LogitScaling(*scaling)),
         ),
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )
