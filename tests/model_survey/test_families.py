@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def runs_on_page(family: str) -> str:
 
 def test_page_lists_every_family() -> None:
     assert list(ROWS) == families(), "run make models"
+
+
+def test_readme_says_of_the_most_used_families_what_the_page_says() -> None:
+    text = (PAGE.parents[1] / "README.md").read_text()
+    rows = re.findall(r"^\|[^|]*\| `(\w+)` \|[^|]*\| (\w+) \|$", text, flags=re.M)
+    assert len(rows) == 20
+    assert rows == [(family, runs_on_page(family)) for family, _ in rows]
 
 
 @pytest.mark.parametrize("family", CAPTURED)
