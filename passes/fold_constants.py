@@ -19,10 +19,24 @@ def _folds(module: fx.GraphModule, node: Node) -> bool:
     if not isinstance(result, Tensor) or node.target._schema.is_mutable:  # type: ignore[union-attr]
         return False
     inputs = node.all_input_nodes
-    if any(constant(module, n) is None for n in inputs) or not (inputs or is_op(node, aten.arange)):
+    if any(constant(module, n) is None for n in inputs):
+        return False
+    if not inputs and not is_op(node, aten.arange) and not (is_op(node, *_FILLED) and _is_only_read(node)):
         return False
     sizes = list(result.shape)
     return all(isinstance(s, int) for s in sizes) and result.numel() <= MAX_VALUES
+
+
+_FILLED = (aten.ones, aten.zeros, aten.full)
+
+
+def _is_only_read(node: Node) -> bool:
+    """True if no node writes to a tensor or views it: a constant must stay as it is."""
+    schemas = [getattr(user.target, "_schema", None) for user in node.users]
+    return all(
+        schema is not None and not schema.is_mutable and all(r.alias_info is None for r in schema.returns)
+        for schema in schemas
+    )
 
 
 def _shift_positions(module: fx.GraphModule, node: Node) -> bool:
