@@ -124,7 +124,7 @@ def _strides(operand: Operand, inner: tuple[int, ...]) -> list[int]:
     return [0 if size == 1 else step for size, step in zip(sizes, steps, strict=True)]
 
 
-def _operands(expression: Expression) -> list[Operand]:
+def operands_of(expression: Expression) -> list[Operand]:
     """Returns the operands of an expression, each once."""
     leaves: list[Expression] = []
     _collect(expression, leaves, [])
@@ -138,7 +138,7 @@ def parts_of(expression: Expression, out: Operand) -> Iterator[tuple[Expression,
         Unmappable: there are too many.
     """
     inner = expression.inner
-    strides = [_strides(operand, inner) for operand in (out, *_operands(expression))]
+    strides = [_strides(operand, inner) for operand in (out, *operands_of(expression))]
     groups = _groups(inner, strides)
     if groups and any(row[groups[-1][-1]] not in (0, 1) for row in strides):
         groups.append(

@@ -12,7 +12,14 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
-from torch_armllm.plan.expression import Expression, Unmappable, parts_of, pointwise_fields, viewed
+from torch_armllm.plan.expression import (
+    Expression,
+    Unmappable,
+    operands_of,
+    parts_of,
+    pointwise_fields,
+    viewed,
+)
 from torch_armllm.plan.program import NOTHING, Field, Operand, Program, contiguous
 
 STEP_INPUTS = ("input_ids", "position_ids", "slots", "block_table", "query_start", "seq_lens")
@@ -306,6 +313,16 @@ class Lowering:
             pending = isinstance(location, Expression) and node not in self._read
             if pending and location.dtype in FLOATS:
                 self.locations[node] = self.compute(location)
+
+    def compares(self, place: Operand) -> bool:
+        """True if a comparison of rows is still to be computed, which no instruction can do on its own."""
+        return any(
+            isinstance(location, Expression)
+            and location.dtype not in FLOATS
+            and any(operand.storage is place.storage for operand in operands_of(location))
+            and any(user not in self.locations for user in node.users)
+            for node, location in self.locations.items()
+        )
 
     def same_rows(self, node: Node, source: Any) -> Operand:
         """Returns the rows of another node, viewed with this node's sizes."""

@@ -225,6 +225,8 @@ def _in_place(operator: Any) -> Writer:
         place = low.place(x)
         if place.storage is None or 0 in place.steps:
             raise Unlowerable("overwrites an input of the step")
+        if low.compares(place):
+            raise Unlowerable("overwrites a tensor after it was compared, and before the result is used")
         value = operator(low, node, x, *arguments, **options)
         return low.compute(replace(value, dtype=place.dtype), place)
 
