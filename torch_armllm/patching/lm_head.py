@@ -28,7 +28,8 @@ class LMHead:
     A model's ``forward`` may do more after the base model than the output layer: scales, soft caps, further
     layers.  So ``forward`` itself runs on the rows.  If rows of very different magnitudes show no difference
     from the output layer, or from its results multiplied or divided by one of the model's settings, that
-    layer is called alone.
+    layer is called alone.  A conversion of the logits to float32 makes no difference: samplers compute in
+    float32.
 
     Args:
         model: a patched causal language model.
@@ -80,13 +81,16 @@ class LMHead:
         rows = torch.randn(len(_SCALES), like.shape[-1], generator=generator, dtype=torch.float32)
         rows = (rows * torch.tensor(_SCALES, dtype=torch.float32)[:, None]).to(like.dtype)
         by_model, by_layer = self._by_model(rows), self._by_layer(rows)
-        if by_model.dtype != by_layer.dtype:
+        if by_model.dtype not in (by_layer.dtype, torch.float32):
             return []
         settings = self._model.config.get_text_config().to_dict().values()
         numbers = dict.fromkeys(float(x) for x in settings if isinstance(x, int | float) and x not in (0, 1))
         scalings = (LogitScaling(op, number) for number in numbers for op in ("divide", "multiply"))
         candidates: list[LogitScaling | None] = [None, *scalings]
-        return [s for s in candidates if torch.equal(by_model, by_layer if s is None else s(by_layer))]
+        expected = by_model.float()
+        return [
+            s for s in candidates if torch.equal(expected, (by_layer if s is None else s(by_layer)).float())
+        ]
 
 
 def weights_of(layer: nn.Module) -> HeadWeights | None:

@@ -153,6 +153,17 @@ def test_ops_after_the_output_layer_are_detected() -> None:
     assert not plan_runner(model, 4).head.is_alone(torch.empty(1, model.config.hidden_size))
 
 
+def test_logits_that_the_model_widens_are_those_of_the_layer() -> None:
+    model = patched("nemotron_h", dtype=torch.bfloat16)
+    runner = plan_runner(model, 4, state_slots=1)
+    hidden = torch.randn(3, model.config.hidden_size).bfloat16()
+    assert runner.head.is_alone(hidden) and runner.head.weights(hidden) is not None
+    assert runner.head(hidden).dtype == torch.bfloat16
+    by_model = runner.head._by_model(hidden)  # type: ignore[attr-defined]
+    assert by_model.dtype == torch.float32
+    assert torch.equal(runner.head(hidden).float(), by_model)
+
+
 def test_model_without_a_plan_raises() -> None:
     with pytest.raises(ValueError, match="is not patched"):
         plan_runner(tiny_model("llama"), 4)
