@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, is_weight, value
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, is_op, is_weight, other_operand, value
 
 
 def _same_size(before: torch.Tensor, after: torch.Tensor) -> bool:
@@ -27,6 +27,12 @@ def _is_identity(node: fx.Node) -> bool:
         if is_op(node, aten.contiguous, aten.clone) and not before.is_contiguous():
             return False
         return bool(before.dtype == after.dtype and before.device == after.device)
+    if is_op(node, aten.repeat):
+        return all(isinstance(n, int) and n == 1 for n in node.args[1]) and _same_dims(node)
+    if is_op(node, aten.expand_as, aten.expand):
+        return all(
+            is_op(user, aten.add.Tensor, aten.mul.Tensor) and _broadcasts(user, node) for user in node.users
+        )
     if is_op(node, aten.dropout):
         return bool(node.args[2] is False or node.args[1] == 0)
     if is_op(node, aten.mul.Tensor):
@@ -79,6 +85,35 @@ def _is_private(node: object) -> bool:
     return False
 
 
+def _broadcasts(user: fx.Node, expanded: fx.Node) -> bool:
+    """True if the other operand of an operator has the shape to which this one was expanded."""
+    other = other_operand(user, expanded)
+    if not isinstance(other, fx.Node) or other is expanded or value(other).dim() != value(expanded).dim():
+        return False
+    return _same_size(value(other), value(expanded))
+
+
+def _as_embedding(node: fx.Node) -> None:
+    """Makes a selection of a constant's rows by flattened ids a look-up of ids."""
+    table, dim, ids = node.args[:3]
+    while is_op(ids, aten.view, aten.reshape):
+        ids = ids.args[0]  # type: ignore[union-attr]
+    if dim != 0 or not is_weight(table) or not isinstance(ids, fx.Node) or value(table).dim() != 2:  # type: ignore[arg-type]
+        return
+    if value(ids).dim() != 2 or value(ids).shape[0] != 1:
+        return
+    with node.graph.inserting_before(node):
+        rows = call(node.graph, aten.embedding.default, table, ids)
+        node.replace_all_uses_with(call(node.graph, aten.select.int, rows, 0, 0))
+    node.graph.erase_node(node)
+
+
+def _same_dims(node: fx.Node) -> bool:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return value(source).dim() == value(node).dim()
+
+
 def _out_of_place(node: fx.Node) -> None:
     """Makes an in-place op out of place if no other node reads the changed tensor."""
     changed, other = node.args[:2]
@@ -124,6 +159,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             _out_of_place(node)
         if is_op(node, aten.permute):
             _as_transpose(node)
+        if is_op(node, aten.index_select):
+            _as_embedding(node)
+            continue
         if is_op(node, aten.type_as):  # only the dtype of the other tensor matters
             node.target, node.args = aten.to.dtype, (node.args[0], value(node).dtype)
         node.target = _SAME.get(node.target, node.target)  # type: ignore[call-overload]

@@ -21,6 +21,7 @@ from torch_armllm.passes.lib.graph import (
     value,
 )
 from torch_armllm.passes.lib.rope_probe import Rotation
+from torch_armllm.passes.lib.rope_tables import TabledRotation
 
 
 @dataclass
@@ -174,8 +175,10 @@ class RopeTables:
                 return self._half(cos, half), self._half(sin, half)
         return self._table(angles, before)
 
-    def get_probed(self, rotation: Rotation, before: Node) -> tuple[Node, Node]:
-        """Returns the table of a probed rotation, whose frequencies are a constant."""
+    def get_probed(self, rotation: Rotation | TabledRotation, before: Node) -> tuple[Node, Node]:
+        """Returns the table of a probed rotation, whose frequencies or whose angles are constants."""
+        if isinstance(rotation, TabledRotation):
+            return self._get_tabled(rotation, before)
         key = (rotation.inv_freq, rotation.scaling, rotation.backwards)
         if key not in self._tables:
             inv_freq = constant(self.module, rotation.inv_freq)
@@ -185,6 +188,21 @@ class RopeTables:
             angles = _RopeAngles(positions[0], frequencies, rotation.scaling)
             self._tables[key] = self._table(angles, before)
         return self._tables[key]
+
+    def _get_tabled(self, rotation: TabledRotation, before: Node) -> tuple[Node, Node]:
+        """Looks up the cosines and sines of each token; layers with equal tables share the look-up."""
+        if rotation in self._tables:
+            return self._tables[rotation]
+        graph = self.module.graph
+        positions = next(n for n in graph.nodes if n.name == "position_ids")
+        rows = []
+        for name, table in (("rope_cos", rotation.cos), ("rope_sin", rotation.sin)):
+            weight = new_constant(self.module, before, name, table)
+            with graph.inserting_before(before):
+                looked_up = call(graph, aten.embedding.default, weight, positions)
+                rows.append(call(graph, aten.select.int, looked_up, 0, 0))
+        self._tables[rotation] = (rows[0], rows[1])
+        return self._tables[rotation]
 
     def _table(self, angles: _RopeAngles, before: Node) -> tuple[Node, Node]:
         graph = self.module.graph

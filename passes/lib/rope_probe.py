@@ -15,6 +15,7 @@ from torch.fx.node import Node
 from torch_armllm.capture.probing import in_float32, is_size, number
 from torch_armllm.ops.rope import reference_rope, reference_rope_table
 from torch_armllm.passes.lib.graph import aten, constant, is_op, value
+from torch_armllm.passes.lib.rope_tables import TabledRotation, read_table
 
 MAX_NODES = 60
 _POSITIONS = (0, 1, 2, 3, 7, 33, 130, 511)
@@ -47,10 +48,11 @@ class RotationFinder:
         self.module = module
         self._order = {node: i for i, node in enumerate(module.graph.nodes)}
         self._positional = self._depends_on_positions()
+        self._positions = torch.tensor(_POSITIONS)
         self._sampled: dict[Node, Any] = {}
-        self._rotations: dict[Any, Rotation | None] = {}
+        self._rotations: dict[Any, Rotation | TabledRotation | None] = {}
 
-    def find(self, heads: Node, by_token: bool = False) -> tuple[Node, Rotation] | None:
+    def find(self, heads: Node, by_token: bool = False) -> tuple[Node, Rotation | TabledRotation] | None:
         """Returns the input ``(1, T, n, size)`` and the rotation that yield heads.
 
         Args:
@@ -124,7 +126,7 @@ class RotationFinder:
         """Evaluates a node that depends on positions only, at the sample positions."""
         if node not in self._sampled:
             if node.op == "placeholder":
-                self._sampled[node] = torch.tensor(_POSITIONS)[None]
+                self._sampled[node] = self._positions[None]
             else:
                 self._sampled[node] = self._run(node, {})
         return self._sampled[node]
@@ -138,24 +140,38 @@ class RotationFinder:
             tensor = constant(self.module, source)
             if tensor is not None:
                 return tensor.float() if tensor.is_floating_point() else tensor
-            return number(source.meta["val"], len(_POSITIONS))
+            return number(source.meta["val"], len(self._positions))
 
         args = fx.node.map_aggregate(fx.map_arg(node.args, read), in_float32)
         kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
         return node.target(*args, **kwargs)  # type: ignore[operator,misc]
 
-    def _probe(self, heads: Node, by_token: bool, entry: Node, nodes: list[Node]) -> Rotation | None:
+    def _probe(
+        self, heads: Node, by_token: bool, entry: Node, nodes: list[Node]
+    ) -> Rotation | TabledRotation | None:
         count, size = value(entry).shape[2:]
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(1, len(_POSITIONS), int(count), int(size), generator=generator)
-        values: dict[Node, Any] = {entry: x.clone()}
-        try:
+
+        def rotate(x: Tensor, positions: Tensor) -> Tensor:
+            if not torch.equal(positions, self._positions):
+                self._positions, self._sampled = positions, {}
+            values: dict[Node, Any] = {entry: x.clone()}
             for node in nodes:
                 values[node] = self._run(node, values)
+            result: Tensor = values[heads]
+            return result if by_token else result.transpose(1, 2)
+
+        angles = self._angles(nodes)
+        tables = [t for n in angles for s in n.all_input_nodes if (t := constant(self.module, s)) is not None]
+        length = max([0, *(max(t.shape, default=0) for t in tables)])
+        positions = torch.tensor([p for p in _POSITIONS if p < length] if length > int(size) else _POSITIONS)
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(1, len(positions), int(count), int(size), generator=generator)
+        try:
+            rotated = rotate(x, positions)
+            if length > int(size):
+                return read_table(rotate, x, positions, length)
         except Exception:  # noqa: BLE001 - a region that cannot run on a few tokens is no rotation
             return None
-        rotated = values[heads] if by_token else values[heads].transpose(1, 2)
-        angles = self._angles(nodes)
         factors = {a for n in angles if is_op(n, aten.mul.Tensor) for a in n.args if isinstance(a, float)}
         for candidate in self._frequencies(angles, int(size) // 2):
             rotation = _fit_rotation(self.module, x, rotated, candidate, factors | {1.0})

@@ -11,7 +11,7 @@ from torch.fx.node import Node
 from torch_armllm.capture.probing import is_op, tensor_of
 
 _aten = torch.ops.aten
-_VIEWS = (_aten.view, _aten.reshape, _aten._unsafe_view, _aten.squeeze)
+VIEWS = (_aten.view, _aten.reshape, _aten._unsafe_view, _aten.squeeze)
 
 
 def by_head(graph: fx.Graph, node: Node) -> Node:
@@ -23,7 +23,7 @@ def by_head(graph: fx.Graph, node: Node) -> Node:
     if len(shape) == 4:
         return node
     source: Any = node
-    while is_op(source, *_VIEWS) and tensor_of(source).dim() == 3:
+    while is_op(source, *VIEWS) and tensor_of(source).dim() == 3:
         source = source.args[0]
         other = tensor_of(source).shape
         if len(other) == 4 and other[0] == 1 and other[1] == shape[0] and other[3] == shape[2]:

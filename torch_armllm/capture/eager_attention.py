@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Node
 
 from torch_armllm.capture.attention_operands import (
+    VIEWS,
     by_head,
     insert_call,
     insert_constant,
@@ -185,6 +186,10 @@ class _Attention:
                 *(q, k, v, layer, parameters.scale, parameters.window, 0.0, None, slopes),
             )
             out = insert_call(graph, _aten.transpose.int, out, 1, 2)
+            for user in list(self.result.users):
+                if is_op(user, *VIEWS) and tensor_of(user).shape == tensor_of(out).shape:
+                    user.replace_all_uses_with(out)
+                    graph.erase_node(user)
             if tensor_of(self.result).dim() == 3:
                 out = insert_call(graph, _aten.squeeze.dim, out, 0)
         self.result.replace_all_uses_with(out)

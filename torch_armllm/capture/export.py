@@ -14,12 +14,14 @@ from torch import Tensor, fx, nn
 from torch_armllm.capture.counted_positions import use_position_ids
 from torch_armllm.capture.eager_attention import IMPLEMENTATION as EAGER
 from torch_armllm.capture.eager_attention import mark_attention, number_layers
+from torch_armllm.capture.export_errors import export_reason
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import attention, experts, indexer, mla, recurrent, recurrent_modules, sdpa
 from torch_armllm.capture.markers.recurrent_ops import markers_of
+from torch_armllm.capture.probing import module_name
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
 from torch_armllm.capture.token_loops import length_dependence
-from torch_armllm.capture.token_mixing import mixes_tokens
+from torch_armllm.capture.token_mixing import first_mixing_node, mixes_tokens
 from torch_armllm.capture.tracing_memory import forget_inputs
 from torch_armllm.hf.base_model import base_model_of, first_position_of, max_length_of, position_limit
 from torch_armllm.system.exclusive import PROCESS_LOCK
@@ -150,7 +152,9 @@ def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
 
 def _check_tokens(base: nn.Module, captured: CapturedGraph) -> None:
     if mixes_tokens(captured.graph_module, _vocab_size(base)):
-        raise CaptureError(f"{type(base).__name__} mixes or counts tokens outside of attention")
+        node = first_mixing_node(captured.graph_module, _vocab_size(base))
+        place = type(base).__name__ if node is None else module_name(node)
+        raise CaptureError(f"{place} mixes or counts tokens outside of attention")
 
 
 def weights_as_attributes(program: torch.export.ExportedProgram) -> CapturedGraph:
@@ -255,7 +259,7 @@ def _export_own_attention(base: nn.Module, reason: CaptureError) -> CapturedGrap
         raise CaptureError(str(error)) from None
     if not marked:
         raise reason
-    use_position_ids(captured.graph_module)
+    use_position_ids(captured.graph_module, first_position_of(base))
     _check_tokens(base, captured)
     return captured
 
@@ -284,10 +288,9 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
     except LayersDiffer:
         raise
     except Exception as error:
-        if "Constraints violated" in str(error):
-            raise CaptureError(length_dependence(base)) from error
-        reason = str(error).strip().splitlines()
-        raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
+        if "Constraints violated" in str(error) and (loop := length_dependence(base)):
+            raise CaptureError(loop) from error
+        raise CaptureError(export_reason(error, base)) from error
     forget_inputs(program.graph)
     captured = weights_as_attributes(program)
     use_position_ids(captured.graph_module, first_position_of(base), indices=False)

@@ -53,14 +53,13 @@ def _count_ops(base: nn.Module, length: int) -> Counter[str]:
 
 
 @torch.no_grad()
-def length_dependence(base: nn.Module) -> str:
-    """Returns a sentence that names the module for which the number of tokens cannot change in a graph."""
-    general = "its forward depends on the number of tokens, so that no graph serves all lengths"
+def length_dependence(base: nn.Module) -> str | None:
+    """Returns a sentence that names the module that loops over tokens or mixes them; None if none does."""
     try:
         # RWKV changes its weights in its first call.
         _, short, long = (_count_ops(base, length) for length in (_LENGTHS[0], *_LENGTHS))
     except Exception:  # noqa: BLE001 - the model needs other arguments
-        return general
+        return None
     modules = dict(base.named_modules())
     for name, count in short.items():
         if long[name] != count:
@@ -70,4 +69,4 @@ def length_dependence(base: nn.Module) -> str:
     for name, module in modules.items():
         if isinstance(module, nn.Conv1d) and module.groups != module.in_channels:
             return f"{name} (Conv1d) mixes tokens and channels, which no fused op does"
-    return general
+    return None

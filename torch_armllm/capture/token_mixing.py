@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+import torch_armllm.capture.markers.attention
+import torch_armllm.capture.markers.recurrent  # noqa: F401  (registers the marker ops)
+
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_POSITIONS = (5, 0, 17, 3, 11, 2)
-_SUBSET = (4, 2, 0, 3)
+_POSITIONS = (5, 4, 17, 0, 11, 2)
+_SUBSET = (1, 2, 0, 3)
+"""Two positions of these lie below the number of all tokens, and not below that of the subset."""
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
@@ -55,6 +59,18 @@ class _TokenByToken(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
+class _Recorder(_TokenByToken):
+    """Keeps the result of every node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.results: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.results[n] = result = super().run_node(n)
+        return result.clone() if isinstance(result, Tensor) else result
+
+
 @torch.no_grad()
 def mixes_tokens(module: fx.GraphModule, vocab_size: int) -> bool:
     """True if tokens depend on each other, or on their number, outside of the markers.
@@ -67,9 +83,7 @@ def mixes_tokens(module: fx.GraphModule, vocab_size: int) -> bool:
         module: a captured graph of ``input_ids`` and ``position_ids``.
         vocab_size: number of token ids.
     """
-    ids = torch.arange(3, 3 + 7 * len(_POSITIONS), 7)[None] % vocab_size
-    positions = torch.tensor(_POSITIONS)[None]
-    subset = torch.tensor(_SUBSET)
+    ids, positions, subset = _tokens(vocab_size)
     run = _TokenByToken(module, garbage_collect_values=True)
     full: Tensor = run.run(ids, positions)[:, subset]
     partial: Tensor = run.run(ids[:, subset], positions[:, subset])
@@ -77,3 +91,31 @@ def mixes_tokens(module: fx.GraphModule, vocab_size: int) -> bool:
     # Rounding may route one token to another expert; a graph that mixes tokens changes more than one.
     changed = (full.float() - partial.float()).abs().amax(-1).flatten() > bound
     return int(changed.sum()) > 1
+
+
+def _tokens(vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns ids and positions ``(1, T)``, and the numbers of the tokens that the second run has."""
+    ids = torch.arange(3, 3 + 7 * len(_POSITIONS), 7)[None] % vocab_size
+    return ids, torch.tensor(_POSITIONS)[None], torch.tensor(_SUBSET)
+
+
+@torch.no_grad()
+def first_mixing_node(module: fx.GraphModule, vocab_size: int) -> fx.Node | None:
+    """Returns the first node of a graph that `mixes_tokens` whose results depend on other tokens."""
+    ids, positions, subset = _tokens(vocab_size)
+    full, partial = _Recorder(module), _Recorder(module)
+    full.run(ids, positions)
+    partial.run(ids[:, subset], positions[:, subset])
+    for node, whole in full.results.items():
+        part = partial.results.get(node)
+        if not isinstance(whole, Tensor) or not isinstance(part, Tensor) or whole.dim() != part.dim():
+            continue
+        sizes = list(zip(whole.shape, part.shape, strict=True))
+        dims = [d for d, (a, b) in enumerate(sizes) if (a, b) == (len(_POSITIONS), len(_SUBSET))]
+        if len(dims) != 1 or not part.numel() or whole.index_select(dims[0], subset).shape != part.shape:
+            continue  # no dimension of tokens, or several, as in masks
+        kept = whole.index_select(dims[0], subset).float()
+        bound = _TOLERANCE.get(whole.dtype, 3e-2) * float(kept.abs().max())
+        if bool(((kept - part.float()).abs() > bound).any()):
+            return node
+    return None

@@ -83,7 +83,7 @@ def _shrunk(kind: Any, overrides: dict[str, Any]) -> dict[str, Any]:
             arguments[name] = [min(EXACT[name], kind) for kind in kinds] if name in EXACT else kinds
     if "kv_lora_rank" in arguments and "num_key_value_heads" in arguments:
         arguments["num_key_value_heads"] = arguments["num_attention_heads"]  # latents expand to every head
-    return {**arguments, **{k: v for k, v in overrides.items() if k not in subs}}
+    return {**arguments, **{k: v for k, v in overrides.items() if k not in subs or k not in arguments}}
 
 
 def tiny_config(family: str, **overrides: Any) -> Any:

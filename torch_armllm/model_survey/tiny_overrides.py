@@ -71,11 +71,12 @@ _GEMMA4 = {
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_DECODERS, {"is_decoder": True}),
+    "big_bird": {"is_decoder": True, "attention_type": "original_full"},
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"encoder_hash_byte_group_vocab": 97},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
     },
     "deepseek_v2": {
@@ -110,6 +111,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "nemotron": {"num_key_value_heads": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "xlm": {"causal": True},
     "zamba": {"num_hidden_layers": 4, "attention_hidden_size": 128, "attention_head_dim": 32},
     "xmod": {"is_decoder": True, "default_language": "en_XX"},
 }
