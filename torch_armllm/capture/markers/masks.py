@@ -1,0 +1,81 @@
+"""Windows that models put into their attention masks, which capture leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from torch_armllm.capture.markers.attention import UnsupportedAttention
+
+_FULL, _SLIDING = "create_causal_mask", "create_sliding_window_causal_mask"
+
+
+class MaskedWindows:
+    """The masks that a model asks transformers for while it is captured.
+
+    Attributes:
+        full: True if it asks for a mask without a window.
+        windows: the windows of the other masks, in tokens.
+    """
+
+    def __init__(self) -> None:
+        self.full = False
+        self.windows: set[int] = set()
+
+    def record(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Returns a function of transformers that also records its calls."""
+
+        @functools.wraps(original)
+        def create(config: Any, *args: Any, **kwargs: Any) -> Any:
+            if name == _FULL:
+                self.full = True
+            elif isinstance(window := getattr(config, "sliding_window", None), int):
+                self.windows.add(window)
+            return original(config, *args, **kwargs)
+
+        return create
+
+    def apply(self, graph: fx.Graph) -> None:
+        """Gives the window to attentions whose layers rely on the mask for it.
+
+        Raises:
+            UnsupportedAttention: it is not known which layers the window is for.
+        """
+        nodes = [n for n in graph.nodes if n.target is torch.ops.armllm.attention.default]
+        if not self.windows or any(n.args[5] for n in nodes):
+            return
+        if self.full or len(self.windows) > 1:
+            raise UnsupportedAttention(
+                f"a mask with a window of {', '.join(map(str, sorted(self.windows)))} tokens is made, but no "
+                "attention is told which layers it is for"
+            )
+        (window,) = self.windows
+        for node in nodes:
+            node.update_arg(5, window)
+
+
+@contextlib.contextmanager
+def record_masks(model: nn.Module) -> Iterator[MaskedWindows]:
+    """Records the masks that a model asks for while the context lasts.
+
+    The functions are replaced for the whole process, so the caller must be alone with the model's code.
+    """
+    masks = MaskedWindows()
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for file in {type(module).__module__ for module in model.modules()}:
+            names = vars(sys.modules[file]) if file in sys.modules else {}
+            for name in (_FULL, _SLIDING):
+                if callable(original := names.get(name)):
+                    replaced.append((names, name, original))
+                    names[name] = masks.record(original, name)
+        yield masks
+    finally:
+        for names, name, original in replaced:
+            names[name] = original
