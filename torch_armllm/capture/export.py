@@ -27,11 +27,8 @@ from torch_armllm.capture.markers import (
     sdpa,
 )
 from torch_armllm.capture.markers.recurrent_ops import markers_of
-<<<<<<< Updated upstream
-from torch_armllm.capture.probing import module_name
-=======
 from torch_armllm.capture.output_check import compare_outputs
->>>>>>> Stashed changes
+from torch_armllm.capture.probing import module_name
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
 from torch_armllm.capture.token_loops import length_dependence
 from torch_armllm.capture.token_mixing import first_mixing_node, mixes_tokens
