@@ -92,8 +92,8 @@ def _run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]
         if isinstance(hidden, Tensor):
             results.append(hidden.clone())
 
-    layers = next((m for m in base.modules() if isinstance(m, nn.ModuleList)), [])
-    hooks = [layer.register_forward_hook(record) for layer in list(layers)[:_FIRST_LAYERS]]
+    lists = [list(m) for m in base.modules() if isinstance(m, nn.ModuleList)]
+    hooks = [layer.register_forward_hook(record) for layer in sum(lists[:1], [])[:_FIRST_LAYERS]]
     try:
         hidden: Tensor = base(input_ids=input_ids, use_cache=False, return_dict=True).last_hidden_state
     finally:
