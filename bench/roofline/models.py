@@ -65,14 +65,36 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """Gated delta rule of one layer: a float32 state of ``heads`` × ``key`` × ``value`` for each sequence."""
+
+    heads: int
+    key: int
+    value: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of a sequence's state."""
+        return self.heads * self.key * self.value
+
+    @property
+    def bytes_a_step(self) -> int:
+        """Bytes that a step reads and writes for each sequence, whatever its tokens."""
+        return 2 * 4 * self.elements
+
+
+Part = Product | Experts | Attention | Recurrence
+
+
+@dataclass(frozen=True)
 class Model:
     """The parts of each kind of layer, with their number."""
 
     name: str
-    layers: tuple[tuple[int, tuple[Product | Experts | Attention, ...]], ...]
+    layers: tuple[tuple[int, tuple[Part, ...]], ...]
     head: Product
 
-    def parts(self) -> Iterator[tuple[int, Product | Experts | Attention]]:
+    def parts(self) -> Iterator[tuple[int, Part]]:
         """Yield every part with its number of occurrences in a step."""
         for count, parts in self.layers:
             for part in parts:
@@ -129,6 +151,7 @@ def _head(vocabulary: int, hidden: int) -> Product:
 
 
 _GPT_OSS = Experts(32, 4, 2880, 2880)
+_QWEN35_MLP = (Experts(256, 8, 2048, 512), *_gated(2048, 512))
 
 MODELS = (
     Model(
@@ -159,6 +182,15 @@ MODELS = (
             ),
         ),
         _head(102400, 2048),
+    ),
+    Model(
+        "Qwen3.5-35B-A3B",
+        (
+            (30, (Product(12288, 2048), Recurrence(32, 128, 128), Product(2048, 4096), *_QWEN35_MLP)),
+            # queries have a gate of the same size
+            (10, (Product(9216, 2048), Attention(16, 2, 256, 256), Product(2048, 4096), *_QWEN35_MLP)),
+        ),
+        _head(248320, 2048),
     ),
     Model(
         "Qwen2.5-1.5B",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.roofline.figures import Figures
 from bench.roofline.machines import BARRIER_US, SHARE, Machine
-from bench.roofline.models import Attention, Experts, Model, Product
+from bench.roofline.models import Attention, Experts, Model, Part, Product, Recurrence
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,10 @@ class Prediction:
         return self.tokens / self.seconds
 
 
-_PHASES = {Product: 2, Experts: 6, Attention: 3}
+_PHASES = {Product: 2, Experts: 6, Attention: 3, Recurrence: 4}
+_STATE_OPERATIONS = 4
+"""Vector operations of a token on four elements of a state: the decay, the last update, and two sums."""
+_VECTOR_PIPES = {"V1": 4, "V2": 4, "N1": 2}
 _ROW_PHASES = 3
 """Phases of a layer: norms with their residuals, rotations and writing of keys."""
 
@@ -78,13 +81,14 @@ def predict(
     return Prediction(work.tokens, memory, compute, barriers)
 
 
-def _cost(
-    part: Product | Experts | Attention, work: Work, figures: Figures, machine: Machine
-) -> tuple[float, float]:
-    """Return the bytes read and the cycles of one core."""
+def _cost(part: Part, work: Work, figures: Figures, machine: Machine) -> tuple[float, float]:
+    """Return the bytes of memory and the cycles of one core."""
     core = (machine.core, machine.variant)
     if isinstance(part, Attention):
         return _attention(part, work, figures, machine)
+    if isinstance(part, Recurrence):
+        operations = work.tokens * part.elements * _STATE_OPERATIONS / 4
+        return work.sequences * part.bytes_a_step, operations / _VECTOR_PIPES[machine.core]
     if isinstance(part, Product):
         tokens = work.sequences if part.last_token_only else work.tokens
         macs = tokens * part.rows * part.columns

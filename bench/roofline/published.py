@@ -29,6 +29,8 @@ PUBLISHED = (
     Published(
         "Graviton3", 32, "gpt-oss-20b", True, 213.0, "llama.cpp, mxfp4 (Graviton3E)", "llama.cpp #28141"
     ),
+    Published("Graviton4", 16, "Qwen3.5-35B-A3B", False, 33.0, "llama.cpp, Q4_K_M", "llama.cpp #27470"),
+    Published("Graviton4", 16, "Qwen3.5-35B-A3B", True, 147.0, "llama.cpp, Q4_K_M", "llama.cpp #27470"),
     Published("Graviton4", 16, "Qwen2.5-1.5B", True, 854.0, "llama.cpp, Q4_0", "llama.cpp #27092"),
     Published("Graviton3", 16, "Qwen2.5-1.5B", True, 615.0, "llama.cpp, Q4_0", "llama.cpp #27092"),
 )

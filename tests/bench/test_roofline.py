@@ -6,7 +6,7 @@ from bench.report import DOCUMENT
 from bench.roofline.__main__ import WORKS, compare_published, rates, records
 from bench.roofline.figures import Figures, read_records, shown_records
 from bench.roofline.machines import BARRIER_US, SHARE, Machine
-from bench.roofline.models import Attention, Experts, Model, Product, model_named
+from bench.roofline.models import Attention, Experts, Model, Product, Recurrence, model_named
 from bench.roofline.predict import Work, predict
 
 PREDICTIONS = DOCUMENT.parent / "predictions.md"
@@ -70,8 +70,18 @@ def test_sliding_window_limits_attention_reads() -> None:
     assert 90 < ratio < 100
 
 
+def test_states_are_read_and_written_once_a_step() -> None:
+    model = Model("state", ((1, (Recurrence(32, 128, 128),)),), Product(16, 32, int8=True))
+    assert model.layers[0][1][0].bytes_a_step == 2 * 2 << 20
+    one, eight = (predict(model, MACHINE, Work(n, 1000, n), figures()).memory_s for n in (1, 8))
+    assert eight == pytest.approx(8 * one, rel=1e-2)
+    prompt = predict(model, MACHINE, Work(512, 0, 1), figures())
+    assert prompt.compute_s == pytest.approx(512 * (1 << 19) / 4 / (10 * 2e9), rel=1e-2)
+
+
 def test_models_have_their_published_sizes() -> None:
     sizes = {"Llama": 8.0e9, "Qwen3": 30.5e9, "gpt-oss": 20.9e9, "DeepSeek": 15.7e9, "Qwen2.5": 1.54e9}
+    sizes["Qwen3.5"] = 34.7e9
     for name, parameters in sizes.items():
         weights = 0.0
         for count, part in model_named(name).parts():
