@@ -16,6 +16,13 @@ from torch_armllm.capture.markers.attention import UnsupportedAttention
 _FULL, _SLIDING = "create_causal_mask", "create_sliding_window_causal_mask"
 
 
+def _window_of(config: Any) -> int | None:
+    """Returns a configuration's window; None if it has none, or none of its layers uses it."""
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    used = kinds is None or "sliding_attention" in kinds  # models may make masks of each kind in any case
+    return window if window and used else None
+
+
 class MaskedWindows:
     """The masks that a model asks transformers for while it is captured.
 
@@ -35,7 +42,7 @@ class MaskedWindows:
         def create(config: Any, *args: Any, **kwargs: Any) -> Any:
             if name == _FULL:
                 self.full = True
-            elif isinstance(window := getattr(config, "sliding_window", None), int):
+            elif (window := _window_of(config)) is not None:
                 self.windows.add(window)
             return original(config, *args, **kwargs)
 
