@@ -19,6 +19,7 @@ FIGURES = (
     "mac_per_cycle",
     "insn_per_elem",
     "cycles_per_elem",
+    "limit_per_elem",
     "gops",
     "gb_s",
     "peer",

@@ -53,6 +53,20 @@ def modeled(records: Sequence[Record], per: str, rate: str, unit: str) -> str:
     return table(["op", "shape", "type", "variant", f"instructions/{unit}", *names], rows)
 
 
+def states(records: Sequence[Record]) -> str:
+    """Return cycles beside their limit: a line per op, shape, dtype, variant and core."""
+    rows = []
+    for r in records:
+        cycles, limit = r.get("cycles_per_elem"), r.get("limit_per_elem")
+        if cycles is None or limit is None:
+            continue
+        core = r["cpu"].removeprefix("neoverse-").upper()
+        key = [r["op"], r["shape"], r["dtype"], r["variant"], core]
+        rows.append([*key, r["insn_per_elem"], cycles, limit, cycles / limit])
+    header = ["op", "shape", "type", "variant", "core", "instructions/element", "cycles", "limit", "ratio"]
+    return table(header, rows)
+
+
 def limits(records: Sequence[Record]) -> str:
     """Return the table of the machine's limits."""
     chosen = [r for r in records if r["op"] in ("read", "multiply")]
@@ -90,10 +104,12 @@ ATTENTION = ("paged_attention", "mla_attention")
 
 def tables(arm: Sequence[Record], silicon: Sequence[Record]) -> dict[str, Callable[[], str]]:
     """Return every table of the document."""
+    without_limit = [r for r in arm if "limit_per_elem" not in r]
     return {
         "arm-targets": lambda: targets(MODELED_TARGETS, arm),
         "arm-products": lambda: modeled(arm, "insn_per_mac", "mac_per_cycle", "MAC"),
-        "arm-elements": lambda: modeled(arm, "insn_per_elem", "cycles_per_elem", "element"),
+        "arm-elements": lambda: modeled(without_limit, "insn_per_elem", "cycles_per_elem", "element"),
+        "arm-states": lambda: states(arm),
         "silicon-targets": lambda: targets(TIMED_TARGETS, silicon),
         "silicon-limits": lambda: limits(silicon),
         "silicon-linear": lambda: linear(silicon),

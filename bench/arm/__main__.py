@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench.arm.cases import MACHINES, Case, Machine, cases
 from bench.arm.counting import Emulator, has_plugins, symbols
+from bench.arm.limits import cycles_per_element
 from bench.arm.model import Mca, Model, Share
 from bench.records import Record, record, table, write_json
 
@@ -33,6 +34,8 @@ class Measured:
     macs: float
     elements: float
     cycles: dict[str, float]
+    limits: dict[str, float]
+    """Least cycles of an element, by core; empty where no limit is known."""
     shares: list[Share]
 
 
@@ -54,7 +57,8 @@ class Bench:
         command = [str(self.driver), case.op, f"variant={machine.variant}", *case.options]
         counts, work = emulator.count(machine.cpu, command)
         cycles, shares = Model(counts, self.functions, self.mca).cycles(machine.cores)
-        return Measured(counts.total, work["macs"], work["elements"], cycles, shares)
+        limits = {core: cycles_per_element(case.work, core, self.mca) for core in machine.cores if case.work}
+        return Measured(counts.total, work["macs"], work["elements"], cycles, limits, shares)
 
 
 def records_of(case: Case, machine: Machine, measured: Measured) -> list[Record]:
@@ -71,6 +75,8 @@ def records_of(case: Case, machine: Machine, measured: Measured) -> list[Record]
             figures["insn_per_elem"] = measured.instructions / measured.elements
             if cycles:
                 figures["cycles_per_elem"] = cycles / measured.elements
+            if core in measured.limits:
+                figures["limit_per_elem"] = measured.limits[core]
         records.append(
             record(case.op, case.shape, case.dtype, machine.variant, core, case.group_size, **figures)
         )
@@ -94,7 +100,7 @@ def print_tables(results: Sequence[Result]) -> None:
     cores = list(dict.fromkeys(core for _, machine, _ in results for core in machine.cores))
     names = [core.removeprefix("neoverse-").upper() for core in cores]
     header = ["op", "shape", "type", "variant", "counted on"]
-    products, elements = [], []
+    products, elements, limits = [], [], []
     for case, machine, m in results:
         if isinstance(m, str):
             continue
@@ -105,12 +111,17 @@ def print_tables(results: Sequence[Result]) -> None:
         if m.elements:
             rates = (c / m.elements if c else None for c in cycles)
             elements.append([*start, m.instructions / m.elements, *rates])
+        if m.limits:
+            limits.append([case.op, case.shape, machine.variant, *map(m.limits.get, cores)])
     if products:
         print("\nInstructions a MAC, and MAC a cycle of the model\n")
         print(table([*header, "insn/MAC", *names], products))
     if elements:
         print("\nInstructions and cycles of the model an element\n")
         print(table([*header, "insn/element", *names], elements))
+    if limits:
+        print("\nLeast cycles of the model an element: loads, stores and multiply-adds alone\n")
+        print(table(["op", "shape", "variant", *names], limits))
 
 
 def print_failures(results: Sequence[Result]) -> None:

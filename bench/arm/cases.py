@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bench.arm.limits import Work
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -13,7 +15,7 @@ class Machine:
     variant: str
     cpu: str
     cores: tuple[str, ...]
-    families: tuple[str, ...] = ("linear", "groups", "attention", "rows")
+    families: tuple[str, ...] = ("linear", "groups", "attention", "rows", "recurrent")
     """Kernel families that this variant implements itself."""
 
 
@@ -22,7 +24,7 @@ V2, V1, N2, N1 = "neoverse-v2", "neoverse-v1", "neoverse-n2", "neoverse-n1"
 # SVE code is counted at the vector length of the modeled core; no model covers SME2.
 MACHINES = (
     Machine("i8mm", "i8mm", (V2, V1, N2)),
-    Machine("dotprod", "neoverse-n1", (V2, N1)),
+    Machine("dotprod", "neoverse-n1", (V2, N1), ("linear", "groups", "attention", "rows")),
     Machine("neon", "cortex-a72", (N1,)),
     Machine("svei8mm", "sve256", (V1,), ("linear",)),
     Machine("svei8mm", "sve128", (V2, N2), ("linear",)),
@@ -43,6 +45,8 @@ class Case:
     options: tuple[str, ...]
     group_size: int = 0
     family: str = "linear"
+    work: Work | None = None
+    """Work that an element cannot do without, where cycles are shown beside that limit."""
 
     @property
     def name(self) -> str:
@@ -107,6 +111,25 @@ def _rows() -> Iterator[Case]:
         yield case("dense_linear", f"M={m} N=128 K=2048", f"m={m}", "n=128")
 
 
+def _recurrent() -> Iterator[Case]:
+    def case(op: str, shape: str, tokens: int, work: Work) -> Case:
+        options = (f"tokens={tokens}",)
+        step = "decode" if tokens == 1 else f"prompt of {tokens},"
+        return Case(op, f"{step} {shape}", "bf16", options, family="recurrent", work=work)
+
+    taps = 4
+    for tokens in (1, 32):
+        # A row and an output of each token, and for all tokens together the weights and the state, which is
+        # read and written.
+        conv = Work(2 + (4 * taps + 2 * (taps - 1)) / tokens, 2 + 2 * (taps - 1) / tokens, taps)
+        yield case("causal_conv", f"8192 channels, {taps} taps", tokens, conv)
+        # The decay, two products and the update.
+        yield case("gated_delta_rule", "16/32 heads, 128x128", tokens, Work(4, 4, 4))
+        # The state and its rate; the exponent, the added value, the update and the output.  The exponential
+        # function itself is on top.
+        yield case("selective_scan", "8192 channels, 16 states", tokens, Work(8, 4, 4))
+
+
 def cases() -> list[Case]:
     """Return all cases."""
-    return [*_linears(), *_attention(), *_rows()]
+    return [*_linears(), *_attention(), *_rows(), *_recurrent()]

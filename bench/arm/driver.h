@@ -48,6 +48,8 @@ torch_shim::Tensor integers(const std::vector<int64_t>& sizes, const std::functi
 Case linear_case(const std::string& op, const Options& options);
 Case moe_case(const Options& options);
 Case attention_case(const std::string& op, const Options& options);
+bool is_recurrent(const std::string& op);
+Case recurrent_case(const std::string& op, const Options& options);
 Case row_case(const std::string& op, const Options& options);
 
 }  // namespace bench

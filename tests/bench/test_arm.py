@@ -11,6 +11,7 @@ import pytest
 
 from bench.arm.counting import Counts, Emulator, has_plugins, parse_blocks, parse_log, symbols
 from bench.arm.disassembly import branch_target, disassemble, kind, neutral, tool
+from bench.arm.limits import Work, cycles_per_element, instructions
 from bench.arm.model import Mca, Model
 from bench.records import record, table
 
@@ -172,6 +173,27 @@ def test_loop_cycles_equal_its_dependency_chain(tmp_path: Path) -> None:
     mca.save()
     again, _ = Model(counts, [(0x400000, "f")], Mca(tmp_path / "mca.json")).cycles(("neoverse-v2",))
     assert again["neoverse-v2"] == cycles["neoverse-v2"]
+
+
+def test_limit_holds_the_named_work_evenly_spread() -> None:
+    body = instructions(Work(loaded=4, stored=2, multiply_adds=3))
+    names = [text.split()[0] for text in body]
+    assert [names.count(name) for name in ("ldp", "stp", "fmla")] == [16, 8, 96]
+    assert names[: len(names) // 2].count("ldp") == 8
+
+
+@pytest.mark.parametrize(
+    ("work", "core", "cycles"),
+    [
+        (Work(0, 0, 4), "neoverse-v2", 4 / 4 / 4),  # four lanes in each of four pipes
+        (Work(0, 0, 4), "neoverse-n1", 4 / 4 / 2),
+        (Work(12, 0, 1), "neoverse-v2", 12 / 16 / 3),  # 16 bytes through each of three ports
+        (Work(4, 4, 4), "neoverse-v2", (4 + 1) / 4 / 4),  # a store takes a slot of the vector pipes too
+    ],
+)
+@llvm("llvm-mc", "llvm-mca")
+def test_limit_is_that_of_the_busiest_ports(work: Work, core: str, cycles: float) -> None:
+    assert cycles_per_element(work, core, Mca()) == pytest.approx(cycles, rel=0.02)
 
 
 @pytest.mark.parametrize("by_plugin", [True, False], ids=["plugin", "log"])

@@ -43,6 +43,18 @@ def test_tables_with_records_are_replaced() -> None:
         rendered("<!-- table: other -->\n<!-- end -->", [], [])
 
 
+def test_ops_with_a_limit_have_a_table_of_their_own() -> None:
+    shape = ("1 token", "bf16", "i8mm", "neoverse-v2")
+    delta = record("delta", *shape, insn_per_elem=2.0, cycles_per_elem=0.6, limit_per_elem=0.3)
+    norm = record("norm", *shape, insn_per_elem=3.0, cycles_per_elem=0.5)
+    text = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in ("arm-elements", "arm-states"))
+    elements, states = rendered(text, [delta, norm], None).split("<!-- table: arm-states -->")
+    assert "norm" in elements and "delta" not in elements
+    assert "norm" not in states
+    cells = [cell.strip() for cell in states.splitlines()[3].split("|")[1:-1]]
+    assert cells == ["delta", "1 token", "bf16", "i8mm", "V2", "2", "0.6", "0.3", "2"]
+
+
 def test_document_contains_only_known_tables() -> None:
     assert rendered(DOCUMENT.read_text(), None, None) == DOCUMENT.read_text()
     rendered(DOCUMENT.read_text(), [], [])
