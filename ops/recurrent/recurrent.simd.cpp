@@ -215,10 +215,18 @@ void run_columns(const DeltaPart& p) {
   Pending before;
   for (int j = 0; j < kVectors; ++j) before.delta[j] = zero();
   const auto write_state = [&](float* to) ARMLLM_INLINE {
+    const Pending last = before;  // a copy that no store can change stays in registers
+    const auto updated = [&](int64_t d, int j) ARMLLM_INLINE {
+      return fma(set1(last.k[d]), last.delta[j], load(state + d * kColumns + j * kLanes));
+    };
+    if (p.columns == kColumns) {  // with constant lanes this pass takes half the instructions
+      const int64_t n = p.key_size, stride = p.value_size;
+      for (int64_t d = 0; d < n; ++d)
+        for (int j = 0; j < kVectors; ++j) store(to + d * stride + j * kLanes, updated(d, j));
+      return;
+    }
     each_row([&](int64_t d, int j, int lanes) ARMLLM_INLINE {
-      if (lanes == 0) return;
-      const F32 s = load(state + d * kColumns + j * kLanes);
-      store_lanes(to + d * p.value_size + j * kLanes, fma(set1(before.k[d]), before.delta[j], s), lanes);
+      if (lanes > 0) store_lanes(to + d * p.value_size + j * kLanes, updated(d, j), lanes);
     });
   };
   F32 sum_k[kVectors], sum_q[kVectors];
