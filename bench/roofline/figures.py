@@ -1,4 +1,4 @@
-"""Counted and modeled figures of the Arm kernels: multiply-accumulates per cycle."""
+"""Counted and modeled figures of the Arm kernels: products a cycle, and cycles of recurrent states."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _NAMES = {
 
 
 class Figures:
-    """Rates of products by their number of rows, and of attention."""
+    """Rates of products by their number of rows, and of attention; cycles of the delta rule."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = [r for r in records if "mac_per_cycle" in r]
+        self._states = [r for r in records if "cycles_per_elem" in r and r["op"] == "gated_delta_rule"]
 
     def product(self, core: str, variant: str, rows: float, int8: bool = False) -> float:
         """Return the rate of a linear layer for a number of tokens, interpolated over its logarithm.
@@ -59,6 +60,17 @@ class Figures:
                 return float(r["mac_per_cycle"])
         raise ValueError(f"no {op} was counted for {core} with {variant}")
 
+    def state(self, core: str, decode: bool) -> float:
+        """Return the cycles of the gated delta rule an element of the state and a token, with any variant.
+
+        Raises:
+            ValueError: nothing was counted for this core.
+        """
+        for r in self._states:
+            if _NAMES.get(r["cpu"], r["cpu"]) == core and r["shape"].startswith("decode") == decode:
+                return float(r["cycles_per_elem"])
+        raise ValueError(f"no gated_delta_rule was counted for {core}")
+
     def _of(self, op: str, dtype: str, core: str, variant: str) -> Iterator[Record]:
         key = (op, dtype, core, variant)
         for r in self._records:
@@ -74,22 +86,28 @@ def read_records(paths: Sequence[Path]) -> Figures:
 
 
 def shown_records(text: str) -> Iterator[Record]:
-    """Return the records in the table of products, one per core."""
-    match = re.search(r"<!-- table: arm-products -->\n(.*?)<!-- end -->", text, flags=re.S)
-    assert match, "docs/performance/tables.md has no table of products"
+    """Return the records in the tables of products and of recurrent layers, one per core."""
+    for row in _rows(text, "arm-products"):
+        for core in _NAMES.values():
+            if row.get(core):
+                yield _keys(row, core) | {"mac_per_cycle": float(row[core])}
+    for row in _rows(text, "arm-states"):
+        yield _keys(row, row["core"]) | {"cycles_per_elem": float(row["cycles"])}
+
+
+def _keys(row: dict[str, str], core: str) -> Record:
+    shared = {"op": row["op"], "shape": row["shape"], "dtype": row["type"], "variant": row["variant"]}
+    return shared | {"cpu": core}
+
+
+def _rows(text: str, name: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of a table by its header; none if the document has no such table."""
+    match = re.search(rf"<!-- table: {name} -->\n(.*?)<!-- end -->", text, flags=re.S)
+    if match is None:
+        return
     lines = [
         [cell.strip() for cell in line.strip(" |").split(" | ")] for line in match[1].strip().splitlines()
     ]
     header = lines[0]
     for cells in lines[2:]:
-        row = dict(zip(header, [*cells, *[""] * (len(header) - len(cells))], strict=True))
-        for core in _NAMES.values():
-            if row.get(core):
-                yield {
-                    "op": row["op"],
-                    "shape": row["shape"],
-                    "dtype": row["type"],
-                    "variant": row["variant"],
-                    "cpu": core,
-                    "mac_per_cycle": float(row[core]),
-                }
+        yield dict(zip(header, [*cells, *[""] * (len(header) - len(cells))], strict=True))

@@ -50,9 +50,6 @@ class Prediction:
 
 
 _PHASES = {Product: 2, Experts: 6, Attention: 3, Recurrence: 4}
-_STATE_OPERATIONS = 4
-"""Vector operations of a token on four elements of a state: the decay, the last update, and two sums."""
-_VECTOR_PIPES = {"V1": 4, "V2": 4, "N1": 2}
 _ROW_PHASES = 3
 """Phases of a layer: norms with their residuals, rotations and writing of keys."""
 
@@ -87,8 +84,8 @@ def _cost(part: Part, work: Work, figures: Figures, machine: Machine) -> tuple[f
     if isinstance(part, Attention):
         return _attention(part, work, figures, machine)
     if isinstance(part, Recurrence):
-        operations = work.tokens * part.elements * _STATE_OPERATIONS / 4
-        return work.sequences * part.bytes_a_step, operations / _VECTOR_PIPES[machine.core]
+        cycles = work.tokens * part.elements * figures.state(machine.core, work.decodes)
+        return work.sequences * part.bytes_a_step, cycles
     if isinstance(part, Product):
         tokens = work.sequences if part.last_token_only else work.tokens
         macs = tokens * part.rows * part.columns

@@ -26,6 +26,11 @@ def figures(rate: float = 50.0) -> Figures:
             {"op": "paged_attention", "dtype": "bf16", "variant": "i8mm", "cpu": "neoverse-v2"}
             | {"shape": shape, "mac_per_cycle": rate}
         )
+    for shape, cycles in (("decode 1", 0.5), ("prompt of 32", 0.25)):
+        made.append(
+            {"op": "gated_delta_rule", "dtype": "bf16", "variant": "i8mm", "cpu": "neoverse-v2"}
+            | {"shape": shape, "cycles_per_elem": cycles}
+        )
     return Figures(made)
 
 
@@ -76,7 +81,12 @@ def test_states_are_read_and_written_once_a_step() -> None:
     one, eight = (predict(model, MACHINE, Work(n, 1000, n), figures()).memory_s for n in (1, 8))
     assert eight == pytest.approx(8 * one, rel=1e-2)
     prompt = predict(model, MACHINE, Work(512, 0, 1), figures())
-    assert prompt.compute_s == pytest.approx(512 * (1 << 19) / 4 / (10 * 2e9), rel=1e-2)
+    assert prompt.compute_s == pytest.approx(512 * (1 << 19) * 0.25 / (10 * 2e9), rel=1e-2)
+    slow = Machine("slow", "V2", "i8mm", 10, 0.1, 100.0, 20.0)  # in its steps cycles outlast bytes
+    step = predict(model, slow, Work(8, 1000, 8), figures())
+    assert step.compute_s == pytest.approx(8 * (1 << 19) * 0.5 / (10 * 0.1e9), rel=1e-2)
+    with pytest.raises(ValueError, match="no gated_delta_rule was counted for N1"):
+        figures().state("N1", decode=True)
 
 
 def test_models_have_their_published_sizes() -> None:
@@ -109,10 +119,15 @@ def test_document_tables_cover_every_model_and_machine() -> None:
     assert rates(found) in document and compare_published(shown) in document  # as `python -m bench.roofline`
 
 
-def test_empty_cells_are_skipped() -> None:
+def test_tables_of_products_and_states_are_read() -> None:
     text = (
         "<!-- table: arm-products -->\n| op | shape | type | variant | instructions/MAC | V2 | N1 |\n"
         "|---|---|---|---|---|---|---|\n"
-        "| int4_linear | M=1 N=K=8 | g32i | i8mm | 0.1 | 26.8 | |\n<!-- end -->"
+        "| int4_linear | M=1 N=K=8 | g32i | i8mm | 0.1 | 26.8 | |\n<!-- end -->\n"
+        "<!-- table: arm-states -->\n| op | shape | type | variant | core | cycles |\n"
+        "|---|---|---|---|---|---|\n"
+        "| gated_delta_rule | decode 1 | bf16 | i8mm | V2 | 0.5 |\n<!-- end -->"
     )
-    assert [(r["cpu"], r["mac_per_cycle"]) for r in shown_records(text)] == [("V2", 26.8)]
+    product, state = shown_records(text)
+    assert (product["cpu"], product["mac_per_cycle"]) == ("V2", 26.8)
+    assert (state["cpu"], state["cycles_per_elem"]) == ("V2", 0.5)
