@@ -27,6 +27,7 @@ FAMILIES = (
     "kimi_linear",
     "nemotron_h",
     "lfm2",
+    "mamba",
     "mamba2",
     "falcon_mamba",
     "jamba",
@@ -103,13 +104,13 @@ def test_batched_and_chunked_bits_equal_those_alone(
 
 @pytest.mark.parametrize("swap", [0, 1 << 20], ids=["recomputed", "swapped"])
 @pytest.mark.parametrize(
-    "family", ["qwen3_5_moe_text", "kimi_linear", "lfm2"]
-)  # of blocks larger than states
+    "family", ["qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2", "jamba", "minimax", "recurrent_gemma"]
+)  # with attention: models without it need no blocks
 def test_preempted_bits_equal_those_alone(family: str, swap: int) -> None:
-    lengths = [40, 50, 29, 60, 45]
+    lengths = [28, 61, 29, 30, 31, 60]  # soon each needs one more block
     small = memory_of(family, blocks=5, slots=3)
-    running = engine(family, kv_cache_memory=small, max_num_seqs=3, swap_space=swap, max_model_len=96)
-    params = SamplingParams(temperature=0.0, max_tokens=30, logprobs=1, ignore_eos=True)
+    running = engine(family, kv_cache_memory=small, max_num_seqs=3, swap_space=swap, max_model_len=101)
+    params = SamplingParams(temperature=0.0, max_tokens=40, logprobs=1, ignore_eos=True)
     prompts = [prompt(length, seed) for seed, length in enumerate(lengths)]
     expected = [sequences(engine(family), [p], params)[0] for p in prompts]
     assert sequences(running, prompts, params) == expected
