@@ -292,6 +292,11 @@ AOTITorchError aoti_torch_get_dtype(AtenTensorHandle t, int32_t* type) {
   *type = t->type;
   return 0;
 }
+size_t aoti_torch_dtype_element_size(int32_t type) { return size_t(torch_shim::type_size(type)); }
+AOTITorchError aoti_torch_get_device_type(AtenTensorHandle, int32_t* type) {
+  *type = aoti_torch_device_type_cpu();
+  return 0;
+}
 AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle t, bool* contiguous) {
   *contiguous = torch_shim::is_contiguous(*t);
   return 0;
