@@ -71,10 +71,15 @@ def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor
 
 
 def _erase_where_unused(node: Node) -> None:
-    for user in list(node.users):
-        _erase_where_unused(user)
-    if not node.users and not node.is_impure():
-        node.graph.erase_node(node)
+    """Removes a node, and what depends on it, if no result does."""
+    dependent, left = {node}, [node]
+    while left:
+        new = left.pop().users.keys() - dependent
+        dependent |= new
+        left += new
+    for each in reversed(node.graph.nodes):
+        if each in dependent and not each.users and not each.is_impure():
+            node.graph.erase_node(each)
 
 
 def drop_unused(module: fx.GraphModule, *attributes: str) -> None:
