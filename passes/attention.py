@@ -13,9 +13,8 @@ from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     aten,
     call,
-    constant,
+    float_constant,
     is_op,
-    new_constant,
     tokens_first,
     value,
 )
@@ -58,9 +57,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     written: set[tuple[int, int]] = set()
     for node in nodes:
         q, k, v, layer, scale, window, softcap, sinks, slopes = (*node.args, None)[:9]
-        sink_tensor = constant(module, sinks)
-        if sink_tensor is not None and sink_tensor.dtype != torch.float32:
-            sinks = new_constant(module, node, "sinks", sink_tensor.float())
+        sinks = float_constant(module, node, "sinks", sinks)
         group, number = position = layout.positions[layer]
         with graph.inserting_before(node):
             k_cache, v_cache, *scales = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
@@ -13,18 +16,28 @@ MAX_VALUES = 1 << 20
 
 
 def _folds(module: fx.GraphModule, node: Node) -> bool:
+    if node.target is operator.getitem:  # one of the parts of a split constant
+        source: Any = node.args[0]
+        return bool(source.all_input_nodes) and _computes_constant(module, source) and _is_small(node)
+    return _computes_constant(module, node) and isinstance(node.meta.get("val"), Tensor) and _is_small(node)
+
+
+def _is_small(node: Node) -> bool:
+    """True if a result has a fixed size that is worth keeping."""
+    result: Tensor = node.meta["val"]
+    return all(isinstance(size, int) for size in result.shape) and result.numel() <= MAX_VALUES
+
+
+def _computes_constant(module: fx.GraphModule, node: Node) -> bool:
+    """True if an operator reads constants alone."""
     if node.op != "call_function" or getattr(node.target, "namespace", "") != "aten":
         return False
-    result = node.meta.get("val")
-    if not isinstance(result, Tensor) or node.target._schema.is_mutable:  # type: ignore[union-attr]
+    if node.target._schema.is_mutable:  # type: ignore[union-attr]
         return False
     inputs = node.all_input_nodes
     if any(constant(module, n) is None for n in inputs):
         return False
-    if not inputs and not is_op(node, aten.arange) and not (is_op(node, *_FILLED) and _is_only_read(node)):
-        return False
-    sizes = list(result.shape)
-    return all(isinstance(s, int) for s in sizes) and result.numel() <= MAX_VALUES
+    return bool(inputs) or is_op(node, aten.arange) or (is_op(node, *_FILLED) and _is_only_read(node))
 
 
 _FILLED = (aten.ones, aten.zeros, aten.full)
@@ -55,6 +68,16 @@ def _shift_positions(module: fx.GraphModule, node: Node) -> bool:
     return True
 
 
+def _computed(module: fx.GraphModule, node: Node) -> Any:
+    """Returns the result of a node whose inputs are constants, or are split from one."""
+    if node.target is operator.getitem:
+        source, index = node.args
+        return _computed(module, source)[index]  # type: ignore[arg-type,index]
+    args = fx.map_arg(node.args, lambda n: constant(module, n))
+    kwargs = fx.map_arg(node.kwargs, lambda n: constant(module, n))
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
 @torch.no_grad()
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Computes nodes whose inputs are constants.
@@ -68,9 +91,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             num_rewritten += _shift_positions(module, node)
         if not _folds(module, node):
             continue
-        args = fx.map_arg(node.args, lambda n: constant(module, n))
-        kwargs = fx.map_arg(node.kwargs, lambda n: constant(module, n))
-        result = node.target(*args, **kwargs).contiguous()
+        result = _computed(module, node).contiguous()
         node.replace_all_uses_with(new_constant(module, node, "folded", result))
         module.graph.erase_node(node)
         num_rewritten += 1

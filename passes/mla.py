@@ -27,6 +27,7 @@ from torch_armllm.passes.lib.graph import (
     call,
     constant,
     drop_unused,
+    float_constant,
     is_op,
     new_constant,
     tokens_first,
@@ -87,8 +88,6 @@ def not_absorbed_reason(module: fx.GraphModule) -> str | None:
         return "its layers differ in the sizes of their latents"
     if any(latent.attention.args[5] or latent.attention.args[6] for latent in attentions):
         return "its latent attention has a sliding window or a softcap"
-    if any(latent.attention.args[7] is not None for latent in attentions):
-        return "its latent attention has sinks"
     return None
 
 
@@ -194,6 +193,7 @@ class _Absorption:
         queries, rotated = self._rotated(node, q_rope, k_rope)
         packed = bool(scheme)
         q_latent = self._heads_linear(node, q_nope, keys.transpose(1, 2), "mla_keys", packed)
+        sinks = float_constant(self.module, node, "sinks", node.args[7])
         with graph.inserting_before(node):
             cache = call(graph, aten.select.int, self.inputs["k_cache"], 0, layer)
             rows = _single_head(graph, latents)
@@ -203,6 +203,7 @@ class _Absorption:
                 armllm.mla_attention.default,
                 *(q_latent, queries, cache, self.inputs["block_table"], self.inputs["query_start"]),
                 *(self.inputs["seq_lens"], self.inputs["max_seq_len"], node.args[4]),
+                sinks,
             )
         out = self._heads_linear(node, mixed, values, "mla_values", packed)
         with graph.inserting_before(node):

@@ -65,6 +65,7 @@ def mla_attention(
     seq_lens: Tensor,
     max_seq_len: int,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes causal softmax attention of each sequence's last tokens over the sequence's cached latents.
 
@@ -82,6 +83,7 @@ def mla_attention(
         seq_lens: int32 ``(B,)``, positions of each sequence in the cache, including the new tokens.
         max_seq_len: at least the largest value of ``seq_lens``.
         scale: factor of the scores, ``(nope_size + rope_size) ** -0.5`` of the expanded heads.
+        sinks: float32 ``(heads,)``: logits that enter the sum of the softmax but carry no value.
 
     Returns:
         ``(T, heads, rank)`` in the dtype of ``q_latent``, contiguous.  A token's result has the same bits
@@ -93,7 +95,7 @@ def mla_attention(
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, with the up-projections absorbed.
     """
     result: Tensor = torch.ops.armllm.mla_attention(
-        q_latent, q_rope, cache, block_table, query_start, seq_lens, max_seq_len, scale
+        q_latent, q_rope, cache, block_table, query_start, seq_lens, max_seq_len, scale, sinks
     )
     return result
 
@@ -113,5 +115,6 @@ def _mla_attention_fake(
     seq_lens: Tensor,
     max_seq_len: int,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     return q_latent.new_empty(q_latent.shape)

@@ -46,7 +46,7 @@ bool side_by_side(const QueryPart& a, const QueryPart& b, int64_t element_size, 
 }
 
 Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start,
-                     Tensor seq_lens, int64_t max_seq_len, double scale) {
+                     Tensor seq_lens, int64_t max_seq_len, double scale, std::optional<Tensor> sinks) {
   STD_TORCH_CHECK(q_latent.dim() == 3, "q_latent must have shape (tokens, heads, rank), not ",
                   shape_of(q_latent));
   const int64_t tokens = q_latent.size(0), heads = q_latent.size(1), rank = q_latent.size(2);
@@ -97,6 +97,12 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
   a.value_size = rank;
   a.block_size = latents.block_size;
   a.scale = static_cast<float>(scale);
+  if (sinks) {
+    STD_TORCH_CHECK(sinks->numel() == heads && type_of(*sinks) == ScalarType::Float,
+                    "sinks must be float32, one for each of the ", heads, " heads");
+    sinks = as_contiguous(*sinks);
+    a.sinks = static_cast<const float*>(sinks->data_ptr());
+  }
   a.threads = team_size();
   a.max_seq_len = max_seq_len;
   check_sequences(a, latents.blocks);

@@ -23,6 +23,7 @@ def reference_mla_attention(
     seq_lens: Tensor,
     max_seq_len: int,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.mla.mla_attention`."""
     rank = q_latent.shape[2]
@@ -38,6 +39,10 @@ def reference_mla_attention(
         last = torch.arange(length - (end - begin), length)
         future = torch.arange(length)[None] > last[:, None]
         scores = torch.einsum("qhd,kd->hqk", q[begin:end], keys) * scale
-        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(future, -torch.inf)
+        if sinks is not None:
+            column = sinks.to(torch.float32)[:, None, None].expand(-1, end - begin, 1)
+            scores = torch.cat([scores, column], -1)
+        weights = scores.softmax(-1)[..., :length]
         out[begin:end] = torch.einsum("hqk,kd->qhd", weights, keys[:, :rank]).to(out.dtype)
     return out

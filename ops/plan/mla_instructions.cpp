@@ -88,6 +88,7 @@ Instruction build(const fields::mla_attention& op) {
     t.rope.data = frame.address(op.rope);
     t.rope.token_stride = op.rope.stride;
     a.out = frame.rows(op.out);
+    a.sinks = frame.pointer<float>(op.sinks);
     a.k_cache = layer_of(cache, op.layer);
     a.cache_type = cache_type_of(cache);
     a.block_size = cache.size(2);

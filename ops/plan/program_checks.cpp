@@ -274,6 +274,7 @@ void check(const Checks& c, const fields::mla_attention& op) {
   c.rows(op.rope, (op.q_heads - 1.0) * op.rope_head_stride + op.rope_size);
   c.rows(op.out, double(op.q_heads) * op.latent_size);
   c.same_type({op.latent, op.rope, op.out});
+  c.vector(op.sinks, op.q_heads, ElementType::f32);
   c.needed(op.latent, "latent"), c.needed(op.out, "out");
   if (op.rope_size > 0) c.needed(op.rope, "rope");
   CacheNeed need = latents_of(op.cache, op.layer, op.latent_size + op.rope_size);

@@ -70,6 +70,14 @@ def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor
     return node
 
 
+def float_constant(module: fx.GraphModule, before: Node, name: str, node: Any) -> Any:
+    """Returns a node that reads the same constant as float32; the node itself if it reads none."""
+    tensor = constant(module, node)
+    if tensor is None or tensor.dtype == torch.float32:
+        return node
+    return new_constant(module, before, name, tensor.float())
+
+
 def _erase_where_unused(node: Node) -> None:
     """Removes a node, and what depends on it, if no result does."""
     dependent, left = {node}, [node]

@@ -31,15 +31,16 @@ class Batch:
     block_table: Tensor
     seq_lens: tuple[int, ...]
     query_lens: tuple[int, ...]
+    sinks: Tensor | None = None
 
-    def arguments(self) -> tuple[Tensor | int | float, ...]:
+    def arguments(self) -> tuple[Tensor | int | float | None, ...]:
         lens = self.query_lens
         query_start = torch.tensor([sum(lens[:i]) for i in range(len(lens) + 1)], dtype=torch.int32)
         seq_lens = torch.tensor(self.seq_lens, dtype=torch.int32)
         scale = 1.0 / math.sqrt(self.cache.shape[-1])
         return (
             *(self.q_latent, self.q_rope, self.cache, self.block_table),
-            *(query_start, seq_lens, max(self.seq_lens, default=0), scale),
+            *(query_start, seq_lens, max(self.seq_lens, default=0), scale, self.sinks),
         )
 
     def run(self) -> Tensor:
@@ -69,6 +70,7 @@ def make_batch(
     block_size: int = 16,
     cache_dtype: torch.dtype = torch.float32,
     dtype: torch.dtype = torch.float32,
+    sinks: bool = False,
     seed: int = 0,
 ) -> Batch:
     """Makes a random batch.
@@ -84,6 +86,7 @@ def make_batch(
         block_size: positions per block.
         cache_dtype: dtype of the cache.
         dtype: dtype of queries and latents before they are stored.
+        sinks: with random attention sinks.
         seed: seed of all random values.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -101,7 +104,8 @@ def make_batch(
         latents = torch.randn(seq_len, rank + rope_size, generator=generator).to(dtype)
         mla.mla_write(latents[:, :rank], latents[:, rank:], cache, slots)
     q = torch.randn(sum(query_lens), heads, rank + rope_size, generator=generator).to(dtype)
-    return Batch(q[..., :rank], q[..., rank:], cache, block_table, seq_lens, query_lens)
+    logits = 3.0 * torch.randn(heads, generator=generator) if sinks else None
+    return Batch(q[..., :rank], q[..., rank:], cache, block_table, seq_lens, query_lens, logits)
 
 
 def check(batch: Batch) -> None:
@@ -133,6 +137,8 @@ CASES = {
     "no rotary part": make_batch((20,), (2,), sizes=(16, 0)),
     "real sizes": make_batch((40,), (2,), heads=20, sizes=(512, 64), cache_dtype=torch.bfloat16),
     "one block per split": make_batch((270,), (12,), block_size=256),
+    "sinks": make_batch((600, 40, 3), (1, 40, 3), heads=5, sinks=True),
+    "sinks in bfloat16": make_batch((300,), (30,), heads=20, cache_dtype=torch.bfloat16, sinks=True),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=2),
 }
 
@@ -155,6 +161,7 @@ def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dt
     sizes=st.tuples(st.integers(1, 70), st.integers(0, 30)),
     block_size=st.sampled_from(attention.BLOCK_SIZES),
     cache_dtype=st.sampled_from(FLOATS),
+    sinks=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_random_shapes_match_reference(
@@ -163,6 +170,7 @@ def test_random_shapes_match_reference(
     sizes: tuple[int, int],
     block_size: int,
     cache_dtype: torch.dtype,
+    sinks: bool,
     seed: int,
 ) -> None:
     query_lens = tuple(n for _, n in sequences)
@@ -175,6 +183,7 @@ def test_random_shapes_match_reference(
             sizes=sizes,
             block_size=block_size,
             cache_dtype=cache_dtype,
+            sinks=sinks,
             seed=seed,
         )
     )
@@ -218,7 +227,9 @@ def test_equals_attention_of_expanded_heads(variant: str) -> None:
 @pytest.mark.parametrize("cache_dtype", FLOATS)
 def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype) -> None:
     query_lens = (60, 40, 1, 2)
-    batch = make_batch((290, 40, 540, 5), query_lens, heads=5, cache_dtype=cache_dtype, dtype=torch.bfloat16)
+    batch = make_batch(
+        (290, 40, 540, 5), query_lens, heads=5, cache_dtype=cache_dtype, dtype=torch.bfloat16, sinks=True
+    )
     with variants.use(variant):
         together = batch.run().split(query_lens)
         for sequence, count in enumerate(query_lens):
@@ -292,6 +303,7 @@ def test_mla_write_matches_reference(variant: str, cache_dtype: torch.dtype, dty
 def test_opcheck() -> None:
     batch = make_batch((30, 20), (4, 1))
     torch.library.opcheck(torch.ops.armllm.mla_attention, batch.arguments())
+    torch.library.opcheck(torch.ops.armllm.mla_attention, replace(batch, sinks=torch.zeros(3)).arguments())
     cache = mla.new_latent_cache(2, 32, 8, 16, torch.bfloat16)
     torch.library.opcheck(
         torch.ops.armllm.mla_write, (torch.randn(3, 32), torch.randn(3, 8), cache, torch.arange(3))
@@ -320,6 +332,8 @@ def test_invalid_arguments_raise() -> None:
         ({"block_table": batch.block_table.long()}, "int32"),
         ({"block_table": batch.block_table + 9}, "names block"),
         ({"block_table": batch.block_table - 9}, "names block -"),
+        ({"sinks": torch.zeros(2)}, "sinks must be float32, one for each of the 3 heads"),
+        ({"sinks": torch.zeros(3).half()}, "sinks must be float32"),
     ]
     for change, message in invalid:
         with pytest.raises(RuntimeError, match=message):

@@ -65,3 +65,26 @@ def test_position_offset_is_folded_into_the_table() -> None:
     assert ops(graph)[-2:] == ["armllm::rms_norm", "transpose"]
     assert "add" not in ops(graph)
     torch.testing.assert_close(graph(positions), expected)
+
+
+class Halves(nn.Module):
+    """Scales and shifts by the two halves of one weight, as hyper-connections do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift = self.weight.split(16)
+        first, second = self.weight.view(2, 16).unbind(0)
+        return x * scale + shift + first - second
+
+
+def test_parts_of_a_constant_are_folded() -> None:
+    x = torch.randn(1, 5, 16)
+    graph = export(Halves(), x)
+    expected = graph(x)
+    assert fold_constants.run(graph, PassContext()) == 5
+    graph.recompile()
+    assert ops(graph) == ["mul", "add", "add", "sub"]
+    assert torch.equal(graph(x), expected)

@@ -27,7 +27,7 @@ CAPTURED = [
     "deepseek_v32", "glm_moe_dsa", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear",
     "olmo_hybrid", "lfm2", "lfm2_moe", "lfm3", "bailing_hybrid", "granitemoehybrid", "nemotron_h",
     "falcon_h1", "bamba", "zamba2", "mamba2", "mamba", "falcon_mamba", "jamba", "minimax",
-    "recurrent_gemma",
+    "recurrent_gemma", "hy_v4",
 ]  # fmt: skip
 """Families that must run as a graph of fused ops."""
 
@@ -53,7 +53,7 @@ BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("kimi_linear", "bailing_hybrid"), _ABSORBED),
     # Some tokens are routed to other experts; the experts of axk1 differ much.
     "deepseek_v3": _ABSORBED._replace(worst=0.3),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _ABSORBED._replace(worst=0.6)),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "hy_v4"), _ABSORBED._replace(worst=0.6)),
     "axk1": _ABSORBED._replace(worst=1.0),
 }
 """Bounds of the families that differ from the default."""

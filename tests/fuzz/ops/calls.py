@@ -383,6 +383,7 @@ def _mla_attention(draw: Random) -> Call:
         "q_rope": Spec((tokens, heads, rope), dtype),
         "cache": cache,
         "scale": draw.choice((0.125, 1.0)),
+        "sinks": _maybe(draw, Spec((heads,), torch.float32)),
     }
 
 

@@ -63,7 +63,7 @@ def _write(low: Lowering, node: Node, latent: Any, k_rope: Any, cache: Any, slot
 
 def _attention(
     low: Lowering, node: Node, q_latent: Any, q_rope: Any, cache: Any, table: Any, starts: Any, lengths: Any,
-    max_seq_len: Any, scale: float,
+    max_seq_len: Any, scale: float, sinks: Any = None,
 ) -> Operand:  # fmt: skip
     latents, rope, layer = low.heads(q_latent), low.heads(q_rope), low.locations[cache]
     out = low.new(node)
@@ -73,6 +73,7 @@ def _attention(
         latent=latents,
         rope=rope,
         out=out,
+        sinks=low.weight(sinks, torch.float32),
         cache=layer.input,
         layer=layer.layer,
         block_table=low.rows(table).index,
