@@ -6,15 +6,18 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Node
 
 from torch_armllm.ops.attention import kv_cache_shapes
 from torch_armllm.passes.lib.cache_layout import CacheLayout, cache_layout
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
+    as_float32,
     aten,
     call,
-    float_constant,
+    constant,
     is_op,
+    new_constant,
     tokens_first,
     value,
 )
@@ -39,6 +42,18 @@ def _name(tensor: str, group: int) -> str:
     return f"{tensor}_{group}" if group else tensor
 
 
+def _profiles(module: fx.GraphModule, node: Node, factors: Any, profiles: Any) -> tuple[Any, Any]:
+    """Returns factors ``(T, heads, rank)`` and profiles from the largest distance to 0, both in float32."""
+    if factors is None:
+        return None, None
+    with module.graph.inserting_before(node):
+        rows = call(module.graph, aten.select.int, factors, 0, 0)
+    tensor = constant(module, profiles)
+    assert tensor is not None, "profiles are weights of the model"
+    bank = new_constant(module, node, "profiles", tensor.float().flip(1).contiguous())
+    return as_float32(module, node, "relative", rows), bank
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Rewrites all attentions; does nothing if the context is not paged.
 
@@ -56,8 +71,10 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     )
     written: set[tuple[int, int]] = set()
     for node in nodes:
-        q, k, v, layer, scale, window, softcap, sinks, slopes = (*node.args, None)[:9]
-        sinks = float_constant(module, node, "sinks", sinks)
+        q, k, v, layer, scale, window, softcap, sinks, *biases = node.args
+        slopes, factors, profiles = (*biases, None, None, None)[:3]
+        sinks = as_float32(module, node, "sinks", sinks)
+        relative, bank = _profiles(module, node, factors, profiles)
         group, number = position = layout.positions[layer]
         with graph.inserting_before(node):
             k_cache, v_cache, *scales = (
@@ -76,7 +93,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
                 *(tokens_first(graph, q), k_cache, v_cache, inputs["block_table"], inputs["query_start"]),
                 *(inputs["seq_lens"], inputs["max_seq_len"], scale, window, softcap, sinks),
                 *(scales if scales else (None, None)),
-                slopes,
+                *(slopes, relative, bank),
             )
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)

@@ -23,11 +23,11 @@ from torch_armllm.capture.markers.mla import float_weight
 from torch_armllm.ops.linear import pack_int8
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
+    as_float32,
     aten,
     call,
     constant,
     drop_unused,
-    float_constant,
     is_op,
     new_constant,
     tokens_first,
@@ -193,7 +193,7 @@ class _Absorption:
         queries, rotated = self._rotated(node, q_rope, k_rope)
         packed = bool(scheme)
         q_latent = self._heads_linear(node, q_nope, keys.transpose(1, 2), "mla_keys", packed)
-        sinks = float_constant(self.module, node, "sinks", node.args[7])
+        sinks = as_float32(self.module, node, "sinks", node.args[7])
         with graph.inserting_before(node):
             cache = call(graph, aten.select.int, self.inputs["k_cache"], 0, layer)
             rows = _single_head(graph, latents)

@@ -9,6 +9,7 @@ from torch.fx.node import Node
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import is_op, value
 from torch_armllm.passes.lib.router import insert_route, recognize_router
+from torch_armllm.passes.lib.shared_router import recognize_shared_router
 
 _EXPERTS = (torch.ops.armllm.int4_moe.default, torch.ops.armllm.experts.default)
 
@@ -48,6 +49,10 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         choice = _without_zeros if _ignores_zero_weights(node) else _all
         match = recognize_router(module, (ids, weights), int(value(gate_up).shape[0]), choice)
         if match is None:
+            shared = recognize_shared_router(module, ids, weights, int(value(gate_up).shape[0]))
+            if shared is not None:
+                shared.replace(module, node)
+                num_rewritten += 1
             continue
         region, route, top_k = match
         for position, result in enumerate(insert_route(module, node, region.entry, route, top_k), 1):

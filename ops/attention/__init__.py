@@ -76,6 +76,8 @@ def paged_attention(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    relative: Tensor | None = None,
+    profiles: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax attention of the new tokens of each sequence over its cached keys and values.
 
@@ -95,11 +97,16 @@ def paged_attention(
         scale: factor of the scores.
         window: if greater than 0, a query at position p sees only positions p − window + 1 … p.
         softcap: if greater than 0, scores become ``softcap · tanh(score / softcap)``.
-        sinks: float32 ``(q_heads,)``: logits that enter the sum of the softmax but carry no value.
+        sinks: float32 ``(q_heads,)``, or ``(T, q_heads)`` if tokens have their own: logits that enter the sum
+            of the softmax but carry no value.
         k_scales: float32 ``(blocks, kv_heads, block_size)``, only for int8 caches.
         v_scales: scales of the values, of the same shape.
         alibi_slopes: float32 ``(q_heads,)``: the slope of a head times the distance of a key from the query,
             key position − query position, is added to the score, after ``softcap``.
+        relative: float32 ``(T, q_heads, rank)``, the factors of a learned bias of distance: where a key is
+            less than ``extent`` before the query, this is added to the score, after ``softcap``:
+            ``Σᵣ relative[t, h, r] · profiles[r, extent − 1 − distance]``.  The tokens may be strided.
+        profiles: float32 ``(rank, extent)``, from the largest distance to 0.
 
     Returns:
         ``(T, q_heads, value_size)`` in the dtype of ``q``, contiguous.  A token's result has the same bits
@@ -114,7 +121,7 @@ def paged_attention(
     """
     result: Tensor = torch.ops.armllm.paged_attention(
         *(q, k_cache, v_cache, block_table, query_start, seq_lens, max_seq_len, scale, window, softcap),
-        *(sinks, k_scales, v_scales, alibi_slopes),
+        *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles),
     )
     return result
 
@@ -148,5 +155,7 @@ def _paged_attention_fake(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    relative: Tensor | None = None,
+    profiles: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])

@@ -198,7 +198,7 @@ void finish(const AttentionArgs& args, int64_t token, int64_t head, float maximu
             const float* values) {
   float factor = 1.0f;
   if (args.sinks != nullptr) {
-    const float sink = args.sinks[head];
+    const float sink = args.sinks[token * args.sink_stride + head];
     const float top = maximum > sink ? maximum : sink;
     factor = exp_of(maximum - top);
     sum = sum * factor + exp_of(sink - top);

@@ -182,6 +182,7 @@ struct Workspace {
   float *total_maximum, *total_sum, *total_values;
   int64_t *first, *last;
   float* slopes;
+  const float** relative;
 
   Workspace(const AttentionArgs& a, int64_t some_rows) {
     const int64_t rows = round_up(some_rows, 2);
@@ -189,7 +190,7 @@ struct Workspace {
     const int64_t width = value_stride(a.value_size);
     const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
                               kFloat * (kScoreStride + 2 * width + 5) +
-                              2 * static_cast<int64_t>(sizeof(int64_t));
+                              3 * static_cast<int64_t>(sizeof(int64_t));
     const int64_t bytes =
         panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + split_bytes(a) + rows * row_bytes;
     char* next = thread_memory(bytes + 16 * 64);
@@ -215,6 +216,7 @@ struct Workspace {
     take(total_maximum, rows * kFloat);
     take(total_sum, rows * kFloat);
     take(slopes, rows * kFloat);
+    take(relative, rows * static_cast<int64_t>(sizeof(*relative)));
   }
 };
 
@@ -225,6 +227,7 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   tile.first = w.first;
   tile.last = w.last;
   if (a.slopes != nullptr) tile.slopes = w.slopes;
+  if (a.relative != nullptr) tile.relative = w.relative;
   tile.blocks = run.blocks();
   tile.kv_head = run.kv_head;
   Row row = run.at(0);
@@ -233,6 +236,7 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
     w.first[r] = row.first();
     w.last[r] = row.last();
     if (a.slopes != nullptr) w.slopes[r] = a.slopes[row.head];
+    if (a.relative != nullptr) w.relative[r] = a.relative + row.token * a.relative_stride + row.head * a.rank;
   }
   return tile;
 }

@@ -74,14 +74,24 @@ struct AttentionArgs {
   int64_t sequences = 0, tokens = 0;
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
   float scale = 1.0f;
-  int64_t window = 0;             // > 0: a query at position p sees only p − window + 1 … p
-  float softcap = 0.0f;           // > 0: s ← softcap · tanh(s / softcap)
-  const float* sinks = nullptr;   // [q_heads] extra logits that enter the softmax sum but carry no value
+  int64_t window = 0;    // > 0: a query at position p sees only p − window + 1 … p
+  float softcap = 0.0f;  // > 0: s ← softcap · tanh(s / softcap)
+  // Extra logits that enter the softmax sum but carry no value: [q_heads], or such rows of each token.
+  const float* sinks = nullptr;
+  int64_t sink_stride = 0;        // from one token's row to the next; 0: the same for all tokens
   const float* slopes = nullptr;  // [q_heads] ALiBi: s ← s + slope · (key position − query position)
-  int64_t threads = 1;            // size of the thread team: affects tile sizes, never bits
-  int64_t max_seq_len = 0;        // upper bound of seq_lens; determines the scratch size
+  // Learned bias of distance: s ← s + Σᵣ relative[token][head][r] · profiles[r][extent − 1 − distance] for
+  // distances below the extent.
+  const float* relative = nullptr;  // [tokens][q_heads][rank]; tokens are relative_stride apart
+  const float* profiles = nullptr;  // [rank][extent]
+  int64_t relative_stride = 0, rank = 0, extent = 0;
+  int64_t threads = 1;      // size of the thread team: affects tile sizes, never bits
+  int64_t max_seq_len = 0;  // upper bound of seq_lens; determines the scratch size
   void* scratch = nullptr;
 };
+
+// True if scores depend on the distance of a key from the query.
+inline bool adds_bias(const AttentionArgs& a) { return a.slopes != nullptr || a.relative != nullptr; }
 
 // The split that is attended to next.  It is prefetched while the current split is attended to.
 struct SplitAhead {
@@ -97,11 +107,12 @@ struct SplitAhead {
 struct AttentionTile {
   void* query = nullptr;  // rows · query_bytes(head size), in the format of load_query
   int64_t rows = 0;
-  const int64_t* first = nullptr;   // [rows] first visible position
-  const int64_t* last = nullptr;    // [rows] one past the last visible position; never past the sequence
-  const float* slopes = nullptr;    // [rows] slope of each row's head; nullptr: no bias
-  int64_t split_begin = 0;          // the split is split_begin … split_begin + kSplit − 1
-  const int32_t* blocks = nullptr;  // block table of the sequence
+  const int64_t* first = nullptr;  // [rows] first visible position
+  const int64_t* last = nullptr;   // [rows] one past the last visible position; never past the sequence
+  const float* slopes = nullptr;   // [rows] slope of each row's head; nullptr: no bias
+  const float* const* relative = nullptr;  // [rows] factors of the profiles; nullptr: no bias
+  int64_t split_begin = 0;                 // the split is split_begin … split_begin + kSplit − 1
+  const int32_t* blocks = nullptr;         // block table of the sequence
   int64_t kv_head = 0;
   // Prefetching, so that kernels do not wait for memory.
   bool is_near = false;  // true if the split was prefetched as `next` of the previous one

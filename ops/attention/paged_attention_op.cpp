@@ -9,7 +9,8 @@ namespace {
 Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start,
                        Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
                        std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
-                       std::optional<Tensor> v_scales, std::optional<Tensor> alibi_slopes) {
+                       std::optional<Tensor> v_scales, std::optional<Tensor> alibi_slopes,
+                       std::optional<Tensor> relative, std::optional<Tensor> profiles) {
   STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
   q = with_whole_tokens(q);
   const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
@@ -23,9 +24,12 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   PagedAttention set;
   AttentionArgs& a = set.args;
   if (sinks) {
-    STD_TORCH_CHECK(sinks->numel() == q.size(1) && type_of(*sinks) == ScalarType::Float,
-                    "sinks must be float32, one for each of the ", q.size(1), " q heads");
+    const bool by_token = sinks->dim() == 2 && sinks->size(0) == q.size(0) && sinks->size(1) == q.size(1);
+    STD_TORCH_CHECK((by_token || sinks->numel() == q.size(1)) && type_of(*sinks) == ScalarType::Float,
+                    "sinks must be float32, one for each of the ", q.size(1),
+                    " q heads, or such rows of each token, not of shape ", shape_of(*sinks));
     sinks = as_contiguous(*sinks);
+    a.sink_stride = by_token ? q.size(1) : 0;
     a.sinks = static_cast<const float*>(sinks->data_ptr());
   }
   if (alibi_slopes) {
@@ -33,6 +37,23 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
                     "alibi_slopes must be float32, one for each of the ", q.size(1), " q heads");
     alibi_slopes = as_contiguous(*alibi_slopes);
     a.slopes = static_cast<const float*>(alibi_slopes->data_ptr());
+  }
+  STD_TORCH_CHECK(relative.has_value() == profiles.has_value(), "relative and profiles belong together");
+  if (relative) {
+    STD_TORCH_CHECK(type_of(*profiles) == ScalarType::Float && profiles->dim() == 2 && profiles->numel() > 0,
+                    "profiles must be float32 of shape (rank, extent), not of shape ", shape_of(*profiles));
+    a.rank = profiles->size(0);
+    a.extent = profiles->size(1);
+    STD_TORCH_CHECK(type_of(*relative) == ScalarType::Float && relative->dim() == 3 &&
+                        relative->size(0) == q.size(0) && relative->size(1) == q.size(1) &&
+                        relative->size(2) == a.rank,
+                    "relative must be float32 of shape (", q.size(0), ", ", q.size(1), ", ", a.rank,
+                    "), not of shape ", shape_of(*relative));
+    profiles = as_contiguous(*profiles);
+    relative = with_whole_tokens(*relative);
+    a.profiles = static_cast<const float*>(profiles->data_ptr());
+    a.relative = static_cast<const float*>(relative->data_ptr());
+    a.relative_stride = relative->stride(0);
   }
   Tensor out = new_tensor(q, {q.size(0), q.size(1), cache.value_size});
   a.q = Rows{q.data_ptr(), q.stride(0), dtype_of(q, "q")};

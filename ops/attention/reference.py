@@ -73,6 +73,8 @@ def reference_paged_attention(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    relative: Tensor | None = None,
+    profiles: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
     block_size, value_size = block_size_of(k_cache), v_cache.shape[3]
@@ -100,9 +102,15 @@ def reference_paged_attention(
         if alibi_slopes is not None:
             distance = position[None] - last[:, None]
             scores = scores + alibi_slopes.to(torch.float32)[:, None, None] * distance
+        if relative is not None and profiles is not None:
+            by_distance = torch.einsum("qhr,rd->hqd", relative[begin:end], profiles.flip(1))
+            away = (last[:, None] - position[None]).expand(q.shape[1], -1, -1)
+            nearest = by_distance.gather(2, away.clamp(0, profiles.shape[1] - 1))
+            scores = scores + nearest.masked_fill(away >= profiles.shape[1], 0.0)
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
-            column = sinks.to(torch.float32)[:, None, None].expand(-1, end - begin, 1)
+            rows = sinks[begin:end].T if sinks.dim() == 2 else sinks[:, None]
+            column = rows.to(torch.float32)[..., None].expand(-1, end - begin, 1)
             weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
         else:
             weights = scores.softmax(-1)

@@ -302,6 +302,8 @@ Instruction build(const fields::attention& op) {
   a.window = op.window;
   a.scale = op.scale;
   a.softcap = op.softcap;
+  a.rank = op.rank;
+  a.extent = op.extent;
   Instruction instruction = with_scratch(
       std::move(task),
       [op, cache = LayerCache(op)](PagedAttention& t, const Frame& frame) {
@@ -309,6 +311,10 @@ Instruction build(const fields::attention& op) {
         a.q = frame.rows(op.q);
         a.out = frame.rows(op.out);
         a.sinks = frame.pointer<float>(op.sinks);
+        a.sink_stride = op.sinks.space == Space::constant ? 0 : op.sinks.stride;
+        a.relative = frame.pointer<float>(op.relative);
+        a.relative_stride = op.relative.stride;
+        a.profiles = frame.pointer<float>(op.profiles);
         a.slopes = frame.pointer<float>(op.slopes);
         cache.bind(frame, a);
         bind_sequences(frame, op, a);

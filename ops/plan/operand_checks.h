@@ -21,6 +21,12 @@ class Checks {
     STD_TORCH_CHECK(view.type <= ElementType::f16, "plan: an operand must have a floating-point type");
     fits(view, view.column + columns, double(view.stride));
   }
+  // Like rows, of float32; or one row for all tokens, which is a constant.
+  void float_rows(const View& view, double columns) const {
+    if (view.space == Space::none) return;
+    STD_TORCH_CHECK(view.type == ElementType::f32, "plan: an operand must have the type float32");
+    fits(view, view.column + columns, view.space == Space::constant ? 0 : double(view.stride));
+  }
   // Like rows, of floats or of int64.
   void numbers(const View& view, double columns) const {
     if (view.type != ElementType::i64) return rows(view, columns);

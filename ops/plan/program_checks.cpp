@@ -202,7 +202,15 @@ void check(const Checks& c, const fields::attention& op) {
   c.positive(op.q_heads, "q_heads");
   c.rows(op.q, double(op.q_heads) * op.head_size);
   c.same_type({op.q, op.out});
-  c.vector(op.sinks, op.q_heads, ElementType::f32);
+  c.float_rows(op.sinks, op.q_heads);
+  STD_TORCH_CHECK((op.relative.space == Space::none) == (op.profiles.space == Space::none),
+                  "plan: attention needs both factors and profiles of its bias, or none");
+  if (op.profiles.space != Space::none) {
+    c.positive(op.rank, "rank");
+    c.positive(op.extent, "extent");
+    c.vector(op.profiles, double(op.rank) * op.extent, ElementType::f32);
+    c.float_rows(op.relative, double(op.q_heads) * op.rank);
+  }
   c.vector(op.slopes, op.q_heads, ElementType::f32);
   c.needed(op.q, "q");
   CacheNeed need = cache_of(op);

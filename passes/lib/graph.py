@@ -70,12 +70,15 @@ def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor
     return node
 
 
-def float_constant(module: fx.GraphModule, before: Node, name: str, node: Any) -> Any:
-    """Returns a node that reads the same constant as float32; the node itself if it reads none."""
-    tensor = constant(module, node)
-    if tensor is None or tensor.dtype == torch.float32:
+def as_float32(module: fx.GraphModule, before: Node, name: str, node: Any) -> Any:
+    """Returns a node with the same values in float32: a constant, or a conversion; None for None."""
+    if node is None or value(node).dtype == torch.float32:
         return node
-    return new_constant(module, before, name, tensor.float())
+    tensor = constant(module, node)
+    if tensor is not None:
+        return new_constant(module, before, name, tensor.float())
+    with module.graph.inserting_before(before):
+        return call(module.graph, aten.to.dtype, node, torch.float32)
 
 
 def _erase_where_unused(node: Node) -> None:

@@ -61,14 +61,14 @@ def _settings(region: Region, biases: list[Node], experts: int, top_k: int) -> I
 
 
 @cache
-def _probe(experts: int) -> Tensor:
+def probe_logits(experts: int) -> Tensor:
     """Returns random logits; half of them are low, which reveals a constant added to a sum of scores."""
     logits = torch.randn(_ROWS, experts, generator=torch.Generator().manual_seed(0)) * 2
     logits[_ROWS // 2 :] -= 12
     return logits
 
 
-def _probe_constant(shape: torch.Size, seed: int) -> Tensor:
+def probe_constant(shape: torch.Size, seed: int) -> Tensor:
     """Returns random values in place of a constant's own.
 
     A model's own values hide what is done with them if they are all equal, or too small to change a choice.
@@ -77,7 +77,8 @@ def _probe_constant(shape: torch.Size, seed: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) / 2
 
 
-def _by_id(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+def by_id(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns weights and ids of each row in the order of the ids."""
     order = ids.argsort(-1)
     return weights.float().gather(-1, order), ids.gather(-1, order)
 
@@ -105,11 +106,11 @@ def recognize_router(
 def _setting_of(
     module: fx.GraphModule, region: Region, experts: int, choice: Choice
 ) -> tuple[Route, int] | None:
-    logits = _probe(experts)
+    logits = probe_logits(experts)
     biases = [
         n for n in region.constants(module) if value(n).numel() == experts and value(n).is_floating_point()
     ]
-    values = {n: _probe_constant(value(n).shape, i) for i, n in enumerate(biases)}
+    values = {n: probe_constant(value(n).shape, i) for i, n in enumerate(biases)}
     try:
         ids, weights = choice(region.run(module, logits, values))
     except Exception:  # noqa: BLE001 - a region that cannot run on logits is no router
@@ -117,11 +118,11 @@ def _setting_of(
     shapes_fit = ids.shape == weights.shape and ids.dim() == 2 and ids.shape[0] == _ROWS
     if not shapes_fit or ids.is_floating_point() or not 0 < (top_k := ids.shape[1]) <= experts:
         return None
-    weights, ids = _by_id(weights, ids)
+    weights, ids = by_id(weights, ids)
     for setting in _settings(region, biases, experts, top_k):
         bias = None if setting.bias is None else values[setting.bias].flatten()
         options = (bias, setting.groups, setting.top_k_groups, setting.epsilon)
-        expected, expected_ids = _by_id(
+        expected, expected_ids = by_id(
             *reference_moe_route(logits, top_k, setting.scoring, setting.renormalize, 1.0, *options)
         )
         if not torch.equal(ids, expected_ids):

@@ -21,11 +21,12 @@ from torch_armllm.plan.native import NativePlan
 
 FAMILIES = (
     "gptj", "codegen", "gpt_neo", "gpt_neox", "bloom", "mpt", "xglm", "openai-gpt", "falcon", "falcon+alibi",
-    "llama4_text", "phimoe", "gemma3n_text",
+    "llama4_text", "phimoe", "gemma3n_text", "hy_v4",
 )  # fmt: skip
 OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon+alibi": {"alibi": True},
     "llama4_text": {"attention_chunk_size": 128},  # plans attend within a chunk
+    "hy_v4": {"index_topk": 128},
 }
 LENGTHS = (30, 60, 1, 90, 25)
 """Prompts shorter and longer than the windows of 16 tokens and the blocks of 32."""

@@ -33,6 +33,7 @@ FAMILIES = (
     "jamba",
     "minimax",
     "recurrent_gemma",
+    "inkling_text",
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1, ignore_eos=True)
 

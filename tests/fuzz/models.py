@@ -71,6 +71,11 @@ _SIZES = {
     "conv1d_width": (2, 3, 4),
     "lru_width": (32, 64, 96),
     "block_size": (3, 16, 64),
+    "sliding_window_size": (3, 7, 16),
+    "rel_extent": (2, 9, 70),
+    "d_rel": (1, 4, 16),
+    "log_scaling_n_floor": (None, 4),
+    "conv_kernel_size": (2, 3, 4),
 }
 _SWITCHES = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias", "qkv_bias", "norm_topk_prob", "clip_qkv",

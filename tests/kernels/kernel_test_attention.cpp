@@ -19,11 +19,14 @@ int64_t cache_elements(CacheType type, int64_t blocks, int64_t size, bool keys) 
   return blocks * kHeads * kBlock * (keys ? round_up(size, group_of(type)) : size);
 }
 
+constexpr int64_t kRank = 3, kExtent = 41;  // of a learned bias of distance
+
 // A tile of rows against one split, including its buffers.
 struct Tile {
   Values q, maximum, sum, values;
   std::vector<int64_t> first, last;
-  std::vector<float> slopes;  // one a row; none without a bias
+  std::vector<float> slopes;              // one a row; none without a bias
+  std::vector<float> relative, profiles;  // [rows][kRank] and [kRank][kExtent]; none without a bias
   AttentionArgs args;
   const int32_t* blocks = nullptr;
   int64_t rows, split_begin;
@@ -56,6 +59,13 @@ struct Tile {
     tile.last = last.data() + from;
     args.slopes = slopes.empty() ? nullptr : slopes.data();
     tile.slopes = slopes.empty() ? nullptr : slopes.data() + from;
+    std::vector<const float*> of_rows;
+    for (int64_t r = 0; r < count; ++r) of_rows.push_back(relative.data() + (from + r) * kRank);
+    args.relative = relative.empty() ? nullptr : relative.data();
+    args.profiles = profiles.data();
+    args.rank = kRank;
+    args.extent = kExtent;
+    tile.relative = relative.empty() ? nullptr : of_rows.data();
     tile.split_begin = split_begin;
     tile.blocks = blocks;
     tile.kv_head = 1;
@@ -114,11 +124,17 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
       for (int64_t value_size : {head_size, int64_t(24)})
         for (int64_t rows : {1, 3, 4, 13, 48})
           for (Range split : {Range{0, 1}, Range{0, 37}, Range{0, 256}, Range{256, 301}})
-            for (int kind = 0; kind < 4; ++kind) {
+            for (int kind = 0; kind < 5; ++kind) {
               Tile tile(rows, head_size, value_size, random);
               if (kind == 3)
                 for (int64_t r = 0; r < rows; ++r)
                   tile.slopes.push_back(0.03125f * static_cast<float>(r % 5 + 1));
+              if (kind == 4) {
+                tile.relative.resize(size_t(rows * kRank));
+                tile.profiles.resize(size_t(kRank * kExtent));
+                for (std::vector<float>* v : {&tile.relative, &tile.profiles})
+                  for (float& x : *v) x = random.uniform(-1.0f, 1.0f);
+              }
               for (int64_t r = 0; r < rows; ++r) {
                 tile.last.push_back(kind == 0 ? split.end
                                               : split.begin + random.below(split.end - split.begin + 1));

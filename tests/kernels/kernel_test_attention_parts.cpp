@@ -46,6 +46,9 @@ struct Part {
     tile.first = first.data() + from;
     tile.last = last.data() + from;
     if (args.slopes != nullptr) tile.slopes = args.slopes + from;
+    std::vector<const float*> relative;
+    for (int64_t r = 0; r < count; ++r) relative.push_back(args.relative + (from + r) * args.rank);
+    if (args.relative != nullptr) tile.relative = relative.data();
     tile.split_begin = split_begin;
     tile.blocks = cache.blocks.data();
     tile.kv_head = args.latent ? 0 : 1;
@@ -72,11 +75,18 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
   Random random(51);
   for (int64_t head_size : {40, 64})
     for (int64_t rows : {2, 13})
-      for (int kind = 0; kind < (latent ? 3 : 4); ++kind) {
+      for (int kind = 0; kind < (latent ? 3 : 5); ++kind) {
         AttentionArgs args;
         std::vector<float> slopes(size_t(rows), 0.0f);
         for (int64_t r = 0; r < rows; ++r) slopes[size_t(r)] = 0.03125f * static_cast<float>(r % 5 + 1);
         if (kind == 3) args.slopes = slopes.data();
+        Values relative(DType::f32, rows * 3, random, 1.0f), profiles(DType::f32, 3 * 150, random, 1.0f);
+        if (kind == 4) {
+          args.relative = static_cast<const float*>(relative.data());
+          args.profiles = static_cast<const float*>(profiles.data());
+          args.rank = 3;
+          args.extent = 150;
+        }
         args.cache_type = type;
         args.latent = latent;
         args.q_heads = args.kv_heads = latent ? 1 : kHeads;

@@ -37,7 +37,10 @@ def check(batch: Batch) -> None:
     """Asserts that every variant matches the reference, bit-identically if all compute in float32."""
     exact = batch.reference()
     may_round_queries = (
-        batch.cache.k.dtype == torch.int8 and batch.cache.v.shape[3] % 8 == 0 and batch.slopes is None
+        batch.cache.k.dtype == torch.int8
+        and batch.cache.v.shape[3] % 8 == 0
+        and batch.slopes is None
+        and batch.relative is None
     )
     if may_round_queries and INT8_QUERIES:
         rounded = with_int8_queries(batch).reference().to(exact.dtype)
@@ -76,6 +79,23 @@ CASES = {
     "slopes, int8": make_batch((300, 40), (1, 40), heads=(9, 3), cache_dtype=torch.int8, slopes=True),
     "slopes, bf16": make_batch(
         *((600, 40), (3, 40)), heads=(6, 1), cache_dtype=torch.bfloat16, dtype=torch.bfloat16, slopes=True
+    ),
+    "sinks of each token": make_batch((280, 3), (2, 3), heads=(4, 2), sinks="by token"),
+    "profiles": make_batch((280, 3), (20, 3), heads=(4, 2), extent=70),
+    "profiles longer than texts": make_batch((80, 3), (80, 3), heads=(4, 2), extent=1000),
+    "profiles of one distance": make_batch((300,), (40,), extent=1),
+    "profiles, everything": make_batch(
+        *((700, 290), (5, 1)),
+        window=300,
+        softcap=3.0,
+        cache_dtype=torch.float16,
+        sinks="by token",
+        slopes=True,
+        extent=311,
+    ),
+    "profiles, int8": make_batch((300, 40), (1, 40), heads=(9, 3), cache_dtype=torch.int8, extent=33),
+    "profiles, bf16": make_batch(
+        *((600, 40), (3, 40)), heads=(6, 1), cache_dtype=torch.bfloat16, dtype=torch.bfloat16, extent=300
     ),
     "head size 80": make_batch(
         (70,), (30,), head_sizes=(80, 80), cache_dtype=torch.float16, dtype=torch.float16
@@ -163,8 +183,9 @@ def test_int8_cache_error_is_bounded() -> None:
     head_sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
     block_size=st.sampled_from(attention.BLOCK_SIZES),
     window=st.sampled_from([0, 1, 16, 40]),
-    sinks=st.booleans(),
+    sinks=st.sampled_from([False, True, "by token"]),
     slopes=st.booleans(),
+    extent=st.sampled_from([0, 0, 1, 17, 100, 400]),
     cache_dtype=st.sampled_from(CACHES),
     seed=st.integers(0, 99),
 )
@@ -175,8 +196,9 @@ def test_random_shapes_match_reference(
     head_sizes: tuple[int, int],
     block_size: int,
     window: int,
-    sinks: bool,
+    sinks: bool | str,
     slopes: bool,
+    extent: int,
     cache_dtype: torch.dtype,
     seed: int,
 ) -> None:
@@ -187,6 +209,7 @@ def test_random_shapes_match_reference(
         make_batch(
             *(seq_lens, query_lens),
             **{"heads": heads, "head_sizes": head_sizes, "block_size": block_size, "window": window},  # type: ignore[arg-type]
+            extent=extent,
             **{"sinks": sinks, "slopes": slopes, "cache_dtype": cache_dtype, "seed": seed},  # type: ignore[arg-type]
         )
     )
@@ -194,10 +217,10 @@ def test_random_shapes_match_reference(
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("window", [0, 21])
-@pytest.mark.parametrize("slopes", [False, True])
+@pytest.mark.parametrize(("slopes", "extent"), [(False, 0), (True, 0), (False, 30)])
 @pytest.mark.parametrize("cache_dtype", CACHES)
 def test_batch_and_chunking_do_not_change_bits(
-    variant: str, window: int, slopes: bool, cache_dtype: torch.dtype
+    variant: str, window: int, slopes: bool, extent: int, cache_dtype: torch.dtype
 ) -> None:
     seq_lens, query_lens = (290, 40, 540, 5), (60, 40, 1, 2)
     batch = make_batch(
@@ -208,8 +231,9 @@ def test_batch_and_chunking_do_not_change_bits(
         cache_dtype=cache_dtype,
         dtype=torch.bfloat16,
         window=window,
-        sinks=True,
+        sinks="by token" if extent else True,
         slopes=slopes,
+        extent=extent,
     )
     with variants.use(variant):
         together = batch.run().split(query_lens)
@@ -268,6 +292,24 @@ def test_blocks_before_the_window_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("cache_dtype", CACHES)
+def test_non_finite_factors_of_profiles_affect_their_row_only(variant: str, cache_dtype: torch.dtype) -> None:
+    batch = make_batch((60,), (20,), cache_dtype=cache_dtype, extent=9)
+    assert batch.relative is not None
+    relative = batch.relative.clone()
+    relative[3, 0, 2] = math.nan
+    relative[4, 1, 0] = math.inf
+    with variants.use(variant):
+        expected = batch.run()
+        result = replace(batch, relative=relative).run()
+    assert result[3, 0].isnan().all()
+    assert result[4, 1].isnan().any()
+    untouched = torch.ones(20, 2, dtype=torch.bool)
+    untouched[3, 0] = untouched[4, 1] = False
+    assert torch.equal(result[untouched], expected[untouched])
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
 def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
     batch = make_batch((20,), (20,))
     q = batch.q.clone()
@@ -313,6 +355,8 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.paged_attention, batch.arguments())
     biased = make_batch((30, 20), (4, 1), slopes=True)
     torch.library.opcheck(torch.ops.armllm.paged_attention, biased.arguments())
+    profiled = make_batch((30, 20), (4, 1), sinks="by token", extent=9)
+    torch.library.opcheck(torch.ops.armllm.paged_attention, profiled.arguments())
     k, v = torch.randn(3, 1, 32), torch.randn(3, 1, 32)
     for dtype in CACHES:
         cache = attention.new_kv_cache(2, 1, 32, 32, 16, dtype)
@@ -344,6 +388,19 @@ def test_invalid_arguments_raise() -> None:
         ({"block_table": batch.block_table.long()}, "int32"),
         ({"block_table": batch.block_table + 9}, "names block"),
         ({"sinks": torch.zeros(3)}, "sinks"),
+        ({"sinks": torch.zeros(4, 2)}, "sinks must be float32"),
+        ({"relative": torch.zeros(5, 2, 4)}, "belong together"),
+        ({"profiles": torch.zeros(4, 7)}, "belong together"),
+        (
+            {"relative": torch.zeros(5, 2, 4), "profiles": torch.zeros(3, 7)},
+            r"relative must be .*\(5, 2, 3\)",
+        ),
+        (
+            {"relative": torch.zeros(5, 2, 4).half(), "profiles": torch.zeros(4, 7)},
+            "relative must be float32",
+        ),
+        ({"relative": torch.zeros(5, 2, 4), "profiles": torch.zeros(4)}, "rank, extent"),
+        ({"relative": torch.zeros(5, 2, 4), "profiles": torch.zeros(4, 0)}, "rank, extent"),
         ({"slopes": torch.zeros(3)}, "alibi_slopes"),
         ({"slopes": torch.zeros(2, dtype=torch.float64)}, "alibi_slopes"),
     ]

@@ -324,3 +324,46 @@ def test_float32_router_in_a_16_bit_model_is_one_layer() -> None:
     assert node.meta["val"].dtype == torch.float32
     assert node.args[0].meta["val"].dtype == node.args[1].meta["val"].dtype == torch.bfloat16
     torch.testing.assert_close(graph(x), expected, atol=2e-2, rtol=2e-2)
+
+
+class SharedRouter(Layer):
+    """Divides the scores of routed and shared experts by their sum, as Inkling does."""
+
+    joint_scores = True
+
+    def __init__(self) -> None:
+        super().__init__(softmax)
+        self.gate = nn.Linear(16, EXPERTS + 2, bias=False)
+        self.scale = nn.Parameter(torch.tensor([1.7]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, 16)
+        logits = self.gate(flat)
+        choice = logits.sigmoid()[..., :-2] + self.bias
+        ids = torch.topk(choice, TOP_K, dim=-1, sorted=False)[1]
+        both = torch.cat([logits[..., :-2].gather(-1, ids), logits[..., -2:]], -1)
+        shares = F.logsigmoid(both)
+        total = shares if self.joint_scores else shares[..., :TOP_K]
+        shares = (shares - torch.logsumexp(total, -1, keepdim=True)).exp() * 8.0 * self.scale
+        routed, shared = shares[..., :TOP_K].contiguous(), shares[..., -2:].contiguous()
+        out = torch.ops.armllm.experts(flat, ids, routed, self.gate_up, self.down, "silu")
+        return (out + shared.sum(-1, keepdim=True) * shared[:, :1]).view(x.shape)
+
+
+def test_router_of_routed_and_shared_experts_is_fused() -> None:
+    graph, x = captured(SharedRouter())
+    expected = graph(x)
+    assert moe_route.run(graph, PassContext()) == 1
+    graph.recompile()
+    assert "armllm::moe_route" in ops(graph)
+    assert not {"topk", "gather", "logsumexp"} & set(ops(graph))
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_router_with_another_sum_is_kept() -> None:
+    class RoutedAlone(SharedRouter):
+        joint_scores = False
+
+    graph, x = captured(RoutedAlone())
+    assert moe_route.run(graph, PassContext()) == 0
+    assert "topk" in ops(graph)

@@ -24,8 +24,10 @@ class Batch:
         query_lens: tokens with queries, per sequence.
         window: size of the sliding window; 0 for none.
         softcap: soft cap of the scores; 0 for none.
-        sinks: logit of the attention sink, per query head.
+        sinks: logit of the attention sink, per query head, or per token and query head.
         slopes: ALiBi slope, per query head.
+        relative: factors of the profiles (tokens, query heads, rank).
+        profiles: bias by distance (rank, extent), from the largest distance to 0.
     """
 
     q: Tensor
@@ -37,6 +39,8 @@ class Batch:
     softcap: float = 0.0
     sinks: Tensor | None = None
     slopes: Tensor | None = None
+    relative: Tensor | None = None
+    profiles: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Returns the arguments of `paged_attention`."""
@@ -47,7 +51,7 @@ class Batch:
         return (
             *(self.q, self.cache.k, self.cache.v, self.block_table, query_start, seq_lens),
             *(max(self.seq_lens, default=0), scale, self.window, self.softcap, self.sinks),
-            *(self.cache.k_scales, self.cache.v_scales, self.slopes),
+            *(self.cache.k_scales, self.cache.v_scales, self.slopes, self.relative, self.profiles),
         )
 
     def run(self) -> Tensor:
@@ -65,8 +69,15 @@ class Batch:
         seq_len, query_len = self.seq_lens[sequence], self.query_lens[sequence]
         if token is not None:
             first, seq_len, query_len = first + token, seq_len - query_len + token + 1, 1
-        q = self.q[first : first + query_len]
-        return replace(self, q=q, block_table=block_table, seq_lens=(seq_len,), query_lens=(query_len,))
+        tokens = slice(first, first + query_len)
+        of_tokens: dict[str, Any] = {"q": self.q[tokens]}
+        if self.sinks is not None and self.sinks.dim() == 2:
+            of_tokens["sinks"] = self.sinks[tokens]
+        if self.relative is not None:
+            of_tokens["relative"] = self.relative[tokens]
+        return replace(
+            self, **of_tokens, block_table=block_table, seq_lens=(seq_len,), query_lens=(query_len,)
+        )
 
 
 def make_batch(
@@ -80,8 +91,9 @@ def make_batch(
     dtype: torch.dtype = torch.float32,
     window: int = 0,
     softcap: float = 0.0,
-    sinks: bool = False,
+    sinks: bool | str = False,
     slopes: bool = False,
+    extent: int = 0,
     seed: int = 0,
 ) -> Batch:
     """Makes a random batch.
@@ -99,8 +111,9 @@ def make_batch(
         dtype: dtype of queries, keys and values before they are stored.
         window: size of the sliding window; 0 for none.
         softcap: soft cap of the scores; 0 for none.
-        sinks: with random attention sinks.
+        sinks: with random attention sinks; "by token": each token has its own.
         slopes: with ALiBi's slopes.
+        extent: distances with a learned bias; 0 for none.
         seed: seed of all random values.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -123,6 +136,12 @@ def make_batch(
         attention.kv_write(k, v, cache.k, cache.v, slots, cache.k_scales, cache.v_scales)
     wide = torch.randn(sum(query_lens), query_heads * key_size + 5, generator=generator).to(dtype)
     q = wide[:, 2 : 2 + query_heads * key_size].unflatten(1, (query_heads, key_size))
-    sink_logits = torch.randn(query_heads, generator=generator) if sinks else None
+    by_token = (sum(query_lens),) if sinks == "by token" else ()
+    sink_logits = torch.randn(*by_token, query_heads, generator=generator) if sinks else None
     alibi = 2.0 ** -torch.linspace(0.5, 8, query_heads) if slopes else None
-    return Batch(q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits, alibi)
+    batch = Batch(q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits, alibi)
+    if extent == 0:
+        return batch
+    relative = torch.randn(sum(query_lens), query_heads * 5 + 2, generator=generator)[:, :-2]
+    profiles = torch.randn(5, extent, generator=generator)
+    return replace(batch, relative=relative.unflatten(1, (query_heads, 5)), profiles=profiles)

@@ -18,6 +18,7 @@ from torch_armllm.capture.export_errors import export_reason
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import (
     attention,
+    distance_bias,
     experts,
     indexer,
     masks,
@@ -87,6 +88,7 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
             config._experts_implementation = experts.IMPLEMENTATION
         with (
             mla.mark_expand_kv(model),
+            distance_bias.mark_distance_biases(model),
             experts.mark_batched_experts(model),
             indexer.disable_indexers(model),
             recurrent.mark_recurrences(model),
@@ -281,6 +283,7 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
             program = torch.export.export(
                 _BaseForward(base), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
             )
+            distance_bias.resolve_biases(program.graph)
             masked_windows.apply(program.graph)
     except LayersDiffer:
         raise

@@ -37,19 +37,53 @@ inline F32 exp_below_zero(F32 x) {
 inline F32 exp_below_zero(F32 x) { return exp_weight(x); }
 #endif
 
-// ALiBi: what is added to the scores of a row, slope · (position of the key − position of the query).
-struct DistanceBias {
-  F32 slope;
-  int64_t first;  // distance of the split's first position
+// What is added to the scores of a row: slope · (position of the key − position of the query), as in ALiBi,
+// and a learned bias of distance, which is a mix of profiles.
+class DistanceBias {
+ public:
+  // Scores are in units of 1 / factor.
+  DistanceBias(const AttentionArgs& args, const AttentionTile& t, int64_t row, float factor)
+      : args_(args),
+        weights_(t.relative == nullptr ? nullptr : t.relative[row]),
+        has_slope_(t.slopes != nullptr),
+        slope_(set1(has_slope_ ? t.slopes[row] * factor : 0.0f)),
+        factor_(set1(factor)),
+        first_(t.split_begin - (t.last[row] - 1)) {}
 
-  DistanceBias(const AttentionTile& t, int64_t row, float factor)
-      : slope(set1(t.slopes == nullptr ? 0.0f : t.slopes[row] * factor)),
-        first(t.split_begin - (t.last[row] - 1)) {}
+  static bool is_part_of(const AttentionTile& t) { return t.slopes != nullptr || t.relative != nullptr; }
 
   F32 add_to(int64_t i, F32 x) const {
     static const float kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return fma(set1(static_cast<float>(first + i)) + load(kLane), slope, x);
+    if (has_slope_) x = fma(set1(static_cast<float>(first_ + i)) + load(kLane), slope_, x);
+    return weights_ == nullptr ? x : fma(mix(first_ + i + args_.extent - 1), factor_, x);
   }
+
+ private:
+  // The mix of the profiles from `column` on; 0 outside of them.
+  F32 mix(int64_t column) const {
+    const int64_t begin = larger(-column, 0), end = smaller(args_.extent - column, kLanes);
+    F32 sum = zero();
+    if (begin >= end) return sum;
+    if (end - begin == kLanes) {
+      const float* from = args_.profiles + column;
+      for (int64_t r = 0; r < args_.rank; ++r)
+        sum = fma(set1(weights_[r]), load(from + r * args_.extent), sum);
+      return sum;
+    }
+    for (int64_t r = 0; r < args_.rank; ++r) {
+      float lanes[kLanes] = {};
+      const float* from = args_.profiles + r * args_.extent + column;
+      for (int64_t i = begin; i < end; ++i) lanes[i] = from[i];
+      sum = fma(set1(weights_[r]), load(lanes), sum);
+    }
+    return sum;
+  }
+
+  const AttentionArgs& args_;
+  const float* weights_;  // of the profiles
+  bool has_slope_;
+  F32 slope_, factor_;
+  int64_t first_;  // distance of the split's first position
 };
 
 // Converts the scores of a row to weights exp(score − maximum) in the format of the products of `P`.  Vectors
@@ -62,8 +96,8 @@ void soften(const AttentionArgs& args, const AttentionTile& t, const Split& spli
   typename P::Weights weights(t, split, row);
   const bool capped = args.softcap > 0.0f;
   const F32 cap = set1(args.softcap);
-  const bool biased = t.slopes != nullptr;
-  const DistanceBias bias(t, row, 1.0f);
+  const bool biased = DistanceBias::is_part_of(t);
+  const DistanceBias bias(args, t, row, 1.0f);
   const auto score = [&](int64_t i) {
     F32 x = weights.score(i, load(s + i));
     if (capped) x = cap * tanh(x / cap);

@@ -351,10 +351,22 @@ def _paged_attention(draw: Random) -> Call:
             "scale": draw.choice((0.125, 1.0)),
             "window": draw.choice((0, 0, 1, 5, 64)),
             "softcap": draw.choice((0.0, 0.0, 10.0)),
-            "sinks": _maybe(draw, Spec((heads * group,), torch.float32)),
+            "sinks": _maybe(draw, Spec(draw.choice(((), (tokens,))) + (heads * group,), torch.float32)),
             "alibi_slopes": _maybe(draw, Spec((heads * group,), torch.float32)),
+            **_profiles(draw, tokens, heads * group),
         }
     )
+
+
+def _profiles(draw: Random, tokens: int, heads: int) -> Call:
+    """Returns the factors and profiles of a learned bias of distance, often none."""
+    if draw.random() < 0.6:
+        return {"relative": None, "profiles": None}
+    rank, extent = draw.choice((1, 3, 16)), draw.choice((1, 5, 16, 40, 300))
+    return {
+        "relative": Spec((tokens, heads, rank), torch.float32),
+        "profiles": Spec((rank, extent), torch.float32),
+    }
 
 
 def _mla(draw: Random) -> tuple[Spec, int, int]:

@@ -32,6 +32,8 @@ _MODELS: tuple[tuple[str, str | None, torch.dtype, str | None], ...] = (
     ("kimi_linear", "int4", torch.float32, None),
     ("nemotron_h", "int4", torch.float32, None),
     ("jamba", "int4", torch.bfloat16, None),
+    ("inkling_text", "int4", torch.bfloat16, None),
+    ("hy_v4", "int4", torch.float32, None),
 )
 """Families, their quantization, dtype, and dtype of the cache: together they use nearly all instructions."""
 VOCABULARY = 60

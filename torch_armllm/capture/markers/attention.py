@@ -15,7 +15,11 @@ _IGNORED = {"cache_position", "output_attentions", "output_hidden_states", "retu
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
     "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks, Tensor? slopes=None) -> Tensor"
+    " Tensor? sinks, Tensor? slopes=None, Tensor? factors=None, Tensor? profiles=None) -> Tensor"
+)
+_library.define(
+    "biased_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
+    " Tensor? sinks, Tensor bias) -> Tensor"
 )
 
 
@@ -33,6 +37,8 @@ def dense_attention(
     softcap: float,
     sinks: Tensor | None,
     slopes: Tensor | None = None,
+    factors: Tensor | None = None,
+    profiles: Tensor | None = None,
 ) -> Tensor:
     """Computes causal attention of one sequence in float32; the reference implementation.
 
@@ -44,9 +50,13 @@ def dense_attention(
         scale: factor of the scores.
         window: number of visible positions up to the query's own; 0 for all.
         softcap: scores become ``softcap * tanh(s / softcap)``; 0 for none.
-        sinks: extra logits ``(q_heads,)`` that take part in the softmax and have no value.
+        sinks: extra logits ``(q_heads,)``, or ``(T, q_heads)``, that take part in the softmax and have no
+            value.
         slopes: factors ``(q_heads,)`` of the distance of a key's position from the query's, which is not
             positive; their product is added to the scores (ALiBi).
+        factors: ``(1, T, q_heads, rank)``; each token mixes the profiles by them, and adds the mix to its
+            scores.
+        profiles: a bias by distance ``(rank, extent)``; there is none beyond the last distance.
 
     Returns:
         ``(1, T, q_heads, value_size)`` in the dtype of ``q``.
@@ -61,12 +71,18 @@ def dense_attention(
     distance = positions[:, None] - positions[None, :]
     if slopes is not None:
         scores = scores - slopes.float()[:, None, None] * distance
+    if factors is not None and profiles is not None:
+        extent = profiles.shape[1]
+        mixed = (factors.float() @ profiles.float()).transpose(1, 2)
+        nearest = mixed.gather(3, distance.clamp(0, extent - 1).expand(1, q.shape[1], -1, -1))
+        scores = scores + nearest.masked_fill(distance >= extent, 0.0)
     hidden = distance < 0
     if window > 0:
         hidden = hidden | (distance >= window)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
-        extra = sinks.float().view(1, -1, 1, 1).expand(1, -1, q.shape[2], 1)
+        rows = sinks.T if sinks.dim() == 2 else sinks[:, None]
+        extra = rows.float()[None, :, :, None].expand(1, -1, q.shape[2], 1)
         weights = torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
@@ -83,12 +99,29 @@ def _fake(
     softcap: float,
     sinks: Tensor | None,
     slopes: Tensor | None = None,
+    factors: Tensor | None = None,
+    profiles: Tensor | None = None,
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+def _biased_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+    bias: Tensor,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
 _library.impl("attention", dense_attention, "CompositeExplicitAutograd")
 torch.library.register_fake("armllm::attention", _fake, lib=_library)
+torch.library.register_fake("armllm::biased_attention", _biased_fake, lib=_library)
 
 
 def attention_function(
@@ -102,9 +135,13 @@ def attention_function(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Inserts the marker op; transformers calls this instead of its own attention during capture.
+
+    Attention with a bias becomes ``biased_attention``, which `resolve_biases` replaces.
 
     Raises:
         UnsupportedAttention: the model passes a mask or a keyword that the kernels do not support.
@@ -122,10 +159,12 @@ def attention_function(
     if layer is None:
         raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx, so its cache layer is unknown")
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
-    out = torch.ops.armllm.attention(
-        query, key, value, int(layer), scale, int(sliding_window or 0), float(softcap or 0.0), s_aux
-    )
-    return out, None
+    if sinks is not None:  # of each token, (1, heads, T, 1)
+        s_aux = sinks[0, ..., 0].transpose(0, 1) if sinks.dim() == 4 else sinks
+    arguments = (int(layer), scale, int(sliding_window or 0), float(softcap or 0.0), s_aux)
+    if position_bias is not None:
+        return torch.ops.armllm.biased_attention(query, key, value, *arguments, position_bias), None
+    return torch.ops.armllm.attention(query, key, value, *arguments), None
 
 
 def register() -> None:

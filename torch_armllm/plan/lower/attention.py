@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from torch_armllm.passes.lib.graph import constant
 from torch_armllm.plan.lowering import Lowering, Writer
 from torch_armllm.plan.program import NOTHING, Operand
 
@@ -73,13 +74,25 @@ def _kv_write(
     low.emit("kv_write", k=keys, v=low.rows(v), slots=low.rows(slots), **cache, head_size=keys.inner[-1])
 
 
+def _rows_or_constant(low: Lowering, node: Any) -> Operand:
+    """Returns float32 rows of tokens, a constant row that all tokens share, or nothing."""
+    if node is None or constant(low.module, node) is not None:
+        return low.weight(node, torch.float32)
+    rows = low.rows(node)
+    assert rows.dtype == torch.float32
+    return rows
+
+
 def _attention(
     low: Lowering, node: Node, q: Any, k_cache: Any, v_cache: Any, table: Any, starts: Any, lengths: Any,
         max_seq_len: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
-    k_scales: Any = None, v_scales: Any = None, slopes: Any = None,
+    k_scales: Any = None, v_scales: Any = None, slopes: Any = None, relative: Any = None,
+    profiles: Any = None,
 ) -> Operand:  # fmt: skip
     queries = low.rows(q)
+    bank = low.weight(profiles, torch.float32)
+    rank, extent = (0, 0) if profiles is None else profiles.meta["val"].shape
     cache = _cache(low, k_cache, v_cache, k_scales, v_scales)
     out = low.new(node)
     q_heads, head_size = queries.inner[-2:]
@@ -87,8 +100,12 @@ def _attention(
         "attention",
         q=queries,
         out=out,
-        sinks=low.weight(sinks, torch.float32),
+        sinks=_rows_or_constant(low, sinks),
         slopes=low.weight(slopes, torch.float32),
+        relative=_rows_or_constant(low, relative),
+        profiles=bank,
+        rank=rank,
+        extent=extent,
         **cache,
         block_table=low.rows(table).index,
         query_start=low.rows(starts).index,

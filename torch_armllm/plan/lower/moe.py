@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from torch_armllm.plan.expression import Expression
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
 from torch_armllm.plan.program import Operand
 
@@ -28,6 +29,9 @@ def _moe(
         raise Unlowerable(
             "has a router that is not recognized, whose experts' ids and weights moe_route does not compute"
         )
+    if expert_weights.stride != expert_weights.width:  # columns of wider rows
+        leaf = Expression(expert_weights.inner, expert_weights.dtype, operand=expert_weights)
+        expert_weights = low.compute(leaf)
     first, second = low.weight(gate_up), low.weight(down)
     gate_up_panels, down_panels = (low.program.constants[w.index] for w in (first, second))
     out = low.new(node)

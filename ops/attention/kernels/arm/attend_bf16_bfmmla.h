@@ -18,7 +18,7 @@ struct MmlaBf16 {
   static constexpr int64_t kRows = 48;     // query rows of a tile
   static constexpr int64_t kColumns = 32;  // value columns computed for all rows before the next
 
-  static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0 && args.slopes == nullptr; }
+  static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0 && !adds_bias(args); }
 
   // Pairs of columns of a register tile.
   static constexpr int columns(int pairs) { return pairs == 1 ? 16 : pairs <= 3 ? 8 : 4; }

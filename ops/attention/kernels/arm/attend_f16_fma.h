@@ -24,7 +24,7 @@ struct FmaF16 {
   static constexpr int64_t kChain = 32;    // products that are summed in float16 before float32
   static constexpr int64_t kColumns = 64;  // value columns computed for all rows before the next
 
-  static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0 && args.slopes == nullptr; }
+  static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0 && !adds_bias(args); }
 
   ARMLLM_INLINE static float16x8_t load8(const uint16_t* p) { return vreinterpretq_f16_u16(vld1q_u16(p)); }
 

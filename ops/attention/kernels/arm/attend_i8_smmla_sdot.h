@@ -88,7 +88,7 @@ struct DotI8 {
   static constexpr int64_t kValueRows = 4;     // rows of the largest product with weights
   static constexpr float kLargest = 32639.0f;  // largest integer of two signed digits
 
-  static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0 && args.slopes == nullptr; }
+  static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0 && !adds_bias(args); }
 
   // Pairs of columns of a register tile.
   static constexpr int columns(int left) { return left == 1 ? 16 : left == 2 ? 8 : 4; }

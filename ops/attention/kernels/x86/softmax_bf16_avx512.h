@@ -41,7 +41,8 @@ class Softmax<P, Bf16Powers> {
  private:
   static constexpr int64_t kMostRows = 8, kStep = 2 * kLanes;
 
-  Softmax(const AttentionArgs& args, const AttentionTile& t) : t_(t), cap_(args.softcap * kLog2E) {}
+  Softmax(const AttentionArgs& args, const AttentionTile& t)
+      : args_(args), t_(t), cap_(args.softcap * kLog2E) {}
 
   // A reduction is a chain of dependent instructions.  Those of all rows are grouped, so that they overlap.
   void soften(int64_t row, int64_t rows, Span group) const {
@@ -63,7 +64,7 @@ class Softmax<P, Bf16Powers> {
     float* s = scores(row);
     const Span span = visible(t_, row, 1);
     if (cap_ > 0.0f) cap(s, span);
-    if (t_.slopes != nullptr) add_bias(row, s, span);
+    if (DistanceBias::is_part_of(t_)) add_bias(row, s, span);
     const F32 nothing = set1(kNothing);
     F32 top = nothing;
     each_vector(
@@ -79,7 +80,7 @@ class Softmax<P, Bf16Powers> {
   }
 
   void add_bias(int64_t row, float* s, Span span) const {
-    const DistanceBias bias(t_, row, kLog2E);
+    const DistanceBias bias(args_, t_, row, kLog2E);
     for (int64_t i = span.begin / kLanes * kLanes; i < span.end; i += kLanes)
       store(s + i, bias.add_to(i, load(s + i)));
   }
@@ -126,6 +127,7 @@ class Softmax<P, Bf16Powers> {
     return static_cast<__mmask32>(~uint64_t{0} >> (64 - end) & ~uint64_t{0} << begin);
   }
 
+  const AttentionArgs& args_;
   const AttentionTile& t_;
   float cap_;
 };

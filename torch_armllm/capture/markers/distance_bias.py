@@ -1,0 +1,140 @@
+"""Marker of a learned bias of distance, which a token's own numbers mix from profiles that all tokens share.
+
+Such a bias reaches attention as one number for each pair of tokens.  The module that mixes it inserts a
+marker during capture, and attention then takes the numbers and the profiles themselves.  The module is
+recognized by what it computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import Node
+
+from torch_armllm.capture.attention_operands import insert_call
+from torch_armllm.capture.markers.attention import UnsupportedAttention
+from torch_armllm.capture.probing import is_op, module_name, tensor_of
+
+_aten = torch.ops.aten
+_library = torch.library.Library("armllm", "FRAGMENT")
+_library.define("distance_bias(Tensor factors, Tensor profiles) -> Tensor")
+
+
+def _fake(factors: Tensor, profiles: Tensor) -> Tensor:
+    batch, tokens, heads, _ = factors.shape
+    return factors.new_empty(batch, heads, tokens, tokens)
+
+
+torch.library.register_fake("armllm::distance_bias", _fake, lib=_library)
+
+
+@dataclass(frozen=True)
+class _Profiles:
+    """Replacement of a module's forward that inserts the marker."""
+
+    profiles: Tensor
+
+    def __call__(self, factors: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        bias: Tensor = torch.ops.armllm.distance_bias(factors, self.profiles)
+        return bias
+
+    def stand_for(self, module: nn.Module) -> bool:
+        """True if a module adds its profiles by distance, and nothing beyond the last of them."""
+        rank, extent = self.profiles.shape
+        random = torch.Generator().manual_seed(0)
+        queries = torch.tensor([0, 1, extent - 1, extent, extent + 3, 2 * extent])
+        keys = torch.tensor([0, 1, extent])
+        factors = torch.randn(1, len(queries), 2, rank, generator=random).to(self.profiles.dtype)
+        away = queries[:, None] - keys
+        by_distance = (factors @ self.profiles)[0].transpose(0, 1)
+        expected = by_distance.gather(2, away.clamp(0, extent - 1).expand(2, -1, -1))
+        expected = expected.masked_fill(away >= extent, 0.0)
+        found: Tensor = module(factors, queries, keys)[0]
+        return torch.allclose(found[:, away >= 0], expected[:, away >= 0], rtol=1e-3, atol=1e-4)
+
+
+def _replacement(module: Any) -> _Profiles | None:
+    """Returns the replacement of a module's forward; None if the module computes something else."""
+    profiles = getattr(module, "proj", None)
+    if not isinstance(profiles, Tensor) or profiles.dim() != 2 or not hasattr(module, "rel_extent"):
+        return None
+    replacement = _Profiles(profiles)
+    try:
+        return replacement if replacement.stand_for(module) else None
+    except Exception:  # noqa: BLE001 - a module with other arguments
+        return None
+
+
+@contextlib.contextmanager
+def mark_distance_biases(model: nn.Module) -> Iterator[None]:
+    """Lets modules that mix profiles insert the marker while the context lasts."""
+    replaced: list[nn.Module] = []
+    try:
+        for module in model.modules():
+            with torch.no_grad():
+                replacement = _replacement(module)
+            if replacement is not None:
+                module.__dict__["forward"] = replacement
+                replaced.append(module)
+        yield
+    finally:
+        for module in replaced:
+            del module.__dict__["forward"]
+
+
+def resolve_biases(graph: fx.Graph) -> None:
+    """Gives attention the factors and profiles of its bias, in place of one number for each pair of tokens.
+
+    Raises:
+        UnsupportedAttention: a bias is something else; the message names its layer.
+    """
+    nodes = [n for n in graph.nodes if n.target is torch.ops.armllm.biased_attention.default]
+    for node in nodes:
+        *arguments, bias = node.args
+        with graph.inserting_before(node):
+            factors, profiles = _factors(graph, bias)
+            marker = insert_call(
+                graph, torch.ops.armllm.attention.default, *arguments, None, factors, profiles
+            )
+        marker.meta.update({k: v for k, v in node.meta.items() if k != "val"})
+        node.replace_all_uses_with(marker)
+        graph.erase_node(node)
+    if nodes:
+        for node in list(graph.nodes):
+            if is_op(node, _aten._assert_tensor_metadata):  # such a node keeps the biases alive
+                graph.erase_node(node)
+        graph.eliminate_dead_code()
+
+
+def _factors(graph: fx.Graph, bias: Any) -> tuple[Node, Node]:
+    """Returns the factors ``(1, T, heads, rank)`` and the profiles of a bias, which each token may scale."""
+    place, scales = bias, []
+    while not is_op(bias, torch.ops.armllm.distance_bias):
+        if is_op(bias, _aten.mul) and len(sides := [a for a in bias.args if _is_square(a)]) == 1:
+            scales.append(next(a for a in bias.args if a is not sides[0]))
+            bias = sides[0]
+        elif is_op(bias, _aten.to, _aten._to_copy, _aten.type_as):
+            bias = bias.args[0]
+        else:
+            raise UnsupportedAttention(f"{module_name(place)} adds a learned bias to its scores")
+    factors, profiles = bias.args
+    for scale in reversed(scales):
+        if isinstance(scale, Node):
+            if tensor_of(scale).dim() != 4 or any(tensor_of(scale).shape[d] != 1 for d in (0, 1, 3)):
+                raise UnsupportedAttention(f"{module_name(place)} adds a learned bias to its scores")
+            scale = insert_call(graph, _aten.transpose.int, scale, 1, 2)
+        factors = insert_call(graph, _aten.mul.Tensor, factors, scale)
+    return factors, profiles
+
+
+def _is_square(node: Any) -> bool:
+    """True if a node's result has a number for each pair of tokens."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    if not isinstance(value, Tensor) or value.dim() < 2:
+        return False
+    return all(isinstance(size, torch.SymInt) for size in value.shape[-2:])
