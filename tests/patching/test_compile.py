@@ -153,6 +153,14 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         torch.randn(1, 1, t, 16),
         *(0, 0.25, 0, 0.0, None),
     ),
+    "biased_attention": lambda t: (
+        torch.randn(1, 2, t, 16),
+        torch.randn(1, 1, t, 16),
+        torch.randn(1, 1, t, 16),
+        *(0, 0.25, 0, 0.0, None),
+        torch.randn(1, 2, t, t),
+    ),
+    "distance_bias": lambda t: (torch.randn(1, t, 2, 3), torch.randn(3, 6)),
     "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
     "expand_kv": lambda t: (
         torch.randn(1, 1, t, 16),

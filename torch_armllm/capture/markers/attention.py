@@ -27,6 +27,20 @@ class UnsupportedAttention(RuntimeError):
     """The model's attention has a feature that the paged kernels do not support."""
 
 
+def mixed_profiles(factors: Tensor, profiles: Tensor) -> Tensor:
+    """Returns a bias in float32 for each head and pair of tokens, ``(1, heads, T, T)``.
+
+    Args:
+        factors: ``(1, T, heads, rank)``.
+        profiles: a bias by distance ``(rank, extent)``; there is none beyond the last distance.
+    """
+    positions, extent = torch.arange(factors.shape[1], device=factors.device), profiles.shape[1]
+    distance = positions[:, None] - positions
+    mixed = (factors.float() @ profiles.float()).transpose(1, 2)
+    nearest = mixed.gather(3, distance.clamp(0, extent - 1).expand(1, factors.shape[2], -1, -1))
+    return nearest.masked_fill((distance < 0) | (distance >= extent), 0.0)
+
+
 def dense_attention(
     q: Tensor,
     k: Tensor,
@@ -39,6 +53,7 @@ def dense_attention(
     slopes: Tensor | None = None,
     factors: Tensor | None = None,
     profiles: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Computes causal attention of one sequence in float32; the reference implementation.
 
@@ -56,6 +71,7 @@ def dense_attention(
             positive; their product is added to the scores (ALiBi).
         factors: ``(1, T, q_heads, rank)``; each token mixes the profiles by them, and adds the mix to its
             scores.
+        bias: ``(1, q_heads, T, T)``, added to the scores.
         profiles: a bias by distance ``(rank, extent)``; there is none beyond the last distance.
 
     Returns:
@@ -72,10 +88,9 @@ def dense_attention(
     if slopes is not None:
         scores = scores - slopes.float()[:, None, None] * distance
     if factors is not None and profiles is not None:
-        extent = profiles.shape[1]
-        mixed = (factors.float() @ profiles.float()).transpose(1, 2)
-        nearest = mixed.gather(3, distance.clamp(0, extent - 1).expand(1, q.shape[1], -1, -1))
-        scores = scores + nearest.masked_fill(distance >= extent, 0.0)
+        scores = scores + mixed_profiles(factors, profiles)
+    if bias is not None:
+        scores = scores + bias
     hidden = distance < 0
     if window > 0:
         hidden = hidden | (distance >= window)
@@ -105,6 +120,20 @@ def _fake(
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
+def _biased_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+    bias: Tensor,
+) -> Tensor:
+    return dense_attention(q, k, v, layer, scale, window, softcap, sinks, bias=bias.float())
+
+
 def _biased_fake(
     q: Tensor,
     k: Tensor,
@@ -120,6 +149,7 @@ def _biased_fake(
 
 
 _library.impl("attention", dense_attention, "CompositeExplicitAutograd")
+_library.impl("biased_attention", _biased_attention, "CompositeExplicitAutograd")
 torch.library.register_fake("armllm::attention", _fake, lib=_library)
 torch.library.register_fake("armllm::biased_attention", _biased_fake, lib=_library)
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import Node
 
 from torch_armllm.capture.attention_operands import insert_call
-from torch_armllm.capture.markers.attention import UnsupportedAttention
+from torch_armllm.capture.markers.attention import UnsupportedAttention, mixed_profiles
 from torch_armllm.capture.probing import is_op, module_name, tensor_of
 
 _aten = torch.ops.aten
@@ -30,6 +30,11 @@ def _fake(factors: Tensor, profiles: Tensor) -> Tensor:
     return factors.new_empty(batch, heads, tokens, tokens)
 
 
+def _mixed(factors: Tensor, profiles: Tensor) -> Tensor:
+    return mixed_profiles(factors, profiles).to(factors.dtype)
+
+
+_library.impl("distance_bias", _mixed, "CompositeExplicitAutograd")
 torch.library.register_fake("armllm::distance_bias", _fake, lib=_library)
 
 
