@@ -15,21 +15,22 @@ from bench.peers.work import Work
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm.loader import load_engine
+from torch_armllm.quant.recipe import Recipe
 
 MAX_MODEL_LEN = 4608
 TOKENS = 16_384  # that the cache holds
 CHUNK = 512
 
 
-def quantized(shape: Shape, cache: Path) -> Path:
-    """Return the folder of the quantized model; the first call writes it."""
-    folder = cache / shape.name / "armllm"
+def quantized(shape: Shape, cache: Path, head: str) -> Path:
+    """Return the folder of the model with a head of scheme ``head``; the first call writes it."""
+    folder = cache / shape.name / f"armllm-{head}"
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
         config = AutoConfig.for_model(**shape.config)
         with torch.device("cpu"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-        torch_armllm.quantize(model, progress=False)
+        torch_armllm.quantize(model, Recipe(head=head), progress=False)
         scratch = folder.with_suffix(".new")
         shutil.rmtree(scratch, ignore_errors=True)
         model.save_pretrained(scratch)
@@ -72,5 +73,6 @@ class Ours:
 
 
 def load(setup: Setup) -> Ours:
-    """Load the engine."""
-    return Ours(quantized(setup.shape, setup.cache), setup.threads)
+    """Load the engine; ``ours-int6`` has the head in 6 bits, as the peers do."""
+    head = "int6" if setup.engine == "ours-int6" else "int8"
+    return Ours(quantized(setup.shape, setup.cache, head), setup.threads)

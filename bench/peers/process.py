@@ -30,6 +30,7 @@ IK = (
 )
 REQUIRED = {
     "ours": ("torch_armllm", "make install"),
+    "ours-int6": ("torch_armllm", "make install"),
     "llama.cpp": ("llama_cpp, gguf", LLAMA),
     "ik_llama.cpp": ("gguf", "PYTHON -m pip install gguf"),
     "vllm": ("vllm", VLLM),

@@ -23,6 +23,7 @@ from bench.peers.work import Engine, Programs, Work, do
 
 ENGINES = {
     "ours": "engine_ours",
+    "ours-int6": "engine_ours",
     "llama.cpp": "engine_llama",
     "ik_llama.cpp": "engine_ik",
     "vllm": "engine_vllm",

@@ -1,4 +1,4 @@
-"""Embedding lookup that shares the INT8 weights of the tied output layer."""
+"""Embedding lookup that shares the INT8 or 6-bit weights of the tied output layer."""
 
 from __future__ import annotations
 
@@ -6,42 +6,50 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.linear import unpack_int
+from torch_armllm.ops.linear.packed_layout import GROUP, unpack_multipliers
 from torch_armllm.system.dtypes import dtype_name
 
 STEPS = 254
 """Number of steps of the rest per step of the output layer's integers."""
 
 
-def split_rest(weight: Tensor, packed: Tensor) -> Tensor:
-    """Quantizes the rounding errors of INT8 panels to eight further bits.
+def split_rest(weight: Tensor, packed: Tensor, scheme: str = "i8") -> Tensor:
+    """Quantizes the rounding errors of INT8 or 6-bit panels to eight further bits.
 
     Args:
         weight: ``(N, K)``, float32, bfloat16 or float16.
-        packed: the same weight as panels of scheme ``i8``.
+        packed: the same weight as panels.
+        scheme: scheme of the panels, ``i8`` or ``int6``.
 
     Returns:
-        int8 ``(N, K)``: ``round((w / s − q) · 254)``; then ``w ≈ s · (q + rest / 254)`` within ``s / 508``.
+        int8 ``(N, K)``: ``round((w / s − q) · 254)``; then ``w ≈ s · (q + rest / 254)`` within ``s / 508``,
+        where s is the step of the weight's row, or of its group for ``int6``.
     """
     rest = torch.empty(weight.shape, dtype=torch.int8)
     step = max(1, (1 << 20) // max(weight.shape[1], 1) // 16) * 16
     for begin in range(0, weight.shape[0], step):
         rows = weight[begin : begin + step].float()
         panels = packed[begin // 16 : -(-(begin + rows.shape[0]) // 16)]
-        q, scale = unpack_int(panels, rows.shape[0], rows.shape[1], "i8")
+        q, scale = unpack_int(panels, rows.shape[0], rows.shape[1], scheme)
         left = rows / scale[:, None] - q.float()
         left = torch.where(scale[:, None] != 0, left, torch.zeros_like(left))
+        if scheme == "int6":
+            left /= _steps_per_row_scale(panels, *rows.shape)
         rest[begin : begin + step] = torch.round(left * STEPS).clamp_(-127, 127).to(torch.int8)
     return rest
 
 
-def split_embedding(ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype) -> Tensor:
-    """Looks up rows of an embedding that is stored as INT8 panels and a rest.
+def split_embedding(
+    ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype, scheme: str = "i8"
+) -> Tensor:
+    """Looks up rows of an embedding that is stored as panels and a rest.
 
     Args:
         ids: int64, any shape.
-        weight: uint8 ``(⌈vocabulary / 16⌉, bytes)``, panels of scheme ``i8``.
+        weight: uint8 ``(⌈vocabulary / 16⌉, bytes)``, panels.
         rest: int8 ``(vocabulary, width)``, from `split_rest`.
         dtype: dtype of the result: float32, bfloat16 or float16.
+        scheme: scheme of the panels, ``i8`` or ``int6``.
 
     Returns:
         ``(*ids.shape, width)``: ``s · (254 q + rest) / 254``, rounded once to float32 and once to ``dtype``.
@@ -49,17 +57,28 @@ def split_embedding(ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtyp
     Raises:
         RuntimeError: an id is outside the vocabulary, or a shape or dtype is wrong.
     """
-    out: Tensor = torch.ops.armllm.split_embedding(ids, weight, rest, dtype_name(dtype))
+    out: Tensor = torch.ops.armllm.split_embedding(ids, weight, rest, dtype_name(dtype), scheme)
     return out
 
 
-def reference_split_embedding(ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype) -> Tensor:
+def reference_split_embedding(
+    ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype, scheme: str = "i8"
+) -> Tensor:
     """`split_embedding` in plain PyTorch."""
-    q, scale = unpack_int(weight, rest.shape[0], rest.shape[1], "i8")
-    whole = q[ids].float() * STEPS + rest[ids].float()
+    q, scale = unpack_int(weight, rest.shape[0], rest.shape[1], scheme)
+    further = rest.float()
+    if scheme == "int6":
+        further = further * _steps_per_row_scale(weight, *rest.shape)
+    whole = q[ids].float() * STEPS + further[ids]
     return (whole * (scale[ids] / STEPS)[..., None]).to(dtype)
 
 
+def _steps_per_row_scale(panels: Tensor, rows: int, columns: int) -> Tensor:
+    """Returns the step of each weight of scheme ``int6`` in units of its row scale: float32 ``(N, K)``."""
+    multipliers = unpack_multipliers(panels, rows, columns, "int6")
+    return multipliers.float().repeat_interleave(GROUP, 1)[:, :columns]
+
+
 @torch.library.register_fake("armllm::split_embedding")
-def _(ids: Tensor, weight: Tensor, rest: Tensor, dtype: str) -> Tensor:
+def _(ids: Tensor, weight: Tensor, rest: Tensor, dtype: str, scheme: str = "i8") -> Tensor:
     return rest.new_empty((*ids.shape, rest.shape[1]), dtype=getattr(torch, dtype))

@@ -5,6 +5,7 @@
 
 #include "dispatch/variants.h"
 #include "linear/quant_linear.h"
+#include "linear/scheme_arg.h"
 #include "runtime/tensor_args.h"
 #include "runtime/thread_scratch.h"
 
@@ -15,13 +16,32 @@ constexpr int64_t kRowsPerTile = 16;
 constexpr int64_t kLineBytes = 64;  // 16 rows × 4 columns
 constexpr int kRestSteps = 254;     // steps of the rest per step of q
 
+// to[k] = 254 · q + rest of one row of a panel, for scheme int6 times the multiplier of the group.
+void join_int8(const uint8_t* panel, int64_t row, const int8_t* rest, int64_t width, float* to) {
+  const int8_t* q = reinterpret_cast<const int8_t*>(panel + panel_layout(Scheme::i8, width).values) + 4 * row;
+  for (int64_t k = 0; k < width; ++k) to[k] = float(q[k / 4 * kLineBytes + k % 4] * kRestSteps + rest[k]);
+}
+
+void join_int6(const uint8_t* panel, int64_t row, const int8_t* rest, int64_t width, float* to) {
+  const PanelLayout layout = panel_layout(Scheme::int6, width);
+  const uint8_t* group = panel + layout.values;
+  for (int64_t g = 0; g < layout.groups; ++g, group += group_value_bytes(Scheme::int6)) {
+    const int m = int6_multiplier(panel + layout.multipliers, g, row);
+    const int64_t end = std::min(kGroup, width - g * kGroup);
+    for (int64_t i = 0; i < end; ++i) {
+      const int64_t k = g * kGroup + i;
+      to[k] = float(m * ((int6_bits(group, row, i) - 32) * kRestSteps + rest[k]));
+    }
+  }
+}
+
 }  // namespace
 
 int64_t SplitEmbedding::tiles(int) const { return ceil_div(args.tokens, kRowsPerTile); }
 
 void SplitEmbedding::tile(int, int64_t index) {
   const SplitEmbeddingArgs& a = args;
-  const int64_t values = panel_layout(Scheme::i8, a.width).values;
+  const auto join = a.scheme == Scheme::int6 ? join_int6 : join_int8;
   float* whole = reinterpret_cast<float*>(thread_memory(a.width * 4));
   const int64_t end = std::min(a.tokens, (index + 1) * kRowsPerTile);
   for (int64_t t = index * kRowsPerTile; t < end; ++t) {
@@ -31,13 +51,9 @@ void SplitEmbedding::tile(int, int64_t index) {
       continue;
     }
     const uint8_t* panel = a.weight + id / kPanel * a.panel_stride;
-    const int64_t row = id % kPanel;
-    const int8_t* q = reinterpret_cast<const int8_t*>(panel + values) + 4 * row;
-    const int8_t* rest = a.rest + id * a.width;
-    for (int64_t k = 0; k < a.width; ++k)
-      whole[k] = float(q[k / 4 * kLineBytes + k % 4] * kRestSteps + rest[k]);
+    join(panel, id % kPanel, a.rest + id * a.width, a.width, whole);
     float scale;
-    std::memcpy(&scale, panel + 4 * row, sizeof(scale));
+    std::memcpy(&scale, panel + 4 * (id % kPanel), sizeof(scale));
     variant().linear->epilogue(whole, a.width, scale / kRestSteps, nullptr, DType::f32, nullptr, a.out.row(t),
                                a.out.type);
   }
@@ -53,12 +69,15 @@ ScalarType type_named(const std::string& name) {
                   "'; choose from: float32, bfloat16, float16");
 }
 
-Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype) {
+Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype, std::string scheme) {
+  const Scheme kind = scheme_of(scheme);
+  STD_TORCH_CHECK(kind == Scheme::i8 || kind == Scheme::int6,
+                  "split_embedding: scheme must be i8 or int6, not ", scheme);
   STD_TORCH_CHECK(type_of(ids) == ScalarType::Long, "split_embedding: ids must be int64");
   STD_TORCH_CHECK(rest.dim() == 2 && type_of(rest) == ScalarType::Char && rest.is_contiguous(),
                   "split_embedding: rest must be contiguous int8 of shape (vocabulary, width)");
   const int64_t vocab_size = rest.size(0), width = rest.size(1);
-  const int64_t bytes = panel_layout(Scheme::i8, width).bytes;
+  const int64_t bytes = panel_layout(kind, width).bytes;
   STD_TORCH_CHECK(weight.dim() == 2 && type_of(weight) == ScalarType::Byte &&
                       weight.size(0) == ceil_div(vocab_size, kPanel) && weight.size(1) == bytes &&
                       weight.stride(1) == 1,
@@ -71,6 +90,7 @@ Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype
   SplitEmbedding task;
   SplitEmbeddingArgs& a = task.args;
   a.weight = static_cast<const uint8_t*>(weight.data_ptr());
+  a.scheme = kind;
   a.panel_stride = panel_stride_of(weight, 0, bytes, "split_embedding: weight");
   a.rest = static_cast<const int8_t*>(rest.data_ptr());
   a.ids = static_cast<const int64_t*>(flat.data_ptr());

@@ -44,9 +44,26 @@ float widen(uint16_t bf16) {
   return value;
 }
 
+// Stores q + 32 of row r's value k among the values of an int6 panel.
+void set_six_bits(uint8_t* values, int64_t row, int64_t k, int u) {
+  const int64_t line = k % kGroup / 4, byte = row * 4 + k % 4;
+  uint8_t* group = values + k / kGroup * group_value_bytes(Scheme::int6);
+  set_nibble(group[line / 2 * 64 + byte], line % 2 != 0, u);
+  uint8_t& high = group[256 + line / 4 * 64 + byte];
+  const int at = int(line % 4 * 2);
+  high = uint8_t((high & ~(3 << at)) | (u >> 4 & 3) << at);
+}
+
+void set_plane_bits(uint8_t* section, int64_t group, int64_t row, int v) {
+  uint16_t planes[2];
+  std::memcpy(planes, section + group * 4, 4);
+  for (int b = 0; b < 2; ++b) planes[b] = uint16_t((planes[b] & ~(1 << row)) | (v >> b & 1) << row);
+  std::memcpy(section + group * 4, planes, 4);
+}
+
 struct PlainWeight {
   const int8_t* q;
-  const uint8_t* multipliers;  // g32i only
+  const uint8_t* multipliers;  // g32i and int6 only
   const uint8_t* zero_points;
   const void* scales;  // f32 or bf16
   const float* offsets;
@@ -76,12 +93,24 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
     }
     return in_range;
   }
-  if (layout.scheme == Scheme::g32i) {
+  if (has_multipliers(layout.scheme)) {
     for (int64_t g = 0; g < groups; ++g) {
       const int m = s.multipliers[row * groups + g] - 1;
-      in_range &= m >= 0 && m <= 15;
-      set_nibble(panel[layout.multipliers + g * 8 + r % 8], r >= 8, m);
+      in_range &= m >= 0 && m < largest_multiplier(layout.scheme);
+      if (layout.scheme == Scheme::int6) {
+        set_plane_bits(panel + layout.multipliers, g, r, m);
+      } else {
+        set_nibble(panel[layout.multipliers + g * 8 + r % 8], r >= 8, m);
+      }
     }
+  }
+  if (layout.scheme == Scheme::int6) {
+    for (int64_t k = 0; k < s.in_features; ++k) {
+      in_range &= q[k] >= -32 && q[k] <= 31;
+      set_six_bits(values, r, k, q[k] + 32);
+    }
+    std::memcpy(panel + r * 4, static_cast<const float*>(s.scales) + row, 4);
+    return in_range;
   }
   float largest = 0;
   for (int64_t c = 0; c < columns; ++c) {
@@ -120,12 +149,25 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
   return in_range;
 }
 
+// Sets all values of an int6 panel to q = 0: bits 0 … 3 are 0, bits 4 and 5 are 2.
+void fill_with_zeros(const PanelLayout& layout, uint8_t* panel) {
+  uint8_t* group = panel + layout.values;
+  for (int64_t g = 0; g < layout.groups; ++g, group += group_value_bytes(layout.scheme)) {
+    std::memset(group, 0, 256);
+    std::memset(group + 256, 0xaa, 128);
+  }
+}
+
 // Packs rows first … first + 15 (fewer at the end) of a matrix; returns false if a value is out of range.
 bool pack_panel(const PlainWeight& s, const PanelLayout& layout, int64_t first, uint8_t* panel) {
   const int64_t rows = std::min(kPanel, s.rows - first);
   std::memset(panel, 0, layout.values);
   if (has_zero_points(layout.scheme)) std::memset(panel + layout.zero_points, 0x88, layout.scale_groups * 8);
-  std::memset(panel + layout.values, is_int8(layout.scheme) ? 0 : 0x08, layout.bytes - layout.values);
+  if (layout.scheme == Scheme::int6) {
+    fill_with_zeros(layout, panel);
+  } else {
+    std::memset(panel + layout.values, is_int8(layout.scheme) ? 0 : 0x08, layout.bytes - layout.values);
+  }
   bool in_range = true;
   for (int64_t r = 0; r < rows; ++r) in_range &= pack_row(s, layout, first + r, r, panel);
   return in_range;
@@ -144,6 +186,12 @@ float int8_value(const PanelLayout& layout, const uint8_t* panel, int64_t column
          float_at(part, 0, r);
 }
 
+float int6_value(const PanelLayout& layout, const uint8_t* panel, int64_t, int64_t r, int64_t k) {
+  const int m = int6_multiplier(panel + layout.multipliers, k / kGroup, r);
+  const uint8_t* group = panel + layout.values + k / kGroup * group_value_bytes(Scheme::int6);
+  return float((int6_bits(group, r, k % kGroup) - 32) * m) * float_at(panel, 0, r);
+}
+
 float int4_value(const PanelLayout& layout, const uint8_t* panel, int64_t column, int64_t r, int64_t k) {
   const NibblePosition p = nibble_position(r, k);
   const uint8_t byte = panel[layout.values + p.byte];
@@ -160,10 +208,13 @@ float int4_value(const PanelLayout& layout, const uint8_t* panel, int64_t column
 void unpack_panel(const PanelLayout& layout, const uint8_t* panel, int64_t rows, int64_t in_features,
                   float* out) {
   const int64_t step = groups_per_scale(layout.scheme);
+  const auto value_of = layout.scheme == Scheme::int6 ? int6_value
+                        : is_int8(layout.scheme)      ? int8_value
+                                                      : int4_value;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t k = 0; k < in_features; ++k) {
       const int64_t column = step ? k / kGroup / step : 0;
-      const float value = (is_int8(layout.scheme) ? int8_value : int4_value)(layout, panel, column, r, k);
+      const float value = value_of(layout, panel, column, r, k);
       out[r * in_features + k] =
           has_offsets(layout.scheme) ? value + float_at(panel + layout.offsets, column, r) : value;
     }
@@ -198,8 +249,8 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   } else {
     STD_TORCH_CHECK(type_of(scales) == ScalarType::Float, "scales must be float32");
   }
-  STD_TORCH_CHECK(multipliers.has_value() == (scheme == Scheme::g32i),
-                  "multipliers are required by scheme g32i and invalid for other schemes");
+  STD_TORCH_CHECK(multipliers.has_value() == has_multipliers(scheme),
+                  "multipliers are required by schemes g32i and int6, and invalid for other schemes");
   STD_TORCH_CHECK(zeros.has_value() == has_zero_points(scheme),
                   "zeros are required by schemes with a 'z' (rowz, g32z, …) and invalid for other schemes");
   STD_TORCH_CHECK(offsets.has_value() == has_offsets(scheme),
@@ -255,6 +306,8 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   });
   if (has_zero_points(scheme)) {
     STD_TORCH_CHECK(in_range.load(), "q and zeros must be in 0..15, and group scales must be finite");
+  } else if (scheme == Scheme::int6) {
+    STD_TORCH_CHECK(in_range.load(), "q must be in -32..31, and multipliers in 1..4");
   } else {
     STD_TORCH_CHECK(in_range.load(),
                     "q must be in -8..7, multipliers in 1..16, and group scales and offsets must be finite");

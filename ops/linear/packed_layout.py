@@ -14,7 +14,7 @@ PANEL = 16
 GROUP = 32
 SCHEMES = ENUMS["Scheme"]
 """Every scheme and its number among the kernels."""
-EXACT = ("g32i", "row", "rowz", "i8")
+EXACT = ("g32i", "row", "rowz", "i8", "int6")
 """Schemes with integer sums over all of K: the same bits in every variant and batch."""
 
 
@@ -73,6 +73,11 @@ def is_int8(scheme: str) -> bool:
     return scheme == "i8" or scheme.startswith("int8")
 
 
+def has_multipliers(scheme: str) -> bool:
+    """True if each group of 32 columns has an integer multiplier."""
+    return scheme in ("g32i", "int6")
+
+
 def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     """Returns the panel layout of a weight with ``in_features`` columns.
 
@@ -91,11 +96,11 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
         at = sections = offsets = at + _lines(scale_groups * PANEL * (2 if has_bf16_scales(scheme) else 4))
     if has_offsets(scheme):
         at = sections = at + scale_groups * PANEL * 4
-    if scheme == "g32i":
-        at += _lines(groups * 8)
+    if has_multipliers(scheme):
+        at += _lines(groups * (4 if scheme == "int6" else 8))
     if has_zero_points(scheme):
         at += _lines(scale_groups * 8)
-    total = at + groups * (512 if scheme == "i8" else 256)
+    total = at + groups * (512 if scheme == "i8" else 384 if scheme == "int6" else 256)
     return PanelLayout(groups, span, scale_groups, PANEL * 4, offsets, sections, sections, at, total)
 
 
@@ -114,7 +119,8 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
         scheme: the scheme of the packed weight.
 
     Returns:
-        int8 ``(N, K)``: 0..15 for schemes with zero points, -128..127 for INT8, otherwise -8..7.
+        int8 ``(N, K)``: 0..15 for schemes with zero points, -128..127 for INT8, -32..31 for ``int6``,
+        otherwise -8..7.
     """
     layout = panel_layout(scheme, in_features)
     panels = panel_count(out_features)
@@ -127,6 +133,8 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
     values = weight[:, layout.values : layout.bytes].contiguous()
     if scheme == "i8":
         lines = values.view(torch.int8).view(panels, layout.groups * 8, PANEL, 4)
+    elif scheme == "int6":
+        lines = _six_bits(values.view(panels, layout.groups, 6, PANEL * 4)).view(panels, -1, PANEL, 4)
     else:
         pairs = values.view(panels, layout.groups * 4, PANEL // 2, 8)
         lines = torch.cat((pairs & 15, (pairs >> 4) ^ 8), 2).to(torch.int8)
@@ -136,10 +144,16 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
     return rows[:out_features, :in_features].contiguous()
 
 
-def unpack_multipliers(weight: Tensor, out_features: int, in_features: int) -> Tensor:
-    """Unpacks the multipliers of scheme g32i: uint8 ``(out_features, groups)`` in 1..16."""
-    layout = panel_layout("g32i", in_features)
-    return _unpack_nibbles(weight, layout.multipliers, layout.groups, out_features) + 1
+def unpack_multipliers(weight: Tensor, out_features: int, in_features: int, scheme: str = "g32i") -> Tensor:
+    """Unpacks multipliers: uint8 ``(out_features, groups)`` in 1..16 (``g32i``) or 1..4 (``int6``)."""
+    layout = panel_layout(scheme, in_features)
+    if scheme == "g32i":
+        return _unpack_nibbles(weight, layout.multipliers, layout.groups, out_features) + 1
+    section = weight[:, layout.multipliers : layout.multipliers + layout.groups * 4].contiguous()
+    planes = section.view(-1, layout.groups, 2, 2, 1)
+    bits = ((planes >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(3)  # (panels, G, 2, 16)
+    rows = (bits[:, :, 0] + 2 * bits[:, :, 1]).permute(0, 2, 1).reshape(-1, layout.groups)
+    return rows[:out_features].contiguous() + 1
 
 
 def unpack_zero_points(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
@@ -194,7 +208,7 @@ def scale_sections(weight: Tensor, in_features: int, scheme: str) -> list[Tensor
 
 
 def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str) -> tuple[Tensor, Tensor]:
-    """Unpacks a weight of an exact scheme (g32i, row, rowz, i8) to integers and one scale per row.
+    """Unpacks a weight of an exact scheme (g32i, row, rowz, i8, int6) to integers and one scale per row.
 
     Returns:
         ``w`` int8 ``(out_features, in_features)`` and ``row_scale`` float32 ``(out_features,)``: the weight
@@ -206,8 +220,8 @@ def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str)
     if group_span(scheme):
         raise ValueError(f"scheme {scheme!r} has float group scales and no integer form; use unpack_weight")
     w = unpack_values(weight, out_features, in_features, scheme)
-    if scheme == "g32i":
-        multipliers = unpack_multipliers(weight, out_features, in_features)
+    if has_multipliers(scheme):
+        multipliers = unpack_multipliers(weight, out_features, in_features, scheme)
         w = w * multipliers.to(torch.int8).repeat_interleave(GROUP, 1)[:, :in_features]
     elif has_zero_points(scheme):
         w = w - unpack_zero_points(weight, out_features, in_features, scheme).to(torch.int8)
@@ -258,6 +272,14 @@ def _int8_panels(weight: Tensor, layout: PanelLayout) -> tuple[Tensor, ...]:
     """Splits INT8 with group scales into its ``i8`` panels, one per scale."""
     panels = weight[:, layout.values : layout.bytes]
     return tuple(panels.split(PANEL * 4 + layout.span * PANEL, 1))  # type: ignore[no-untyped-call]
+
+
+def _six_bits(lines: Tensor) -> Tensor:
+    """Joins the bits of ``int6``: uint8 ``(panels, G, 6, 64)`` to int8 ``(panels, G, 8, 64)`` in -32..31."""
+    low = torch.stack((lines[:, :, :4] & 15, lines[:, :, :4] >> 4), 3).flatten(2, 3)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    high = ((lines[:, :, 4:, None] >> shifts) & 3).flatten(2, 3)
+    return (low | high << 4).to(torch.int8) - 32
 
 
 def _float_section(weight: Tensor, start: int, layout: PanelLayout, out_features: int) -> Tensor:

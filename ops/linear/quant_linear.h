@@ -78,6 +78,9 @@ struct LinearKernels {
   // sums[i] += more[i]
   void (*accumulate)(float* sums, const float* more, int64_t n);
 
+  // Converts a panel of scheme int6 to the panel of scheme i8 with the same weights.
+  void (*expand_int6)(const uint8_t* panel, int64_t groups, uint8_t* expanded);
+
   bool gemv_interleaves = false;  // gemv reads interleaved activations, see gemv_block_of()
 
   // Up to this many tokens go through gemv, kGemvTokens at a time per cached panel: unpacking for gemm would
@@ -97,12 +100,19 @@ struct LinearKernels {
   // only.  If nullptr, these tokens go through gemv.
   void (*gemv_wide)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                     const Activations& x, int tokens, float* out, int64_t out_stride) = nullptr;
+
+  // gemv and gemv_wide read panels of scheme int6 for up to this many tokens. For more, they are expanded in
+  // cache.
+  int64_t int6_gemv_tokens = 0;
 };
+
+// The scheme whose kernels multiply a weight.
+static inline Scheme computed_as(Scheme scheme) { return scheme == Scheme::int6 ? Scheme::i8 : scheme; }
 
 // True if gemv_wide handles this token count; assumes that the count does not go through gemm.
 static inline bool is_gemv_wide(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
   return kernels.gemv_wide != nullptr && tokens > kGemvTokens &&
-         (scheme == Scheme::g32i || scheme == Scheme::i8);
+         (scheme == Scheme::g32i || computed_as(scheme) == Scheme::i8);
 }
 
 // Activations::block that gemv reads: all tokens in one block, rounded up to a pair, or one token per block.

@@ -118,16 +118,15 @@ struct PanelParts {
   }
 };
 
-// Multiplies few tokens straight from the packed panels into rows[t · panels · 16 + …].  `spare` holds two
-// gemv results.
+// Multiplies few tokens straight from the packed panels into rows[t · width + …].  `spare` holds two gemv
+// results.
 inline void multiply_few_tokens(const LinearKernels& kernels, Scheme scheme, const uint8_t* panel,
                                 int64_t panel_stride, int64_t panels, const Activations& x, int64_t tokens,
-                                float* spare, float* rows) {
+                                float* spare, float* rows, int64_t width) {
   if (is_gemv_wide(kernels, scheme, tokens))
-    return kernels.gemv_wide(scheme, panel, panel_stride, panels, x, int(tokens), rows, panels * kPanel);
+    return kernels.gemv_wide(scheme, panel, panel_stride, panels, x, int(tokens), rows, width);
   const PanelParts parts(scheme, x.groups);
-  const int64_t calls = ceil_div(tokens, kGemvTokens), most = ceil_div(tokens, calls),
-                width = panels * kPanel;
+  const int64_t calls = ceil_div(tokens, kGemvTokens), most = ceil_div(tokens, calls);
   for (int64_t first = 0; first < tokens; first += most) {
     const int count = int(std::min(most, tokens - first));
     float* out = rows + first * width;
@@ -152,6 +151,11 @@ inline void multiply_few_tokens(const LinearKernels& kernels, Scheme scheme, con
   }
 }
 
+// True if the panels of a weight are expanded to INT8 in cache before `tokens` tokens are multiplied.
+inline bool is_expanded(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
+  return scheme == Scheme::int6 && tokens > kernels.int6_gemv_tokens;
+}
+
 // Computes one tile and calls `finish(token, first_panel, panels, acc)` for each of its rows; acc holds 16
 // floats per panel, scaled by the weight scale.
 template <typename Finish>
@@ -164,20 +168,34 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
 
   if (grid.tokens <= kernels.gemv_tokens) {
     constexpr int64_t kSpare = 2 * kGemvTokens * kPanel;
-    float* spare = reinterpret_cast<float*>(thread_memory((grid.tokens * panels * kPanel + kSpare) * 4));
+    const bool expand = is_expanded(kernels, scheme, grid.tokens);
+    const int64_t expanded_bytes = expand ? int8_panel_bytes(x.groups) : 0, width = panels * kPanel;
+    char* memory = thread_memory(expanded_bytes + (grid.tokens * width + kSpare) * 4);
+    uint8_t* expanded = reinterpret_cast<uint8_t*>(memory);
+    float* spare = reinterpret_cast<float*>(memory + expanded_bytes);
     float* rows = spare + kSpare;
-    multiply_few_tokens(kernels, scheme, panel, panel_stride, panels, x, grid.tokens, spare, rows);
-    for (int64_t t = 0; t < grid.tokens; ++t) finish(t, first_panel, panels, rows + t * panels * kPanel);
+    if (!expand)
+      multiply_few_tokens(kernels, scheme, panel, panel_stride, panels, x, grid.tokens, spare, rows, width);
+    for (int64_t p = 0; expand && p < panels; ++p) {
+      kernels.expand_int6(panel + p * panel_stride, x.groups, expanded);
+      multiply_few_tokens(kernels, Scheme::i8, expanded, expanded_bytes, 1, x, grid.tokens, spare,
+                          rows + p * kPanel, width);
+    }
+    for (int64_t t = 0; t < grid.tokens; ++t) finish(t, first_panel, panels, rows + t * width);
     return;
   }
 
   constexpr int64_t kPartTokens = 32;  // keeps their results in L1 from part to part
-  const PanelParts parts(scheme, x.groups);
+  const PanelParts parts(computed_as(scheme), x.groups);
   const int64_t most = parts.count == 1 ? kernels.gemm_tokens : std::min(kPartTokens, kernels.gemm_tokens);
   const int64_t step = kernels.gemm_panels, group_bytes = kernels.gemm_group_bytes;
   const int64_t wide = round_up(step, 2), stride = wide * kPanel;  // keeps gate and up together
-  char* memory = thread_memory(wide * x.groups * group_bytes + parts.count * stride * 8 +
-                               most * stride * (parts.count == 1 ? 4 : 8));
+  const bool expand = is_expanded(kernels, scheme, grid.tokens);
+  const int64_t expanded_bytes = expand ? int8_panel_bytes(x.groups) : 0;
+  char* memory = thread_memory(step * expanded_bytes + wide * x.groups * group_bytes +
+                               parts.count * stride * 8 + most * stride * (parts.count == 1 ? 4 : 8));
+  uint8_t* expanded = reinterpret_cast<uint8_t*>(memory);
+  memory += step * expanded_bytes;
   int8_t* values = reinterpret_cast<int8_t*>(memory);
   int32_t* row_info = reinterpret_cast<int32_t*>(memory + wide * x.groups * group_bytes);
   float* scales = reinterpret_cast<float*>(row_info + parts.count * stride);
@@ -196,7 +214,12 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
       for (int64_t p = 0; p < count; p += step) {
         const uint8_t* part[64];
         const int64_t some = std::min(step, count - p), at = i * stride + p * kPanel;
-        for (int64_t n = 0; n < some; ++n) part[n] = parts.panel_part(here + (p + n) * panel_stride, i);
+        for (int64_t n = 0; n < some; ++n) {
+          part[n] = parts.panel_part(here + (p + n) * panel_stride, i);
+          if (!expand) continue;
+          kernels.expand_int6(part[n], x.groups, expanded + n * expanded_bytes);
+          part[n] = expanded + n * expanded_bytes;
+        }
         kernels.unpack(parts.scheme, part, int(some), parts.groups_of(i), part_values(i, p), row_info + at,
                        scales + at);
       }

@@ -104,6 +104,7 @@ Instruction build(const fields::embed& op) {
 Instruction build(const fields::split_embed& op) {
   auto task = std::make_unique<SplitEmbedding>();
   task->args.panel_stride = op.panel_stride;
+  task->args.scheme = op.scheme;
   task->args.width = op.width;
   task->args.vocab_size = op.vocab_size;
   return embedding_of(std::move(task), op.ids, [op](SplitEmbedding& t, const Frame& frame) {

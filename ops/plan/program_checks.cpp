@@ -29,7 +29,7 @@ void check(const Checks& c, const fields::split_embed& op) {
   c.positive(op.vocab_size, "vocab_size");
   c.rows(op.out, op.width);
   c.packed(op.ids, 1, ElementType::i64);
-  c.panels(op.weight, 1, 0, panels_of(op.vocab_size), op.panel_stride, Scheme::i8, op.width);
+  c.panels(op.weight, 1, 0, panels_of(op.vocab_size), op.panel_stride, op.scheme, op.width);
   c.constant(op.rest, double(op.vocab_size) * op.width);
   c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.weight, "weight"), c.needed(op.rest, "rest");
 }

@@ -87,13 +87,15 @@ def test_loading_quantizes_as_patch_does_and_saving_keeps_every_bit(family: str,
     torch.testing.assert_close(logits(load(tmp_path / "rounded")), logits(model))
 
 
+@pytest.mark.parametrize("head", ["int8", "int6"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_head_that_is_tied_to_the_embedding(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_head_that_is_tied_to_the_embedding(dtype: torch.dtype, head: str, tmp_path: Path) -> None:
     tiny("llama", dtype, tie_word_embeddings=True).save_pretrained(tmp_path / "float")
-    model = load(tmp_path / "float", quantization_config=ArmInt4Config())
+    model = load(tmp_path / "float", quantization_config=ArmInt4Config(Recipe(head=head)))
     shared = dtype == torch.bfloat16
     assert isinstance(model.get_input_embeddings(), TiedEmbedding) == shared
     assert isinstance(model.get_output_embeddings(), QuantLinear)
+    assert model.get_output_embeddings().scheme == head
     model.save_pretrained(tmp_path / "packed")
     again = load(tmp_path / "packed")
     assert torch.equal(logits(again), logits(model))
@@ -102,7 +104,7 @@ def test_head_that_is_tied_to_the_embedding(dtype: torch.dtype, tmp_path: Path) 
         assert again.get_input_embeddings().weight_packed.data_ptr() == packed.data_ptr()
     twin = tiny("llama", dtype, tie_word_embeddings=True)
     twin.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq
-    report = torch_armllm.patch(twin, Recipe(importance=False), progress=False)
+    report = torch_armllm.patch(twin, Recipe(head=head, importance=False), progress=False)
     assert (
         abs(report.bytes_before - again.hf_quantizer.report.bytes_before) < 64
     )  # frequencies of another type

@@ -95,7 +95,8 @@ void test_gemv_wide(const LinearKernels& tested, const char* name, Report& repor
   if (tested.gemv_wide == nullptr) return;
   constexpr int64_t kPanels = 3, kGap = 64, kStride = kPanels * kPanel + 5;
   Random random(6);
-  for (Scheme scheme : {Scheme::g32i, Scheme::i8})
+  for (Scheme scheme : {Scheme::g32i, Scheme::i8, Scheme::int6}) {
+    if (scheme == Scheme::int6 && tested.int6_gemv_tokens < tested.gemv_tokens) continue;
     for (int64_t groups : {1, 2, 3, 16, 262})
       for (int64_t tokens = kGemvTokens + 1; tokens <= tested.gemv_tokens; ++tokens)
         for (bool extreme : {false, true}) {
@@ -117,6 +118,42 @@ void test_gemv_wide(const LinearKernels& tested, const char* name, Report& repor
           report.expect(same_floats(out, expected), text("%s wide gemv, scheme %d groups %ld tokens %ld",
                                                          name, int(scheme), long(groups), long(tokens)));
         }
+  }
+}
+
+// Panels of scheme int6 are expanded value by value, and multiplied as their expanded panels are.
+void test_int6(const LinearKernels& tested, const char* name, Report& report) {
+  Random random(8);
+  for (int64_t groups : {1, 2, 3, 4, 7, 16, 262})
+    for (bool extreme : {false, true}) {
+      const std::vector<uint8_t> panel = random_panel(Scheme::int6, groups, extreme, random);
+      const PanelLayout layout = panel_layout(Scheme::int6, groups * kGroup);
+      std::vector<uint8_t> expanded(size_t(int8_panel_bytes(groups)), 0x55), expected = expanded;
+      std::memcpy(expected.data(), panel.data(), kPanel * 4);
+      for (int64_t r = 0; r < kPanel; ++r)
+        for (int64_t k = 0; k < groups * kGroup; ++k) {
+          const uint8_t* group = panel.data() + layout.values + k / kGroup * group_value_bytes(Scheme::int6);
+          const int m = int6_multiplier(panel.data() + layout.multipliers, k / kGroup, r);
+          expected[size_t(kPanel * 4 + k / 4 * 64 + r * 4 + k % 4)] =
+              uint8_t((int6_bits(group, r, k % kGroup) - 32) * m);
+        }
+      tested.expand_int6(panel.data(), groups, expanded.data());
+      report.expect(expanded == expected, text("%s expand_int6 groups %ld", name, long(groups)));
+      const int most = int(std::min<int64_t>(tested.int6_gemv_tokens, kGemvTokens));
+      for (int tokens = 1; tokens <= most; ++tokens) {
+        const int64_t first = gemv_block_of(tested, Scheme::int6, tokens);
+        QuantizedRows rows(first + tokens, groups, extreme, random);
+        const Activations x = rows.in_blocks(first);
+        std::vector<float> out[2];
+        for (int i = 0; i < 2; ++i) {
+          out[i].assign(size_t((tokens + 1) * kPanel), -7.0f);
+          tested.gemv(i ? Scheme::i8 : Scheme::int6, (i ? expanded : panel).data(), x, first, tokens,
+                      out[i].data());
+        }
+        report.expect(same_floats(out[0], out[1]),
+                      text("%s gemv of int6, groups %ld tokens %d", name, long(groups), tokens));
+      }
+    }
 }
 
 std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
@@ -225,6 +262,7 @@ void test_linear(const Variant& tested, const Variant& truth, Report& report) {
   test_gemv(*tested.linear, *truth.linear, tested.name, report);
   test_gemv_panels(*tested.linear, tested.name, report);
   test_gemv_wide(*tested.linear, tested.name, report);
+  test_int6(*tested.linear, tested.name, report);
   test_gemm(*tested.linear, *truth.linear, tested.name, report);
   test_epilogue(*tested.linear, *truth.linear, tested.name, report);
   test_add_offsets(*tested.linear, *truth.linear, tested.name, report);

@@ -5,34 +5,37 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_armllm.ops import embedding, linear, variants
+from torch_armllm.ops import embedding, variants
+from torch_armllm.quant.packing import pack
+from torch_armllm.quant.schemes.registry import scheme_named
 
 VARIANTS = variants.machine().distinct("linear")
 
 
-def table(vocabulary: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns a random weight, its packed INT8 form, and the rest that rounding to INT8 loses."""
+def table(vocabulary: int, width: int, scheme: str = "i8") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns a random weight, its packed form, and the rest that rounding to integers loses."""
     weight = torch.randn(vocabulary, width).bfloat16()
     weight[vocabulary // 2] = 0
-    scale = weight.float().abs().amax(1) / 127
-    q = torch.round(weight.float() / scale.clamp(min=1e-30)[:, None]).to(torch.int8)
-    packed = linear.pack_int8(q, scale)
-    return weight, packed, embedding.split_rest(weight, packed)
+    quantized, _ = scheme_named("int8" if scheme == "i8" else scheme).quantize(weight)
+    packed = pack(quantized)
+    return weight, packed, embedding.split_rest(weight, packed, scheme)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("scheme", ["i8", "int6"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("vocabulary", "width"), [(16, 32), (37, 70), (5, 3)])
 def test_embedding_matches_reference_and_weight(
-    variant: str, dtype: torch.dtype, vocabulary: int, width: int
+    variant: str, scheme: str, dtype: torch.dtype, vocabulary: int, width: int
 ) -> None:
     torch.manual_seed(0)
-    weight, packed, rest = table(vocabulary, width)
+    weight, packed, rest = table(vocabulary, width, scheme)
     ids = torch.randint(0, vocabulary, (2, 19))
     with variants.use(variant):
-        actual = embedding.split_embedding(ids, packed, rest, dtype)
-    assert torch.equal(actual, embedding.reference_split_embedding(ids, packed, rest, dtype))
-    bound = weight.float().abs().amax(1, keepdim=True) * 2**-15 + weight.float().abs() * 2**-8
+        actual = embedding.split_embedding(ids, packed, rest, dtype, scheme)
+    assert torch.equal(actual, embedding.reference_split_embedding(ids, packed, rest, dtype, scheme))
+    steps = 2**-15 if scheme == "i8" else 2**-13
+    bound = weight.float().abs().amax(1, keepdim=True) * steps + weight.float().abs() * 2**-8
     assert bool(((actual.float() - weight[ids].float()).abs() <= bound[ids]).all())
 
 
@@ -56,8 +59,15 @@ def test_empty_ids_return_empty_and_invalid_arguments_raise() -> None:
         torch.ops.armllm.split_embedding(torch.tensor([0]), packed, rest, "int32")
 
 
-def test_opcheck() -> None:
-    _, packed, rest = table(20, 32)
+@pytest.mark.parametrize("scheme", ["i8", "int6"])
+def test_opcheck(scheme: str) -> None:
+    _, packed, rest = table(20, 32, scheme)
     torch.library.opcheck(
-        torch.ops.armllm.split_embedding.default, (torch.tensor([[1, 19]]), packed, rest, "bfloat16")
+        torch.ops.armllm.split_embedding.default, (torch.tensor([[1, 19]]), packed, rest, "bfloat16", scheme)
     )
+
+
+def test_a_scheme_of_four_bits_is_refused() -> None:
+    _, packed, rest = table(20, 32)
+    with pytest.raises(RuntimeError, match="scheme must be i8 or int6, not g32i"):
+        torch.ops.armllm.split_embedding(torch.tensor([0]), packed, rest, "bfloat16", "g32i")

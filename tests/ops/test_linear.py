@@ -89,12 +89,15 @@ def test_extreme_values_do_not_saturate(scheme: str, tokens: int) -> None:
             w = torch.full((16, columns), -128 if low else 127, dtype=torch.int8)
             weight = linear.pack_int8(w, torch.ones(16))
         else:
-            multipliers = torch.full((16, 10), 16, dtype=torch.uint8) if scheme == "g32i" else None
+            most = {"g32i": 16, "int6": 4}.get(scheme)
+            multipliers = None if most is None else torch.full((16, 10), most, dtype=torch.uint8)
             zeros = torch.full((16,), 15 if low else 0, dtype=torch.uint8) if scheme == "rowz" else None
             middle = 8 if scheme == "rowz" else 0
-            q = torch.full((16, columns), (-8 if low else 7) + middle, dtype=torch.int8)
+            half = 32 if scheme == "int6" else 8
+            q = torch.full((16, columns), (-half if low else half - 1) + middle, dtype=torch.int8)
             weight = linear.pack_int4(q, multipliers, torch.ones(16), scheme, zeros)
-            w = q * 16 if scheme == "g32i" else q if zeros is None else q - zeros.to(torch.int8)[:, None]
+            w = q if zeros is None else q - zeros.to(torch.int8)[:, None]
+            w = w if most is None else w * most
         for signs in (
             torch.ones(columns),
             -torch.ones(columns),

@@ -20,13 +20,17 @@ Parts = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
 def random_parts(rows: int, columns: int, scheme: str, *leading: int) -> Parts:
     """Returns random parts for a scheme; ``leading`` are dimensions before the rows, e.g. experts."""
     span = linear.group_span(scheme)
-    low, high = (
-        (-128, 128) if linear.is_int8(scheme) else (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
-    )
+    low, high = (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
+    if scheme == "int6":
+        low, high = -32, 32
+    elif linear.is_int8(scheme):
+        low, high = -128, 128
     q = torch.randint(low, high, (*leading, rows, columns), dtype=torch.int8)
     multipliers = None
-    if scheme == "g32i":
-        multipliers = torch.randint(1, 17, (*leading, rows, -(-columns // 32)), dtype=torch.uint8)
+    if linear.has_multipliers(scheme):
+        multipliers = torch.randint(
+            1, 5 if scheme == "int6" else 17, (*leading, rows, -(-columns // 32)), dtype=torch.uint8
+        )
     shape = (*leading, rows, -(-columns // span)) if span else (*leading, rows)
     zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if linear.has_zero_points(scheme) else None
     scales = torch.rand(shape) + 0.1
@@ -71,7 +75,7 @@ def test_unpack_inverts_pack(scheme: str, rows: int, columns: int) -> None:
     assert torch.equal(packed_layout.unpack_values(weight, rows, columns, scheme), q)
     assert torch.equal(packed_layout.unpack_scales(weight, rows, columns, scheme), scales.float())
     if multipliers is not None:
-        assert torch.equal(packed_layout.unpack_multipliers(weight, rows, columns), multipliers)
+        assert torch.equal(packed_layout.unpack_multipliers(weight, rows, columns, scheme), multipliers)
     if zeros is not None:
         unpacked_zeros = packed_layout.unpack_zero_points(weight, rows, columns, scheme)
         assert torch.equal(unpacked_zeros.view(zeros.shape), zeros)

@@ -37,7 +37,8 @@ def hurt() -> Any:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_outliers_are_relative_to_gaussian_weights(scheme: str) -> None:
     error = gaussian_error(scheme)
-    assert (0.003 if scheme.startswith("int8") else 0.05) < error < 0.2
+    lowest = 0.003 if scheme.startswith("int8") else 0.02 if scheme == "int6" else 0.05
+    assert lowest < error < 0.2
     usual = [record(f"layer{i}", error * (0.7 + 0.05 * i), scheme) for i in range(9)]
     assert find_outliers(usual) == []
     far = record("far", max(FACTOR * 1.1 * error, 1.1 * HARMLESS), scheme)

@@ -16,16 +16,22 @@ def random_experts(experts: int, rows: int, columns: int, scheme: str, generator
     """Returns packed random weights (experts, rows, columns) that keep the magnitude of their inputs."""
     span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
     low, high = (-128, 128) if linear.is_int8(scheme) else (0, 16) if zero_points else (-8, 8)
+    if scheme == "int6":
+        low, high = -32, 32
     q = torch.randint(low, high, (experts, rows, columns), generator=generator, dtype=torch.int8)
     shape = (experts, rows, -(-columns // span)) if span else (experts, rows)
-    scale = (1 / 70 if linear.is_int8(scheme) else 1 / 40 if scheme == "g32i" else 1 / 4.6) / columns**0.5
+    scale = (
+        1 / 70 if linear.is_int8(scheme) else 1 / 40 if linear.has_multipliers(scheme) else 1 / 4.6
+    ) / columns**0.5
     scales = (0.5 + torch.rand(shape, generator=generator)) * scale
     if scheme == "i8":
         return linear.pack_int8(q, scales)
     multipliers = None
-    if scheme == "g32i":
+    if linear.has_multipliers(scheme):
         groups = (experts, rows, -(-columns // 32))
-        multipliers = torch.randint(1, 17, groups, generator=generator, dtype=torch.uint8)
+        multipliers = torch.randint(
+            1, 5 if scheme == "int6" else 17, groups, generator=generator, dtype=torch.uint8
+        )
     zeros = torch.randint(6, 10, shape, generator=generator, dtype=torch.uint8) if zero_points else None
     offsets = None
     if linear.has_offsets(scheme):

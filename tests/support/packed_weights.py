@@ -16,6 +16,10 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
             torch.randint(-128, 128, (rows, columns), dtype=torch.int8), torch.rand(rows) / 50
         )
     q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8) + (8 if zero_points else 0)
+    if scheme == "int6":
+        q = torch.randint(-32, 32, (rows, columns), dtype=torch.int8)
+        multipliers = torch.randint(1, 5, (rows, -(-columns // 32)), dtype=torch.uint8)
+        return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
     if scheme == "g32i":
         multipliers = torch.randint(1, 17, (rows, -(-columns // 32)), dtype=torch.uint8)
         return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)

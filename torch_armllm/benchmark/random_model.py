@@ -41,7 +41,7 @@ def save_random_model(
         config: configuration of the model; its dtype defaults to bfloat16.
         folder: output folder; it is created.
         scheme: scheme of linear layers and experts: ``g32i`` or ``row``.
-        head: scheme of the output head, ``int8``; None: it stays float.
+        head: scheme of the output head, ``int8`` or ``int6``; None: it stays float.
 
     Raises:
         ValueError: the scheme is not supported, or a layer cannot be quantized.
@@ -115,6 +115,8 @@ def _random_panels(scheme: str, columns: int, generator: torch.Generator) -> Ten
     values = torch.randn(rows, columns, generator=generator)
     if scheme == "int8":
         q, unit = (values * 32).round().clamp(-127, 127), 32.0
+    elif scheme == "int6":
+        q, unit = (values * 10).round().clamp(-32, 31), 10.0
     else:
         q, unit = (values * 2.5).round().clamp(-8, 7), 2.5
     multipliers = None
@@ -122,6 +124,10 @@ def _random_panels(scheme: str, columns: int, generator: torch.Generator) -> Ten
         shape = (rows, -(-columns // GROUP))
         multipliers = torch.randint(8, 17, shape, dtype=torch.uint8, generator=generator)
         unit *= 12
+    elif scheme == "int6":
+        shape = (rows, -(-columns // GROUP))
+        multipliers = torch.randint(2, 5, shape, dtype=torch.uint8, generator=generator)
+        unit *= 3
     scales = torch.full((rows,), _DEVIATION / unit)
     return pack(Quantized(scheme, q.to(torch.int8), scales, multipliers))
 

@@ -97,7 +97,7 @@ def _quantize_linear(
     def take(part: slice, panels: Tensor) -> None:
         spill.append(new, "weight_packed", panels)
         if sharer is not None:
-            spill.append(sharer, "rest", split_rest(weight[part], panels))
+            spill.append(sharer, "rest", split_rest(weight[part], panels, sharer.scheme))
 
     new.error = quantize_pieces(weight, scheme, method.rounding(layer, scheme), take)
     return new, sharer

@@ -15,7 +15,7 @@ from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import ModuleSlots, is_linear, weight_of
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
-from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
+from torch_armllm.quant.modules.tied_embedding import SHARED_SCHEMES, TiedEmbedding
 from torch_armllm.quant.packing import empty_panels
 
 
@@ -68,8 +68,13 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
             slots.replace(shell, packed)
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     for shell in embeddings:
-        if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear) or head.scheme != "int8":
-            raise ValueError("quantization_config ties an embedding to a head that is not quantized to int8")
+        if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear):
+            raise ValueError("quantization_config ties an embedding to a head that is not quantized")
+        if head.scheme not in SHARED_SCHEMES:
+            raise ValueError(
+                f"quantization_config ties an embedding to a head of scheme {head.scheme!r}; "
+                f"it can be tied to {' or '.join(SHARED_SCHEMES)}"
+            )
         slots.replace(shell, TiedEmbedding(shell, head))
         shell._parameters["weight"] = None
 

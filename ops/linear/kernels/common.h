@@ -5,7 +5,7 @@
 //   phase        unpack, gemv, gemm; dot, which returns unscaled sums; dense, for unquantized weights;
 //                with _panels, _rows, _segments or _step if it does not cover one panel over all of K
 //   weights      g32i, row (row and rowz), groups (float group scales), grouped (g32i and groups: sums end
-//                with each group), i4 (every INT4 scheme, chosen by template argument), i8, i16, bf16;
+//                with each group), i4 (every INT4 scheme, chosen by template argument), int6, i8, i16, bf16;
 //                left out where a dispatcher covers every scheme
 //   instruction  the multiplication: maddubs, madd, vpdpbusd, tdpbssd, smull, sdot, smmla, smopa, sve_sdot,
 //                sve_smmla, bfmmla, fma
@@ -36,6 +36,9 @@ void linear_epilogue(const float* acc, int64_t n, float x_scale, const void* bia
 void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
                         int tokens, float* out, int64_t out_stride);
 void linear_accumulate(float* sums, const float* more, int64_t n);
+
+// LinearKernels::expand_int6 (expand_int6.simd.cpp)
+void linear_expand_int6(const uint8_t* panel, int64_t groups, uint8_t* expanded);
 
 // The 16 fold factors of scale group `column`: round_half_even(s_group / s_row · kFoldOne) clamped to
 // ±kFoldLimit, 0 if s_row is 0.  The folded weight is (q · factor + 128) >> 8 (packed_panel.simd.cpp).

@@ -48,6 +48,7 @@ const LinearKernels linear = {1,
                               gemm,
                               linear_epilogue,
                               linear_add_offsets,
-                              linear_accumulate};
+                              linear_accumulate,
+                              linear_expand_int6};
 
 }  // namespace armllm::scalar

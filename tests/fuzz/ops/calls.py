@@ -269,11 +269,13 @@ def _rope(draw: Random) -> Call:
 
 def _split_embedding(draw: Random) -> Call:
     vocabulary, width = draw.choice((1, 5, 16, 17, 40)), draw.choice(_WIDTHS)
+    scheme = draw.choice(("i8", "int6"))
     return {
         "ids": Spec(_rows(draw), torch.int64, (0, vocabulary - 1)),
-        "weight": _packed("i8", vocabulary, width),
+        "weight": _packed(scheme, vocabulary, width),
         "rest": Spec((vocabulary, width), torch.int8, "bytes"),
         "dtype": draw.choice(list(_NAMES.values())),
+        "scheme": scheme,
     }
 
 

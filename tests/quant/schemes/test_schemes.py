@@ -15,7 +15,7 @@ from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
 
 ALL = list(SCHEMES)
-NAMES = ["g32i", "row", "rowz", "int8", "g32", "g64", "g128", "g32z", "g128zb", "g32m", "int8g64"]
+NAMES = ["g32i", "row", "rowz", "int8", "int6", "g32", "g64", "g128", "g32z", "g128zb", "g32m", "int8g64"]
 """One scheme of each kind, for tests in which group size and zero points do not interact."""
 
 
@@ -39,6 +39,8 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     assert found.q.shape == weight.shape
     assert found.q.dtype == torch.int8
     low, high = (-128, 127) if name.startswith("int8") else (0, 15) if "z" in name else (-8, 7)
+    if name == "int6":
+        low, high = -32, 31
     assert int(found.q.min()) >= low
     assert int(found.q.max()) <= high
     span = SCHEMES[name].span
@@ -51,17 +53,17 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     else:
         assert found.zeros is None
     assert (found.offsets is not None) == name.endswith("m")
-    if name == "g32i":
+    if name in ("g32i", "int6"):
         assert found.multipliers is not None
         assert found.multipliers.shape == (rows, groups)
         assert int(found.multipliers.min()) >= 1
-        assert int(found.multipliers.max()) <= 16
+        assert int(found.multipliers.max()) <= (16 if name == "g32i" else 4)
     else:
         assert found.multipliers is None
     back = SCHEMES[name].dequantize(found)
     expected = float((weight - back).norm() / weight.norm())
     assert error == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert error < (0.02 if name.startswith("int8") else 0.3)
+    assert error < (0.02 if name.startswith("int8") else 0.05 if name == "int6" else 0.3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,7 +72,7 @@ def test_representable_weights_are_exact(name: str) -> None:
     q = torch.arange(-7, top, dtype=torch.float32).repeat(4, 5)[:, :64]
     back = SCHEMES[name].dequantize(SCHEMES[name].quantize(q * 0.25)[0])
     assert torch.allclose(
-        back, q * 0.25, atol={"int8": 1e-2, "int8g64": 1e-2, "g128zb": 2e-2}.get(name, 1e-5)
+        back, q * 0.25, atol={"int8": 1e-2, "int6": 4e-2, "int8g64": 1e-2, "g128zb": 2e-2}.get(name, 1e-5)
     )
 
 
@@ -121,7 +123,15 @@ def test_unknown_names_and_types_raise() -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("g32i", 4.14), ("g32", 5.0), ("g64b", 4.25), ("g128zb", 4.16), ("row", 4.02), ("int8", 8.02)],
+    [
+        ("g32i", 4.14),
+        ("g32", 5.0),
+        ("g64b", 4.25),
+        ("g128zb", 4.16),
+        ("row", 4.02),
+        ("int8", 8.02),
+        ("int6", 6.08),
+    ],
 )
 def test_bits_per_weight(name: str, bits: float) -> None:
     assert SCHEMES[name].bits(2048) == pytest.approx(bits, abs=0.01)

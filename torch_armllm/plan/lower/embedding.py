@@ -41,7 +41,9 @@ def _ids_by_id(low: Lowering, table: Tensor, ids: Node) -> Operand:
     return Operand(halves.space, halves.index, torch.int64, (1,), 0, 1, halves.storage)
 
 
-def _split_embedding(low: Lowering, node: Node, ids: Node, table: Node, rest: Node, dtype: str) -> Operand:
+def _split_embedding(
+    low: Lowering, node: Node, ids: Node, table: Node, rest: Node, dtype: str, scheme: str = "i8"
+) -> Operand:
     packed, further = low.weight(table), low.weight(rest)
     out = low.new(node)
     vocab_size = low.program.constants[further.index].shape[0]
@@ -52,6 +54,7 @@ def _split_embedding(low: Lowering, node: Node, ids: Node, table: Node, rest: No
         weight=packed,
         rest=further,
         panel_stride=packed.stride,
+        scheme=scheme,
         width=out.width,
         vocab_size=vocab_size,
     )

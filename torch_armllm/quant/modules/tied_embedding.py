@@ -7,6 +7,10 @@ from torch import Tensor, nn
 
 from torch_armllm.ops.embedding import reference_split_embedding, split_embedding
 from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.packing import op_name
+
+SHARED_SCHEMES = ("int8", "int6")
+"""Schemes of heads that an embedding can share."""
 
 
 def can_share(embedding: nn.Embedding, head: str) -> bool:
@@ -16,14 +20,14 @@ def can_share(embedding: nn.Embedding, head: str) -> bool:
     lose too much.
     """
     plain = type(embedding) is nn.Embedding and embedding.max_norm is None
-    return plain and head == "int8" and embedding.weight.dtype in (torch.bfloat16, torch.float16)
+    return plain and head in SHARED_SCHEMES and embedding.weight.dtype in (torch.bfloat16, torch.float16)
 
 
 class TiedEmbedding(nn.Module):
     """Replaces an ``nn.Embedding`` whose weight is also that of the head.
 
     The head's INT8 weights and the rest together are 16-bit integers with one scale per row.  They restore
-    bfloat16 weights to within 2⁻¹⁶ of the largest weight of the row.
+    bfloat16 weights to within 2⁻¹⁶ of the largest weight of the row; with a head of scheme ``int6``, 2⁻¹⁴.
 
     Attributes:
         weight_packed: the head's own panels.
@@ -40,6 +44,7 @@ class TiedEmbedding(nn.Module):
         self.embedding_dim = embedding.embedding_dim
         self.padding_idx = embedding.padding_idx
         self.float_dtype = embedding.weight.dtype
+        self.scheme = op_name(head.scheme)
         self.register_buffer("weight_packed", head.weight_packed, persistent=False)
         self.register_buffer("rest", torch.empty_like(embedding.weight, dtype=torch.int8, device="meta"))
         # In a tuple: shells are no submodules, their parameters are not the model's any more.
@@ -63,12 +68,12 @@ class TiedEmbedding(nn.Module):
         """Looks up int32 or int64 ids of any shape: ``(*ids.shape, embedding_dim)``."""
         if input_ids.dtype == torch.int32:  # transformers' continuous batching
             input_ids = input_ids.long()
-        return split_embedding(input_ids, self.weight_packed, self.rest, self.float_dtype)
+        return split_embedding(input_ids, self.weight_packed, self.rest, self.float_dtype, self.scheme)
 
     def dequantize(self) -> Tensor:
         """The whole weight ``(num_embeddings, embedding_dim)`` in its float type."""
         ids = torch.arange(self.num_embeddings)
-        return reference_split_embedding(ids, self.weight_packed, self.rest, self.float_dtype)
+        return reference_split_embedding(ids, self.weight_packed, self.rest, self.float_dtype, self.scheme)
 
     def extra_repr(self) -> str:  # noqa: D102
-        return f"{self.num_embeddings}, {self.embedding_dim}, tied to the head's int8 weights"
+        return f"{self.num_embeddings}, {self.embedding_dim}, tied to the head's weights"

@@ -29,7 +29,7 @@ class Quantized:
         scheme: name of the scheme.
         q: int8 (N, K).
         scales: float32 (N,), or float32 or bfloat16 (N, S) with one per group of columns.
-        multipliers: uint8 (N, G) in 1…16, for ``g32i`` only.
+        multipliers: uint8 (N, G), 1…16 for ``g32i``, 1…4 for ``int6``; None for other schemes.
         zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points.
         offsets: float32 of the shape of ``scales``, for schemes that have them.
     """

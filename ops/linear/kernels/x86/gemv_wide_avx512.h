@@ -2,6 +2,7 @@
 // once for all tokens.
 #pragma once
 
+#include "linear/kernels/x86/gemv_int6_avx512.h"
 #include "linear/kernels/x86/read_panel_avx512.h"
 
 namespace armllm::avx512 {
@@ -9,7 +10,8 @@ namespace {
 
 // g32i weights times their multipliers, as unsigned bytes.  Lines are in the lane order of row_of_lane().
 struct UnsignedG32i {
-  static constexpr int kLines = 4;  // of 64 bytes per group
+  static constexpr int kLines = 4;            // of 64 bytes per group
+  static constexpr int kMultiplierBytes = 8;  // per group
   __m512i low_factor, high_factor, low_bias, high_bias;
 
   ARMLLM_INLINE void group(const uint8_t* multipliers) {
@@ -20,9 +22,10 @@ struct UnsignedG32i {
     low_bias = unsigned_bias(low_factor);
     high_bias = unsigned_bias(high_factor);
   }
-  // k = 0 … 3 and k = 4 … 7 of eight
+  // k = 0 … 3 and k = 4 … 7 of eight k of a group
+  template <int kEight>
   ARMLLM_INLINE void lines(const uint8_t* w, __m512i* first, __m512i* second) const {
-    const __m512i line = load(w);
+    const __m512i line = load(w + kEight * 64);
     const __m512i low = _mm512_add_epi8(_mm512_mullo_epi16(low_rows(line), low_factor), low_bias),
                   high = _mm512_add_epi8(_mm512_mullo_epi16(high_rows(line), high_factor), high_bias);
     *first = even_k4(low, high);
@@ -33,11 +36,41 @@ struct UnsignedG32i {
 
 struct UnsignedI8 {
   static constexpr int kLines = 8;
+  static constexpr int kMultiplierBytes = 0;
 
   ARMLLM_INLINE void group(const uint8_t*) {}
+  template <int kEight>
   ARMLLM_INLINE void lines(const uint8_t* w, __m512i* first, __m512i* second) const {
-    *first = _mm512_xor_si512(load(w), _mm512_set1_epi8(-128));
-    *second = _mm512_xor_si512(load(w + 64), _mm512_set1_epi8(-128));
+    *first = _mm512_xor_si512(load(w + kEight * 128), _mm512_set1_epi8(-128));
+    *second = _mm512_xor_si512(load(w + kEight * 128 + 64), _mm512_set1_epi8(-128));
+  }
+  static ARMLLM_INLINE __m512i rows(__m512i sums) { return sums; }
+};
+
+// int6 weights times their multipliers.
+struct UnsignedInt6 {
+  static constexpr int kLines = 6;
+  static constexpr int kMultiplierBytes = 4;
+  __m512i one, two, bias;  // rows whose multiplier has bit 0 or 1; 128 − 32 · m
+
+  ARMLLM_INLINE void group(const uint8_t* multipliers) {
+    uint16_t plane[2];
+    __builtin_memcpy(plane, multipliers, 4);
+    one = _mm512_maskz_set1_epi32(plane[0], -1);
+    two = _mm512_maskz_set1_epi32(plane[1], -1);
+    bias = _mm512_sub_epi8(_mm512_sub_epi8(_mm512_set1_epi8(96), _mm512_and_si512(one, _mm512_set1_epi8(32))),
+                           _mm512_and_si512(two, _mm512_set1_epi8(64)));
+  }
+  ARMLLM_INLINE __m512i multiplied(__m512i u) const {
+    const __m512i more =
+        _mm512_add_epi8(_mm512_and_si512(u, one), _mm512_and_si512(_mm512_add_epi8(u, u), two));
+    return _mm512_add_epi8(_mm512_add_epi8(u, bias), more);
+  }
+  template <int kEight>
+  ARMLLM_INLINE void lines(const uint8_t* w, __m512i* first, __m512i* second) const {
+    const __m512i low = load(w + kEight * 64), high = load(w + 256 + kEight / 2 * 64);
+    *first = multiplied(int6_line<2 * kEight>(low, high));
+    *second = multiplied(int6_line<2 * kEight + 1>(low, high));
   }
   static ARMLLM_INLINE __m512i rows(__m512i sums) { return sums; }
 };
@@ -46,7 +79,6 @@ struct UnsignedI8 {
 template <typename Weights, int T>
 void gemv_vpdpbusd_9_16(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
                         const int32_t* corrections, int tokens, float* out, int64_t out_stride) {
-  constexpr int kStep = Weights::kLines * 16;  // bytes of eight k
   const uint8_t* w = panel + layout.values;
   const uint8_t* multipliers = panel + layout.multipliers;
   __m512i acc[T];
@@ -54,18 +86,24 @@ void gemv_vpdpbusd_9_16(const uint8_t* panel, const PanelLayout& layout, const i
   for (int t = 0; t < T; ++t) acc[t] = _mm512_set1_epi32(corrections[t]);
   PanelStream<Weights::kLines, Prefetch::software_far> stream(panel, layout);
   Weights weights;
-  for (int64_t g = 0; g < layout.groups; ++g, multipliers += 8) {
+  const auto multiply_eight = [&](auto eight) __attribute__((always_inline)) {
+    __m512i first, second;
+    weights.template lines<decltype(eight)::value>(w, &first, &second);
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) dot_broadcast4(acc[t], first, x + t * 8);
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) dot_broadcast4(acc[t], second, x + t * 8 + 4);
+    x += T * 8;
+  };
+  for (int64_t g = 0; g < layout.groups; ++g) {
     stream.group();
     weights.group(multipliers);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j, w += kStep, x += T * 8) {
-      __m512i first, second;
-      weights.lines(w, &first, &second);
-#pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) dot_broadcast4(acc[t], first, x + t * 8);
-#pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) dot_broadcast4(acc[t], second, x + t * 8 + 4);
-    }
+    multiply_eight(std::integral_constant<int, 0>());
+    multiply_eight(std::integral_constant<int, 1>());
+    multiply_eight(std::integral_constant<int, 2>());
+    multiply_eight(std::integral_constant<int, 3>());
+    w += Weights::kLines * 64;
+    multipliers += Weights::kMultiplierBytes;
   }
   const __m512 scales = _mm512_loadu_ps(panel_scales(panel));
 #pragma GCC unroll 16
@@ -113,8 +151,9 @@ void gemv_panels_vpdpbusd_9_16_by_block(const uint8_t* panel, int64_t panel_stri
 void gemv_wide(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                const Activations& x, int tokens, float* out, int64_t out_stride) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
-  const auto multiply = scheme == Scheme::i8 ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedI8>
-                                             : gemv_panels_vpdpbusd_9_16_by_block<UnsignedG32i>;
+  const auto multiply = scheme == Scheme::i8     ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedI8>
+                        : scheme == Scheme::int6 ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedInt6>
+                                                 : gemv_panels_vpdpbusd_9_16_by_block<UnsignedG32i>;
   multiply(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
 }
 

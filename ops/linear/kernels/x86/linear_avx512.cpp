@@ -146,11 +146,13 @@ const LinearKernels linear = {
     linear_epilogue,
     linear_add_offsets,
     linear_accumulate,
+    linear_expand_int6,
     false,
     kMaxGemvTokens,
     kPanel * kGroup,
     nullptr,
     gemv_wide,
+    kMaxGemvTokens,
 };
 
 }  // namespace armllm::avx512

@@ -34,8 +34,8 @@ class Grid:
 
     @property
     def whole_factors(self) -> bool:
-        """True if factors are integer multipliers in 1 … 16."""
-        return self.name == "g32i"
+        """True if factors are integer multipliers."""
+        return self.name in ("g32i", "int6")
 
     @property
     def float_factors(self) -> bool:
@@ -73,7 +73,7 @@ class Grid:
     def round_factor(self, factor: Tensor) -> Tensor:
         """Rounds factors to those that the scheme can store."""
         if self.whole_factors:
-            return factor.round().clamp(1, 16)
+            return factor.round().clamp(1, 4 if self.name == "int6" else 16)
         return factor.bfloat16().float() if self.name.endswith("b") else factor
 
 
@@ -88,13 +88,11 @@ def grid_of(quantized: Quantized) -> Grid:
     columns = quantized.q.shape[1]
     span = scheme_named(quantized.scheme).span or GROUP
     groups = -(-columns // span)
-    low, high = (
-        (-127, 127)
-        if quantized.scheme.startswith("int8")
-        else (-8, 7)
-        if quantized.zeros is None
-        else (0, 15)
-    )
+    low, high = (-8, 7) if quantized.zeros is None else (0, 15)
+    if quantized.scheme == "int6":
+        low, high = -32, 31
+    elif quantized.scheme.startswith("int8"):
+        low, high = -127, 127
     zero = None if quantized.zeros is None else quantized.zeros.float()
     scales = quantized.scales.float()
     if quantized.multipliers is not None:
