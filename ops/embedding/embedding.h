@@ -2,8 +2,8 @@
 //
 // A weight is stored in two parts: q = round(w / s) of the output layer, and eight further bits, rest =
 // round((w / s − q) · 254).  Together they are a 16-bit integer with one scale per row: |w − ŵ| ≤ s / 508,
-// which is finer than bfloat16 wherever |w| > amax / 128.  For scheme int6, s is the step of the weight's group,
-// at most four row scales.
+// which is finer than bfloat16 wherever |w| > amax / 128.  For scheme int6, s is the step of the weight's
+// group, at most four row scales.
 #pragma once
 
 #include "linear/packed_panel.h"
