@@ -76,6 +76,14 @@ def test_graph_holds_the_markers_and_the_functions_come_back(family: str) -> Non
     assert {name: getattr(code, name, None) for name in recurrent._MARKERS} == before
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_an_activation_other_than_silu_follows_the_convolution(activation: str) -> None:
+    model = tiny_model("qwen3_5_text", hidden_act=activation)
+    names = ops(capture(model).graph_module)  # compares the graph's results with the model's
+    assert "armllm::convolve_tokens" in names and "conv1d" not in names
+    assert activation in names
+
+
 def test_a_convolution_that_models_write_themselves_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("lfm2")
     code = sys.modules[type(model).__module__]

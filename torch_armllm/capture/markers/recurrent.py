@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 import torch_armllm.capture.markers.recurrent_ops  # noqa: F401  (registers the marker ops)
 
@@ -37,9 +38,10 @@ def _mark_conv(original: Callable[..., Any]) -> Callable[..., Any]:
         activation: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        if activation not in (None, *_SILU) or _is_packed(kwargs):
+        if _is_packed(kwargs):
             return original(hidden_states, weight, bias, activation, **kwargs)
-        return torch.ops.armllm.convolve_tokens(hidden_states, weight, bias, activation in _SILU)
+        out = torch.ops.armllm.convolve_tokens(hidden_states, weight, bias, activation in _SILU)
+        return out if activation in (None, *_SILU) else ACT2FN[activation](out)
 
     return conv
 
