@@ -1,4 +1,4 @@
-"""Norms and splits of heads before their transpose.
+"""Norms, splits and factors of heads before their transpose.
 
 ``norm(x.transpose(1, 2))`` becomes ``norm(x).transpose(1, 2)``.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,22 +35,34 @@ def _split_first(graph: fx.Graph, node: Node, heads: Node) -> None:
             graph.erase_node(user)
 
 
-def _norm_first(graph: fx.Graph, node: Node, heads: Node) -> None:
+def _is_scaled(node: Any) -> bool:
+    """True for a tensor multiplied by a number."""
+    return is_op(node, aten.mul.Tensor) and isinstance(node.args[1], float | int)
+
+
+def _compute_first(graph: fx.Graph, node: Node, heads: Node) -> None:
     with graph.inserting_before(node):
-        normed = call(graph, node.target, heads, *node.args[1:])
-        node.replace_all_uses_with(call(graph, aten.transpose.int, normed, 1, 2))
+        result = call(graph, node.target, heads, *node.args[1:])
+        node.replace_all_uses_with(call(graph, aten.transpose.int, result, 1, 2))
+
+
+def _move_of(node: Node) -> Callable[[fx.Graph, Node, Node], None] | None:
+    """Returns the function that moves a node before a transpose; None if it stays."""
+    if is_op(node, *_NORMS) or _is_scaled(node):
+        return _compute_first
+    return _split_first if _splits_last_dim(node) else None
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Moves transposes after the norms and the splits of heads that read them.
+    """Moves transposes after the norms, the splits and the factors of heads that read them.
 
     Returns:
-        The number of norms and splits moved.
+        The number of nodes moved.
     """
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):
-        move = _norm_first if is_op(node, *_NORMS) else _split_first if _splits_last_dim(node) else None
+        move = _move_of(node)
         if move is None or not is_op(node.args[0], aten.transpose.int):
             continue
         transposed = node.args[0]

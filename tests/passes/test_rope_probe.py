@@ -130,3 +130,24 @@ def test_split_heads_are_transposed_after_the_split() -> None:
     graph.graph.lint()
     graph.recompile()
     torch.testing.assert_close(graph(x, positions), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_scaled_keys_are_transposed_after_the_multiplication() -> None:
+    """Falcon-H1 multiplies its keys by a number after their transpose."""
+
+    class Scaled(Attention):
+        def forward(self, q: Tensor, k: Tensor, position_ids: Tensor) -> Tensor:
+            angles = (position_ids[..., None].float() * self.inv_freq).repeat(1, 1, 2)[:, None]
+            q, k = (q + 0.5).transpose(1, 2), (k + 0.5).transpose(1, 2) * 0.375
+            q, k = (self.turn(part, angles.cos(), angles.sin()) for part in (q, k))
+            return torch.ops.armllm.attention(q, k, k, 0, 0.25, 0, 0.0, None)
+
+    torch.manual_seed(0)
+    q, k, positions = torch.randn(1, 5, 4, 12), torch.randn(1, 5, 2, 12), torch.tensor([[0, 3, 4, 99, 1]])
+    graph = export(Scaled("partial"), q, k, positions)
+    expected = graph(q, k, positions)
+    assert transpose_last.run(graph, PassContext()) == 1
+    assert rope.run(graph, PassContext()) == 1
+    graph.graph.lint()
+    graph.recompile()
+    torch.testing.assert_close(graph(q, k, positions), expected, rtol=1e-4, atol=1e-4)

@@ -69,8 +69,17 @@ _GEMMA4 = {
 }
 """Global layers have fewer, longer keys that double as values; the last layers read earlier layers' keys."""
 
+_GRANITE = {
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.75,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+"""Multipliers that are not 1: it would hide where they apply."""
+
 OVERRIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_DECODERS, {"is_decoder": True}),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), _GRANITE),
     "big_bird": {"is_decoder": True, "attention_type": "original_full"},
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"encoder_hash_byte_group_vocab": 97},
@@ -91,7 +100,19 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
     },
-    "falcon_h1": {"mamba_d_ssm": 128, "mamba_d_head": 16},
+    "falcon_h1": {
+        "mamba_d_ssm": 128,
+        "mamba_d_head": 16,
+        "embedding_multiplier": 1.5,
+        "lm_head_multiplier": 0.75,
+        "attention_in_multiplier": 1.25,
+        "attention_out_multiplier": 0.75,
+        "key_multiplier": 0.5,
+        "mlp_multipliers": [1.5, 0.75],
+        "ssm_in_multiplier": 0.75,
+        "ssm_out_multiplier": 1.25,
+        "ssm_multipliers": [0.75, 1.25, 1.5, 0.5, 0.8],
+    },
     "gemma3n_text": {
         "num_kv_shared_layers": 1,
         "num_hidden_layers": 3,
@@ -101,13 +122,21 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {"layer_types": _HYBRID},
+    "granitemoehybrid": {"layer_types": _HYBRID, **_GRANITE},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "llama4": {"text_config": {"attention_chunk_size": 64}},
     "llama4_text": {"moe_layers": [1], "interleave_moe_layer_step": 2, "attention_chunk_size": 64},
     "mamba2": {"num_heads": 8},
+    "minimax": {
+        "full_attn_alpha_factor": 1.25,
+        "full_attn_beta_factor": 0.75,
+        "linear_attn_alpha_factor": 0.8,
+        "linear_attn_beta_factor": 1.5,
+        "mlp_alpha_factor": 0.9,
+        "mlp_beta_factor": 1.2,
+    },
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "nemotron": {"num_key_value_heads": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
