@@ -12,7 +12,8 @@ from torch_armllm.capture.sample import Sample
 
 _TOLERANCE = 0.1
 """Largest error of a token's hidden state, relative to the largest value of all."""
-_FIRST_LAYERS = 4
+_LAYER_TOLERANCE = 0.03
+"""The same of half of the tokens, after one layer."""
 
 
 class _OtherRounding(fx.Interpreter):
@@ -27,25 +28,71 @@ class _OtherRounding(fx.Interpreter):
         return result * torch.where(up, 1 + torch.finfo(result.dtype).eps, 1.0).to(result.dtype)
 
 
-class _ClosestResults(fx.Interpreter):
-    """Runs a graph and finds for each expected tensor how many tokens differ in the node closest to it."""
+class _LayerByLayer(fx.Interpreter):
+    """Runs a graph in which each layer computes from what the model computed before it.
 
-    def __init__(self, module: fx.GraphModule, expected: list[Tensor]) -> None:
-        super().__init__(module)
-        self.expected = expected
-        self.differing = [expected[0].shape[-2]] * len(expected)
+    Other experts of a few tokens then change these tokens' results of one layer, not of all layers after it.
+    """
 
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        for number, tensor in enumerate(self.expected):
-            if isinstance(result, Tensor) and result.shape == tensor.shape:
-                self.differing[number] = min(self.differing[number], _differing_tokens(result, tensor))
-        return result
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self._nodes = list(self.graph.nodes)
+        numbers = {node: number for number, node in enumerate(self._nodes)}
+        self._last_use = {n: max((numbers[user] for user in n.users), default=numbers[n]) for n in numbers}
+
+    def equals(self, expected: list[Tensor], *inputs: Tensor) -> bool:
+        """True if the graph has, for each tensor, a node with these results for most tokens.
+
+        Args:
+            expected: results of the model's layers, one after another.
+            inputs: the graph's inputs.
+        """
+        self.env = {}
+        self.args_iter = iter(inputs)
+        begin = 0
+        for tensor in expected:
+            found = self._closest(begin, tensor, len(self._nodes) // len(expected))
+            if found is None:
+                return False
+            self.env[self._nodes[found]] = tensor.to(self.env[self._nodes[found]].dtype)
+            begin = found + 1
+            self.env = {n: value for n, value in self.env.items() if self._last_use[n] >= begin}
+        return True
+
+    def _closest(self, begin: int, expected: Tensor, beyond: int) -> int | None:
+        """Runs nodes and returns the number of that with the closest results; None if they differ.
+
+        Args:
+            begin: number of the first node.
+            expected: a layer's results.
+            beyond: nodes to run after the first that is close: others may be closer, as the sum that
+                residual layers return is close to what they add to it.
+        """
+        closest, smallest = None, _LAYER_TOLERANCE
+        for number in range(begin, len(self._nodes)):
+            if closest is not None and number > closest + beyond:
+                break
+            node = self._nodes[number]
+            if node.op == "output":
+                break
+            if node.op != "placeholder" or node not in self.env:
+                self.env[node] = self.run_node(node)
+            result = self.env[node]
+            if not isinstance(result, Tensor) or result.shape != expected.shape:
+                continue
+            error = float(_token_errors(result, expected).median())
+            if error < smallest:
+                closest, smallest = number, error
+        return closest
+
+
+def _token_errors(hidden: Tensor, expected: Tensor) -> Tensor:
+    """Returns the largest error of each token, relative to the largest value of all."""
+    return (hidden.float() - expected.float()).abs().amax(-1) / expected.float().abs().max()
 
 
 def _differing_tokens(hidden: Tensor, expected: Tensor) -> int:
-    errors = (hidden.float() - expected.float()).abs().amax(-1)
-    return int((errors > _TOLERANCE * expected.float().abs().max()).sum())
+    return int((_token_errors(hidden, expected) > _TOLERANCE).sum())
 
 
 @torch.no_grad()
@@ -56,7 +103,7 @@ def compare_outputs(
 
     Rounding may send tokens to other experts.  In a deep model whose routers are undecided, random ones above
     all, that changes most tokens.  Where the graph differs from the model by no more than from itself on
-    other rounding, the hidden states after the first layers have to agree instead.
+    other rounding, every layer has to agree on what the model computed before it instead.
 
     Args:
         base: the model.
@@ -67,24 +114,22 @@ def compare_outputs(
     Returns:
         The graph's results; None if they are not the model's.
     """
-    expected, first_layers = _run_model(base, input_ids)
+    expected, layers = _run_model(base, input_ids)
     hidden = module(input_ids, position_ids)
     sample = Sample(input_ids, position_ids, hidden[0].float())
     shaken = _OtherRounding(module).run(input_ids, position_ids)
     rounding = max(map(sample.error, (expected, shaken)))
     most = input_ids.shape[1] // 2
     if _differing_tokens(hidden, expected) > most:
-        if sample.error(expected) > sample.error(shaken) or not first_layers:
+        if sample.error(expected) > sample.error(shaken) or not layers:
             return None
-        closest = _ClosestResults(module, first_layers)
-        closest.run(input_ids, position_ids)
-        if max(closest.differing) > most:
+        if not _LayerByLayer(module).equals([*layers, expected], input_ids, position_ids):
             return None
     return replace(sample, rounding=rounding)
 
 
 def _run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Returns a model's last hidden state, and those after its first layers."""
+    """Returns a model's last hidden state, and those after each layer."""
     results: list[Tensor] = []
 
     def record(_: nn.Module, __: Any, output: Any) -> None:
@@ -93,7 +138,7 @@ def _run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]
             results.append(hidden.clone())
 
     lists = [list(m) for m in base.modules() if isinstance(m, nn.ModuleList)]
-    hooks = [layer.register_forward_hook(record) for layer in sum(lists[:1], [])[:_FIRST_LAYERS]]
+    hooks = [layer.register_forward_hook(record) for layer in sum(lists[:1], [])]
     try:
         hidden: Tensor = base(input_ids=input_ids, use_cache=False, return_dict=True).last_hidden_state
     finally:
