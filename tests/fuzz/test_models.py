@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from torch import Tensor
 
-from tests.fuzz.models import Unfit, captured_families, draw, main, run
-from tests.support.parity import steps
+from tests.fuzz.configurations import captured_families, draw
+from tests.fuzz.models import main, run
+from tests.support.parity import Texts, steps
 
-CASES = [("afmoe", 0), ("llama", 2), ("gemma3_text", 3), ("deepseek_v3", 1), ("gpt_oss", 2), ("glm4_moe", 5)]
+CASES = [
+    ("llama", 2, "float", "plan"),
+    ("gemma3_text", 3, "float", "plan"),
+    ("falcon_h1", 0, "float", "plan"),
+    ("gpt_oss", 2, "float", "graph"),
+    ("afmoe", 0, "quantized", "plan"),
+    ("deepseek_v3", 1, "quantized", "plan"),
+    ("granitemoehybrid", 3, "quantized", "plan"),
+]
 
 
-@pytest.mark.parametrize(("family", "seed"), CASES)
-def test_random_configuration(family: str, seed: int) -> None:
+@pytest.mark.parametrize(("family", "seed", "mode", "runs"), CASES)
+def test_random_configuration(family: str, seed: int, mode: str, runs: str) -> None:
     case = draw(seed, family)
-    try:
-        assert run(case) in ("plan", "graph"), case
-    except Unfit as reason:
-        pytest.skip(f"{case}: {reason}"[:200])
+    assert run(case, mode) == runs, case
 
 
 def test_cases_repeat_and_vary() -> None:
-    assert draw(3) == draw(3)
-    drawn = [draw(seed, "llama") for seed in range(20)]
-    assert len({str(case.overrides) for case in drawn}) > 10
-    assert {family for family, _ in CASES} <= set(captured_families())
+    assert draw(3, "bamba") == draw(3, "bamba")
+    drawn = [draw(seed, "llama") for seed in range(12)]
+    assert len({str(case.overrides) for case in drawn}) > 9
+    assert {family for family, *_ in CASES} <= set(captured_families())
 
 
-def test_difference_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = lambda model: {name: logits + 0.1 * logits.abs().max() for name, logits in steps(model).items()}  # noqa: E731
+@pytest.mark.parametrize("mode", ["float", "quantized"])
+def test_difference_is_a_finding(
+    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(model: Any, texts: Texts) -> dict[str, Tensor]:
+        found = steps(model, texts)
+        found["mixed"][0, 20] += 1e-2 * found["mixed"].abs().max()  # one token of one kind of step
+        return found
+
     monkeypatch.setattr("tests.fuzz.models.steps", wrong)
-    assert main(["--family", "llama", "--seeds", "1", "--first", "3"]) == 1
-    assert "FINDING seed 3: llama(" in capsys.readouterr().out
+    assert main(["--family", "llama", "--seeds", "1", "--first", "3", "--mode", mode]) == 1
+    printed = capsys.readouterr().out
+    assert "FINDING seed 3: llama(" in printed and "mixed by 0.01" in printed

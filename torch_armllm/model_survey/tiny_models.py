@@ -103,6 +103,11 @@ def _randomize(model: nn.Module) -> None:
             parameter.normal_(0.0, 0.02)
         else:
             parameter.add_(torch.randn_like(parameter) * 0.05)
+    for name, buffer in model.named_buffers():  # some weights are buffers
+        if buffer.is_floating_point() and name.endswith("bias"):
+            buffer.normal_(0.0, 0.1)
+        elif buffer.is_floating_point() and name.endswith("norm.weight"):
+            buffer.add_(torch.randn_like(buffer) * 0.05)
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any) -> Any:
