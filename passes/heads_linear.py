@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
 
 
+def _by_token(graph: fx.Graph, node: fx.Node, weight: Tensor) -> tuple[fx.Node, Tensor, Any]:
+    """Returns the tokens ``(T, n, in)`` of a product and the matrices ``(n, out, in)``.
+
+    The last result is a function that gives the product ``(T, n, out)`` the shape of the node's own.
+    """
+    if is_op(node, aten.bmm.default):
+        by_token = call(graph, aten.transpose.int, node.args[0], 0, 1)
+        return by_token, weight.transpose(1, 2), lambda out: call(graph, aten.transpose.int, out, 0, 1)
+    columns = call(
+        graph, aten.select.int, call(graph, aten.permute.default, node.args[1], [3, 1, 0, 2]), 1, 0
+    )
+
+    def as_columns(out: fx.Node) -> fx.Node:
+        return call(graph, aten.permute.default, call(graph, aten.unsqueeze.default, out, 1), [2, 1, 3, 0])
+
+    return columns, weight[:, 0], as_columns
+
+
+def _weight(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
+    """Returns the constant of a product with tokens; None if a node is no such product."""
+    if is_op(node, aten.bmm.default):
+        tokens, weight = node.args[:2]
+    elif is_op(node, aten.matmul.default) and value(node).dim() == 4 and value(node).shape[1] == 1:
+        weight, tokens = node.args[:2]
+    else:
+        return None
+    fits = isinstance(tokens, fx.Node) and isinstance(value(tokens).shape[0], int)
+    matrices = constant(module, weight)
+    same = matrices is not None and fits and matrices.shape[:-2] == value(tokens).shape[:-2]  # type: ignore[arg-type]
+    return matrices if same else None
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites ``bmm`` of tokens ``(n, T, in)`` and a constant ``(n, in, out)``, as in shared experts.
+    """Rewrites products of tokens and several constant matrices, as in shared experts and in Zamba's heads.
+
+    These are ``bmm`` of tokens ``(n, T, in)`` and a constant ``(n, in, out)``, and ``matmul`` of a constant
+    ``(n, 1, out, in)`` and tokens ``(n, 1, in, T)``.
 
     Returns:
         The number of products rewritten.
@@ -18,16 +55,14 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):
-        if not is_op(node, aten.bmm.default):
+        weight = _weight(module, node)
+        if weight is None:
             continue
-        tokens, weight = node.args[0], constant(module, node.args[1])
-        if weight is None or isinstance(value(tokens).shape[0], torch.SymInt):
-            continue
-        matrices = new_constant(module, node, "matrices", weight.transpose(1, 2).contiguous())
         with graph.inserting_before(node):
-            by_token = call(graph, aten.transpose.int, tokens, 0, 1)
-            out = call(graph, torch.ops.armllm.dense_heads_linear.default, by_token, matrices)
-            node.replace_all_uses_with(call(graph, aten.transpose.int, out, 0, 1))
+            by_token, matrices, as_before = _by_token(graph, node, weight)
+            held = new_constant(module, node, "matrices", matrices.contiguous())
+            out = call(graph, torch.ops.armllm.dense_heads_linear.default, by_token, held)
+            node.replace_all_uses_with(as_before(out))
         graph.erase_node(node)
         num_rewritten += 1
     graph.eliminate_dead_code()

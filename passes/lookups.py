@@ -60,12 +60,26 @@ def _by_another_table(module: fx.GraphModule, node: Node) -> Node | None:
 def _same_row(module: fx.GraphModule, node: Node) -> Node | None:
     """The embedding of the same id for all tokens is a row of the table, repeated."""
     table, ids = constant(module, node.args[0]), node.args[1]
-    number = 0 if is_op(ids, aten.zeros.default) else 1 if is_op(ids, aten.ones.default) else None
-    if table is None or number is None or value(ids).dim() != 2:  # type: ignore[arg-type]
+    same = _same_id(module, ids)
+    if table is None or same is None or value(ids).dim() != 2:  # type: ignore[arg-type]
         return None
+    number, tokens = same
     row = new_constant(module, node, "same_row", table[number].clone()[None, None])
-    sizes = [value(ids).shape[0], ids.args[0][1], table.shape[1]]  # type: ignore[arg-type, index, union-attr]
+    sizes = [value(ids).shape[0], tokens, table.shape[1]]  # type: ignore[arg-type]
     return call(module.graph, aten.expand.default, row, sizes)
+
+
+def _same_id(module: fx.GraphModule, ids: Any) -> tuple[int, Any] | None:
+    """Returns the id that all tokens have, and the number of tokens; None if their ids may differ."""
+    if is_op(ids, aten.zeros.default, aten.ones.default):
+        return int(is_op(ids, aten.ones.default)), ids.args[0][1]
+    first = strip(ids, aten.expand.default)
+    if not is_op(first, aten.slice.Tensor) or first.args[1] not in (1, -1):  # the first of a constant row
+        return None
+    row = constant(module, first.args[0])
+    if row is None or row.dim() != 2 or row.numel() == 0 or not bool((row == row[0, 0]).all()):
+        return None
+    return int(row[0, 0]), first.args[3]
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:

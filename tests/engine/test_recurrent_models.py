@@ -34,6 +34,7 @@ FAMILIES = (
     "minimax",
     "recurrent_gemma",
     "inkling_text",
+    "zamba",
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1, ignore_eos=True)
 

@@ -39,6 +39,29 @@ def test_products_with_constant_matrices_are_rewritten(dtype: torch.dtype) -> No
     torch.testing.assert_close(graph(x), expected, rtol=bound, atol=bound * float(expected.abs().max()))
 
 
+def test_products_with_columns_of_tokens_are_rewritten() -> None:
+    """The inner layers of Zamba's Mamba heads: the weight is on the left, tokens are the last dimension."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 24, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            columns = x.transpose(1, 2).reshape(1, 3, 16, -1).transpose(0, 1)
+            return torch.matmul(self.weight[:, None], columns).transpose(2, 3)[1]
+
+    torch.manual_seed(0)
+    x = torch.randn(1, 7, 48)
+    graph = export(Heads(), x)
+    expected = graph(x)
+    fold_constants.run(graph, PassContext())
+    assert heads_linear.run(graph, PassContext()) == 1
+    graph.recompile()
+    assert "matmul" not in ops(graph) and "armllm::dense_heads_linear" in ops(graph)
+    torch.testing.assert_close(graph(x), expected, rtol=1e-5, atol=1e-4)
+
+
 def test_other_products_are_kept() -> None:
     class Scores(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ class Lookup(nn.Module):
         self.kind = kind
         self.table = nn.Parameter(torch.randn(9, 6))
         self.register_buffer("numbers", torch.arange(40)[None] * 5 % 9)
+        self.register_buffer("kinds", torch.full((1, 1 << 20), 2))
+        self.register_buffer("others", torch.arange(1 << 20)[None] % 9)
         self.register_buffer("adjacent", torch.tensor([1, 2]))
         self.register_buffer("last", torch.tensor([-2]))
         self.register_buffer("apart", torch.tensor([0, 2]))
@@ -30,6 +32,10 @@ class Lookup(nn.Module):
             return torch.embedding(self.table, kinds)
         if self.kind == "the same row":
             return rows + torch.embedding(self.table, torch.zeros(1, ids.shape[1], dtype=torch.long))
+        if self.kind == "the first of equal ids":
+            return rows + torch.embedding(self.table, self.kinds[:, : ids.shape[1]].expand(1, -1))
+        if self.kind == "the first of other ids":
+            return rows + torch.embedding(self.table, self.others[:, : ids.shape[1]])
         heads = rows.view(1, -1, 3, 2)
         return heads[:, :, getattr(self, self.kind)] * 2.0
 
@@ -38,6 +44,7 @@ EXPECTED = {
     "rows": ("index", "embedding"),
     "by another table": ("gather", "embedding"),
     "the same row": ("zeros", "expand"),
+    "the first of equal ids": ("slice", "expand"),
     "adjacent": ("index", "slice"),
     "last": ("index", "slice"),
 }
@@ -57,6 +64,13 @@ def test_lookup_is_rewritten(kind: str) -> None:
     assert gone not in ops(graph) and new in ops(graph)
     for tokens in (ids, torch.tensor([[1, 38]])):
         assert torch.equal(graph(tokens), module(tokens))
+
+
+def test_ids_that_may_differ_are_left() -> None:
+    module, ids = Lookup("the first of other ids"), torch.tensor([[3, 0, 8]])
+    graph = export(module, ids)
+    assert lookups.run(graph, PassContext()) == 0
+    assert ops(graph).count("embedding") == 2
 
 
 def test_entries_that_are_not_adjacent_are_left() -> None:

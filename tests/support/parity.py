@@ -32,7 +32,7 @@ CAPTURED = [
     "deepseek_v32", "glm_moe_dsa", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear",
     "olmo_hybrid", "lfm2", "lfm2_moe", "lfm3", "bailing_hybrid", "granitemoehybrid", "nemotron_h",
     "falcon_h1", "bamba", "zamba2", "mamba2", "mamba", "falcon_mamba", "jamba", "minimax",
-    "recurrent_gemma", "hy_v4", "inkling_text",
+    "recurrent_gemma", "hy_v4", "inkling_text", "hrm_text", "big_bird", "zamba",
 ]  # fmt: skip
 """Families that must run as a graph of fused ops."""
 

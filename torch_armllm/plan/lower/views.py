@@ -162,6 +162,7 @@ WRITERS: dict[Any, Writer] = {
     aten.permute.default: _permute,
     aten.expand.default: _expand,
     aten.broadcast_to.default: _expand,
+    aten.expand_as.default: _expand,
     aten.repeat.default: _repeat,
     aten.cat.default: _cat,
     aten.concat.default: _cat,
