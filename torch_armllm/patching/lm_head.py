@@ -77,6 +77,8 @@ class LMHead:
 
     def _find_scalings(self, like: Tensor) -> list[LogitScaling | None]:
         """Returns what the model's ``forward`` may do to logits of `layer`; nothing if it does more."""
+        if getattr(self.layer, "in_features", like.shape[-1]) != like.shape[-1]:
+            return []
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(len(_SCALES), like.shape[-1], generator=generator, dtype=torch.float32)
         rows = (rows * torch.tensor(_SCALES, dtype=torch.float32)[:, None]).to(like.dtype)
