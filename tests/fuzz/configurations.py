@@ -112,7 +112,7 @@ class _Drawing:
         return name in vars(self._config)
 
     def _now(self, name: str) -> Any:
-        return self._drawn.get(name, getattr(self._config, name, None))
+        return self._drawn.get(name, vars(self._config).get(name))
 
     def _happens(self, probability: float) -> bool:
         return self._source.random() < probability
@@ -159,7 +159,10 @@ class _Drawing:
 
     def _draw_states(self) -> None:
         """Draws heads of recurrent layers, whose products have to match other sizes."""
-        inner = int(self._now("hidden_size") * (self._now("expand") or self._now("mamba_expand") or 1))
+        hidden = next((name for name in HIDDEN if self._has(name)), None)
+        if hidden is None:
+            return
+        inner = int(self._now(hidden) * (self._now("expand") or self._now("mamba_expand") or 1))
         size = self._source.choice((8, 16, 32))
         heads = inner // size
         if self._has("state_size") and self._has("expand") and not self._has("num_heads"):
