@@ -1,6 +1,6 @@
 """Bandwidth of decode steps and of a plain memory read, in turn in one process.
 
-    python -m bench.decode_bandwidth --model FOLDER [--batch 1] [--rounds 5]
+    python -m bench.decode_bandwidth --model FOLDER [--batch 1] [--rounds 5] [--state-dtype bfloat16]
 
 FOLDER holds a model that was saved quantized.  Prints a JSON line for each round: GB/s (10⁹ bytes) of the
 plain read and of decode steps (medians of 30, after 128 tokens), and their ratio.  A step reads its weights,
@@ -16,14 +16,14 @@ from random import Random
 from statistics import median
 
 import torch
-from transformers import PreTrainedModel
 
 from bench.ops import limits
 from torch_armllm.benchmark.latency import step_bytes
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.loader import load_engine
-from torch_armllm.patching.patched_model import servable_model
 
 
 def step_seconds(engine: LLMEngine, batch: int) -> float:
@@ -41,10 +41,10 @@ def step_seconds(engine: LLMEngine, batch: int) -> float:
     return median(seconds[-30:])
 
 
-def _state_bytes(model: PreTrainedModel, sequences: int) -> int:
+def _state_bytes(engine: LLMEngine, sequences: int) -> int:
     """Return the bytes of states that a decode step reads and writes."""
-    servable = servable_model(model)
-    return 0 if servable is None else 2 * sequences * servable.shape.states.bytes_per_sequence
+    runner = engine.runner
+    return 2 * sequences * runner.shape.states.bytes_per_sequence if isinstance(runner, PlanRunner) else 0
 
 
 def main() -> None:
@@ -55,9 +55,11 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--state-dtype", default="float32")
     options = parser.parse_args()
-    engine, model, _ = load_engine(options.model, skip_tokenizer_init=True, progress=False)
-    read = (step_bytes(model, options.batch) + _state_bytes(model, options.batch)) / 1e9
+    config = EngineConfig(state_dtype=options.state_dtype)
+    engine, model, _ = load_engine(options.model, skip_tokenizer_init=True, progress=False, config=config)
+    read = (step_bytes(model, options.batch) + _state_bytes(engine, options.batch)) / 1e9
     step_seconds(engine, options.batch)
     for _ in range(options.rounds):
         plain = limits.bandwidth(torch.get_num_threads()) / 1e9

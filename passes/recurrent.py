@@ -95,7 +95,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         inputs = add_paged_inputs(module, nodes[0], value(ids).shape[1], {})
     states = add_state_inputs(
         *(module, nodes[0], value(inputs["slots"]).shape[0]),
-        [(dtype, (layout.count(i), 4, *s)) for i, (s, dtype) in enumerate(layout.groups)],
+        [(kind.dtype, (layout.count(i), 4, *kind.sizes)) for i, kind in enumerate(layout.groups)],
     )
     steps = (states.slots, inputs["query_start"], inputs["seq_lens"])
     for node, (group, number) in zip(nodes, layout.positions, strict=True):

@@ -45,7 +45,7 @@ Case delta_case(int64_t tokens, const Options& options) {
   for (const char* name : {"q", "k"}) call.with(name, values({tokens, key_heads, size}, type));
   call.with("v", values({tokens, heads, size}, type));
   call.with("gate", constant({tokens, heads}, -0.1f)).with("beta", constant({tokens, heads}, 0.5f));
-  call.with("state", values({1, heads, size, size}, ScalarType::Float));
+  call.with("state", values({1, heads, size, size}, options.type("state_dtype", "f32")));
   call.with("scale", 0.088).with("normalize", true);
   add_sequence(call, tokens);
   return case_of(call, 0, double(tokens * heads * size * size));
@@ -59,7 +59,7 @@ Case scan_case(int64_t tokens, const Options& options) {
   call.with("x", values({tokens, channels}, type)).with("dt", constant({tokens, channels}, 0.1f));
   call.with("a", constant({states, channels}, -1.0f));
   for (const char* name : {"b", "c"}) call.with(name, values({tokens, states}, type), true);
-  call.with("state", values({1, states, channels}, ScalarType::Float));
+  call.with("state", values({1, states, channels}, options.type("state_dtype", "f32")));
   add_sequence(call, tokens);
   return case_of(call, 0, double(tokens * channels * states));
 }

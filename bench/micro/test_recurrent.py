@@ -1,4 +1,7 @@
-"""Recurrent ops with the sizes of Qwen3.5-35B-A3B's layers: 16 key and 32 value heads of 128."""
+"""Recurrent ops with the sizes of Qwen3.5-35B-A3B's layers: 16 key and 32 value heads of 128.
+
+The selective scan has those of Jamba's layers: 8192 channels with 16 states.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import torch
 from torch_armllm.ops import recurrent
 
 KEY_HEADS, HEADS, SIZE, TAPS = 16, 32, 128, 4
+CHANNELS, STATES = 8192, 16
+STORED = [torch.float32, torch.bfloat16]
 STEPS = {"decode 1": (1, 1), "decode 16": (16, 1), "prompt of 512": (1, 512), "8 prompts of 64": (8, 64)}
 """Sequences, and tokens of each."""
 
@@ -20,19 +25,36 @@ def _metadata(sequences: int, tokens: int) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_gated_delta_rule(measure: Any, step: str, per_channel: bool) -> None:
+def test_gated_delta_rule(measure: Any, step: str, per_channel: bool, stored: torch.dtype) -> None:
     sequences, tokens = STEPS[step]
     total = sequences * tokens
     q, k = (torch.randn(total, KEY_HEADS, SIZE).bfloat16() for _ in range(2))
     v, beta = torch.randn(total, HEADS, SIZE).bfloat16(), torch.rand(total, HEADS).bfloat16()
     gate = -torch.rand(total, HEADS, *([SIZE] if per_channel else []))
-    state = torch.zeros(sequences, HEADS, SIZE, SIZE)
+    state = torch.zeros(sequences, HEADS, SIZE, SIZE, dtype=stored)
     metadata = _metadata(sequences, tokens)
     measure(
         lambda: recurrent.gated_delta_rule(q, k, v, gate, beta, state, *metadata, SIZE**-0.5, True),
-        read=2 * state.numel() * 4 if tokens == 1 else 0,
+        read=2 * state.nbytes if tokens == 1 else 0,
         operations=0 if tokens == 1 else 7 * total * HEADS * SIZE * SIZE,
+    )
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("stored", STORED)
+def test_selective_scan(measure: Any, step: str, stored: torch.dtype) -> None:
+    sequences, tokens = STEPS[step]
+    total = sequences * tokens
+    x, dt = torch.randn(total, CHANNELS).bfloat16(), torch.rand(total, CHANNELS)
+    b, c = (torch.randn(total, STATES).bfloat16() for _ in range(2))
+    a, state = -torch.rand(STATES, CHANNELS), torch.zeros(sequences, STATES, CHANNELS, dtype=stored)
+    metadata = _metadata(sequences, tokens)
+    measure(
+        lambda: recurrent.selective_scan(x, dt, a, b, c, state, *metadata),
+        read=2 * state.nbytes if tokens == 1 else 0,
+        operations=0 if tokens == 1 else 6 * total * CHANNELS * STATES,  # and an exponential for each six
     )
 
 

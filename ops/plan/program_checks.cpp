@@ -385,6 +385,7 @@ void check(const Checks& c, const fields::gated_delta_rule& op) {
   c.same_type({op.v, op.out});
   for (const View& view : {op.q, op.k, op.v, op.gate, op.beta, op.out}) c.needed(view, "operand");
   StateNeed need = state_of(op);
+  need.or_bf16 = true;
   need.sizes = {op.value_heads, op.key_size, op.value_size};
   c.state(need);
 }
@@ -400,6 +401,7 @@ void check(const Checks& c, const fields::selective_scan& op) {
   c.needed(op.a, "a");
   c.vector(op.a, double(op.states) * op.channels, ElementType::f32);
   StateNeed need = state_of(op);
+  need.or_bf16 = true;
   need.sizes = {op.states, op.channels};
   c.state(need);
 }

@@ -64,7 +64,8 @@ Instruction build(const fields::gated_delta_rule& op) {
     a.gate = frame.rows(op.gate);
     a.beta = frame.rows(op.beta);
     a.out = frame.rows(op.out);
-    a.state = reinterpret_cast<float*>(state_of(frame.input(op.state), op.layer, sizeof(float)));
+    a.state_type = dtype_of(frame.input(op.state), "a state");
+    a.state = state_of(frame.input(op.state), op.layer, size_of(a.state_type));
     a.steps = slots_of(frame, op);
     a.tokens = frame.tokens;
   });
@@ -86,7 +87,8 @@ Instruction build(const fields::selective_scan& op) {
     a.b = frame.rows(op.b);
     a.c = frame.rows(op.c);
     a.out = frame.rows(op.out);
-    a.state = reinterpret_cast<float*>(state_of(frame.input(op.state), op.layer, sizeof(float)));
+    a.state_type = dtype_of(frame.input(op.state), "a state");
+    a.state = state_of(frame.input(op.state), op.layer, size_of(a.state_type));
     a.steps = slots_of(frame, op);
     a.tokens = frame.tokens;
   });

@@ -108,7 +108,8 @@ void check_states(const StepValues::States& s) { check_state_slots(s.steps, s.to
 
 StepValues::States states_of(const StateNeed& need, const std::vector<Tensor>& inputs, int64_t tokens) {
   const Tensor& state = input_of(inputs, need.state);
-  bool fits = dtype_of(state, "a state") == need.type && state.is_contiguous() &&
+  const DType type = dtype_of(state, "a state");
+  bool fits = (type == need.type || (need.or_bf16 && type == DType::bf16)) && state.is_contiguous() &&
               state.dim() == static_cast<int64_t>(need.sizes.size()) + 2 && need.layer < state.size(0);
   for (size_t i = 0; fits && i < need.sizes.size(); ++i) fits = state.size(i + 2) == need.sizes[i];
   STD_TORCH_CHECK(fits, "plan: input ", need.state, ", states of shape ", shape_of(state),

@@ -46,12 +46,14 @@ struct StateNeed {
   int64_t state = 0, layer = 0;                                            // input (layers, slots, sizes …)
   int64_t state_slots = 0, save_slots = 0, query_start = 0, seq_lens = 0;  // inputs
   DType type = DType::f32;
+  bool or_bf16 = false;        // bfloat16 states fit too
   std::vector<int64_t> sizes;  // of one state
 
   // True if the two differ in nothing but the layer.
   bool alike(const StateNeed& o) const {
     return state == o.state && state_slots == o.state_slots && save_slots == o.save_slots &&
-           query_start == o.query_start && seq_lens == o.seq_lens && type == o.type && sizes == o.sizes;
+           query_start == o.query_start && seq_lens == o.seq_lens && type == o.type && or_bf16 == o.or_bf16 &&
+           sizes == o.sizes;
   }
 };
 

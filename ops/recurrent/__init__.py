@@ -2,6 +2,7 @@
 
 Each sequence has a slot of a state, which the ops read and write.  A token is computed by itself, after the
 one before it: its result has the same bits however a prompt is cut into chunks, batched or recomputed.
+Bfloat16 states of the delta rule and the scan are therefore rounded after every token, not once a call.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def gated_delta_rule(
         gate: ``(T, value_heads)``, or ``(T, value_heads, key_size)`` for a factor of each key channel (Kimi
             Linear, arXiv 2510.26692), in any of the dtypes.
         beta: ``(T, value_heads)`` in any of the dtypes.
-        state: ``(slots, value_heads, key_size, value_size)`` float32, updated.
+        state: ``(slots, value_heads, key_size, value_size)`` float32 or bfloat16, updated.  It is rounded to
+            bfloat16 after every token, whose output is computed before.
         state_slots: ``(S,)`` int64, the slot of each sequence, all different.
         query_start: ``(S + 1,)`` int32, the first token of each sequence, and T.
         seq_lens: ``(S,)`` int32, the length of each sequence including its new tokens.  The slot of a
@@ -147,7 +149,8 @@ def selective_scan(
         a: ``(N, channels)`` float32, 1 to 256 states.
         b: ``(T, N)`` in any of the dtypes, or None for ones.
         c: likewise.
-        state: ``(slots, N, channels)`` float32, updated.
+        state: ``(slots, N, channels)`` float32 or bfloat16, updated.  It is rounded to bfloat16 after every
+            token, whose output is computed before.
         state_slots: ``(S,)`` int64, the slot of each sequence, all different.
         query_start: ``(S + 1,)`` int32, the first token of each sequence, and T.
         seq_lens: ``(S,)`` int32, the length of each sequence including its new tokens.  The slot of a

@@ -50,10 +50,10 @@ Tensor gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, 
                   a.value_heads, ", ", a.key_size, "), not ", shape_of(gate));
   STD_TORCH_CHECK(beta.dim() == 2 && beta.size(0) == a.tokens && beta.size(1) == a.value_heads,
                   "beta must have the shape (", a.tokens, ", ", a.value_heads, "), not ", shape_of(beta));
-  STD_TORCH_CHECK(type_of(state) == ScalarType::Float && state.dim() == 4 && state.size(1) == a.value_heads &&
+  STD_TORCH_CHECK(holds_states(state) && state.dim() == 4 && state.size(1) == a.value_heads &&
                       state.size(2) == a.key_size && state.size(3) == a.value_size && state.is_contiguous(),
-                  "state must be contiguous float32 of shape (slots, ", a.value_heads, ", ", a.key_size, ", ",
-                  a.value_size, "), not of shape ", shape_of(state));
+                  "state must be contiguous float32 or bfloat16 of shape (slots, ", a.value_heads, ", ",
+                  a.key_size, ", ", a.value_size, "), not of shape ", shape_of(state));
   const StepTensors steps =
       check_steps(state_slots, query_start, seq_lens, save_slots, a.tokens, state.size(0));
   Tensor out = new_tensor(v, {a.tokens, a.value_heads, a.value_size});
@@ -63,7 +63,8 @@ Tensor gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, 
   a.gate = token_rows(gate, "gate");
   a.beta = token_rows(beta, "beta");
   a.out = token_rows(out, "out");
-  a.state = static_cast<float*>(state.data_ptr());
+  a.state = static_cast<char*>(state.data_ptr());
+  a.state_type = dtype_of(state, "state");
   a.steps = steps.view;
   a.scale = static_cast<float>(scale);
   a.normalize = normalize;
@@ -133,10 +134,11 @@ void DeltaRule::tile(int phase, int64_t index) {
   part.v_stride = args.v.stride * size_of(args.v.type);
   part.out = args.out.at(first, head * args.value_size + column);
   part.out_stride = args.out.stride * size_of(args.out.type);
-  const int64_t head_size = args.key_size * args.value_size;
-  part.slots = args.state + head * head_size + column;
+  const int64_t head_size = args.key_size * args.value_size, size = size_of(args.state_type);
+  part.state_type = args.state_type;
+  part.slots = args.state + (head * head_size + column) * size;
   part.slot_stride = args.value_heads * head_size;
-  part.state = part.slots + args.steps.slots[sequence] * part.slot_stride;
+  part.state = part.slots + args.steps.slots[sequence] * part.slot_stride * size;
   part.saves = args.steps.saves ? args.steps.saves + first : nullptr;
   part.key_size = args.key_size;
   part.value_size = args.value_size;

@@ -52,14 +52,15 @@ struct ConvPart {
 };
 
 struct DeltaRuleArgs {
-  Rows q, k;               // [tokens][key_heads · key_size]
-  Rows v;                  // [tokens][value_heads · value_size]
-  Rows gate;               // [tokens][value_heads], or [tokens][value_heads · key_size]; logarithms
-  Rows beta;               // [tokens][value_heads]
-  float* state = nullptr;  // [slots][value_heads][key_size][value_size]
-  Rows out;                // [tokens][value_heads · value_size]
+  Rows q, k;              // [tokens][key_heads · key_size]
+  Rows v;                 // [tokens][value_heads · value_size]
+  Rows gate;              // [tokens][value_heads], or [tokens][value_heads · key_size]; logarithms
+  Rows beta;              // [tokens][value_heads]
+  char* state = nullptr;  // [slots][value_heads][key_size][value_size], in float32 or bfloat16
+  Rows out;               // [tokens][value_heads · value_size]
   StateSlots steps;
   int64_t tokens = 0, key_heads = 0, value_heads = 0, key_size = 0, value_size = 0;
+  DType state_type = DType::f32;
   bool gate_per_channel = false;
   bool normalize = false;     // divides q and k by their lengths
   bool delta = true;          // false: values are added as they are, as in Mamba-2
@@ -81,10 +82,10 @@ struct DeltaPart {
   const char* v = nullptr;
   char* out = nullptr;
   int64_t beta_stride = 0, v_stride = 0, out_stride = 0;  // bytes from one token to the next
-  DType type = DType::f32, beta_type = DType::f32;
-  float* state = nullptr;          // rows of value_size floats
+  DType type = DType::f32, beta_type = DType::f32, state_type = DType::f32;
+  char* state = nullptr;           // rows of value_size elements
   const int64_t* saves = nullptr;  // of the first token, see StateSlots
-  float* slots = nullptr;          // the state of slot 0, and floats from one slot to the next
+  char* slots = nullptr;           // the state of slot 0, and elements from one slot to the next
   int64_t slot_stride = 0;
   int64_t tokens = 0, key_size = 0, value_size = 0, columns = 0;
   bool decay_per_channel = false, is_new = false, delta = true;
@@ -94,10 +95,11 @@ struct SelectiveScanArgs {
   Rows x, dt;                // [tokens][channels]
   const float* a = nullptr;  // [states][channels]
   Rows b, c;                 // [tokens][states], or null: ones
-  float* state = nullptr;    // [slots][states][channels]
+  char* state = nullptr;     // [slots][states][channels], in float32 or bfloat16
   Rows out;                  // [tokens][channels]
   StateSlots steps;
   int64_t tokens = 0, channels = 0, states = 0;
+  DType state_type = DType::f32;
   bool normalize = false;  // multiplies x by √(1 − decay²), except in the first token of a sequence
 };
 
@@ -105,13 +107,14 @@ struct SelectiveScanArgs {
 struct ScanPart {
   Rows x, dt, b, c, out;
   const float* a = nullptr;
-  float* state = nullptr;
+  char* state = nullptr;
   const int64_t* saves = nullptr;  // of the first token, see StateSlots
-  float* slots = nullptr;          // the state of slot 0, and floats from one slot to the next
+  char* slots = nullptr;           // the state of slot 0, and elements from one slot to the next
   int64_t slot_stride = 0;
-  int64_t stride = 0;  // floats from one state of a channel to the next, in `a` and in `state`
+  int64_t stride = 0;  // elements from one state of a channel to the next, in `a` and in `state`
   int64_t tokens = 0, states = 0;
   int channels = 0;
+  DType state_type = DType::f32;
   bool is_new = false, normalize = false;
 };
 

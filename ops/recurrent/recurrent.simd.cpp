@@ -1,5 +1,7 @@
 #include "recurrent/recurrent.h"
 
+#include <type_traits>
+
 #include "simd/exp.h"
 #include "simd/ragged_blocks.h"
 #include "simd/sigmoid.h"
@@ -130,6 +132,13 @@ float load_float(const char* p, DType type) {
   return 0.0f;
 }
 
+// A state as the next token sees it: rounded to the dtype in which it is stored, wherever a prompt is cut.
+template <typename S>
+ARMLLM_INLINE inline F32 kept(F32 state) {
+  if constexpr (std::is_same_v<S, bf16>) return round_to_bf16(state);
+  return state;
+}
+
 // The update of the token before, which the pass of the next token applies.
 struct Pending {
   const float* k = nullptr;
@@ -137,9 +146,11 @@ struct Pending {
 };
 
 // Prefetches a row of a slice, or of the next slice of the same head, whose tile follows.
-ARMLLM_INLINE inline void prefetch_row(const float* slice, int64_t stride, int64_t n, int64_t row) {
-  const float* at = row < n ? slice + row * stride : slice + kColumns + (row - n) * stride;
-  for (int line = 0; line < kVectors; ++line) __builtin_prefetch(at + line * kLanes);
+template <typename S>
+ARMLLM_INLINE inline void prefetch_row(const S* slice, int64_t stride, int64_t n, int64_t row) {
+  constexpr int kLine = 64 / sizeof(S);  // elements
+  const S* at = row < n ? slice + row * stride : slice + kColumns + (row - n) * stride;
+  for (int i = 0; i < kColumns; i += kLine) __builtin_prefetch(at + i);
 }
 
 // One pass over the state S of a token with key k, query q and decay a, from one place to another:
@@ -147,9 +158,9 @@ ARMLLM_INLINE inline void prefetch_row(const float* slice, int64_t stride, int64
 //   S ← a · (S + k' δ'ᵀ)   of the token before, and the sums  Sᵀ k  and  Sᵀ q
 //
 // With δ = β (v − Sᵀ k) the new state is S + k δᵀ, and its output Sᵀ q + (k · q) δ.  Without the delta rule
-// δ = β v, and Sᵀ k is not summed.
-template <bool per_channel, bool pending, bool with_delta>
-ARMLLM_INLINE inline void pass(const float* from, int64_t stride, float* state, int64_t n, const float* q,
+// δ = β v, and Sᵀ k is not summed.  States are stored as S.
+template <typename S, bool per_channel, bool pending, bool with_delta, typename From>
+ARMLLM_INLINE inline void pass(const From* from, int64_t stride, float* state, int64_t n, const float* q,
                                const float* k, const float* decay, const Pending& before, F32* sum_k,
                                F32* sum_q) {
   F32 parts_k[2][kVectors], parts_q[2][kVectors];
@@ -161,7 +172,7 @@ ARMLLM_INLINE inline void pass(const float* from, int64_t stride, float* state, 
     const F32 key = set1(k[d]), query = set1(q[d]), factor = per_channel ? set1(decay[d]) : one_decay;
     for (int j = 0; j < kVectors; ++j) {
       F32 s = load(from + d * stride + j * kLanes);
-      if (pending) s = fma(set1(before.k[d]), before.delta[j], s);
+      if (pending) s = kept<S>(fma(set1(before.k[d]), before.delta[j], s));
       s = s * factor;
       store(state + d * kColumns + j * kLanes, s);
       if (with_delta) parts_k[part][j] = fma(s, key, parts_k[part][j]);
@@ -195,8 +206,9 @@ ARMLLM_INLINE inline void step_out(const DeltaPart& p, int64_t token, const floa
 }
 
 // Runs the columns in a copy of the state, [key_size][kColumns], which stays in L1.
-template <typename T, bool per_channel, bool with_delta>
+template <typename T, typename S, bool per_channel, bool with_delta>
 void run_columns(const DeltaPart& p) {
+  S *const slice = reinterpret_cast<S*>(p.state), *const slots = reinterpret_cast<S*>(p.slots);
   alignas(64) float state[kMostKeyChannels * kColumns];
   const auto each_row = [&](auto visit) ARMLLM_INLINE {
     for (int64_t d = 0; d < p.key_size; ++d)
@@ -209,12 +221,12 @@ void run_columns(const DeltaPart& p) {
   const bool whole = !p.is_new && p.columns == kColumns;  // the first pass reads the state where it is
   if (!whole)
     each_row([&](int64_t d, int j, int lanes) ARMLLM_INLINE {
-      const float* from = p.state + d * p.value_size + j * kLanes;
+      const S* from = slice + d * p.value_size + j * kLanes;
       store(state + d * kColumns + j * kLanes, p.is_new || lanes == 0 ? zero() : load_lanes(from, lanes));
     });
   Pending before;
   for (int j = 0; j < kVectors; ++j) before.delta[j] = zero();
-  const auto write_state = [&](float* to) ARMLLM_INLINE {
+  const auto write_state = [&](S* to) ARMLLM_INLINE {
     const Pending last = before;  // a copy that no store can change stays in registers
     const auto updated = [&](int64_t d, int j) ARMLLM_INLINE {
       return fma(set1(last.k[d]), last.delta[j], load(state + d * kColumns + j * kLanes));
@@ -233,25 +245,33 @@ void run_columns(const DeltaPart& p) {
   for (int64_t token = 0; token < p.tokens; ++token) {
     const float *q = p.q + token * p.key_stride, *k = p.k + token * p.key_stride;
     const float* decay = p.decay + token * p.decay_stride;
-    if (token == 0)
-      pass<per_channel, false, with_delta>(whole ? p.state : state, whole ? p.value_size : kColumns, state,
-                                           p.key_size, q, k, decay, before, sum_k, sum_q);
+    if (token > 0)
+      pass<S, per_channel, true, with_delta>(state, kColumns, state, p.key_size, q, k, decay, before, sum_k,
+                                             sum_q);
+    else if (whole)
+      pass<S, per_channel, false, with_delta>(slice, p.value_size, state, p.key_size, q, k, decay, before,
+                                              sum_k, sum_q);
     else
-      pass<per_channel, true, with_delta>(state, kColumns, state, p.key_size, q, k, decay, before, sum_k,
-                                          sum_q);
+      pass<S, per_channel, false, with_delta>(state, kColumns, state, p.key_size, q, k, decay, before, sum_k,
+                                              sum_q);
     step_out<T>(p, token, p.qk + token * p.key_stride, sum_k, sum_q, before.delta);
     before.k = k;
-    if (p.saves && p.saves[token] >= 0) write_state(p.slots + p.saves[token] * p.slot_stride);
+    if (p.saves && p.saves[token] >= 0) write_state(slots + p.saves[token] * p.slot_stride);
   }
-  write_state(p.state);
+  write_state(slice);
+}
+
+template <typename T, typename S>
+void run_states(const DeltaPart& p) {
+  if (p.decay_per_channel)
+    p.delta ? run_columns<T, S, true, true>(p) : run_columns<T, S, true, false>(p);
+  else
+    p.delta ? run_columns<T, S, false, true>(p) : run_columns<T, S, false, false>(p);
 }
 
 template <typename T>
 void run_type(const DeltaPart& p) {
-  if (p.decay_per_channel)
-    p.delta ? run_columns<T, true, true>(p) : run_columns<T, true, false>(p);
-  else
-    p.delta ? run_columns<T, false, true>(p) : run_columns<T, false, false>(p);
+  p.state_type == DType::bf16 ? run_states<T, bf16>(p) : run_states<T, float>(p);
 }
 
 void delta_rule(const DeltaPart& p) {
@@ -297,16 +317,18 @@ void widen_states(const Rows& rows, int64_t token, int64_t states, float* out) {
 }
 
 // Runs the channels in a copy of their states, which stays in L1 with their rates.
-void scan(const ScanPart& p) {
+template <typename S>
+void scan_states(const ScanPart& p) {
   static_assert(kScanChannels == kLanes, "a tile is one vector of channels");
+  S *const stored = reinterpret_cast<S*>(p.state), *const slots = reinterpret_cast<S*>(p.slots);
   alignas(64) float state[kMostStates * kLanes], rate[kMostStates * kLanes];
   float b[kMostStates], c[kMostStates];
   for (int64_t n = 0; n < p.states; ++n) {
     store(rate + n * kLanes, load_lanes(p.a + n * p.stride, p.channels));
-    store(state + n * kLanes, p.is_new ? zero() : load_lanes(p.state + n * p.stride, p.channels));
+    store(state + n * kLanes, p.is_new ? zero() : load_lanes(stored + n * p.stride, p.channels));
     b[n] = c[n] = 1.0f;
   }
-  const auto write_state = [&](float* to) ARMLLM_INLINE {
+  const auto write_state = [&](S* to) ARMLLM_INLINE {
     for (int64_t n = 0; n < p.states; ++n)
       store_lanes(to + n * p.stride, load(state + n * kLanes), p.channels);
   };
@@ -322,7 +344,7 @@ void scan(const ScanPart& p) {
       F32 added = x * set1(b[n]);
       if (normalize) added = added * sqrt(fnma(decay, decay, set1(1.0f)));
       const F32 s = fma(decay, load(place), added);
-      store(place, s);
+      store(place, kept<S>(s));
       sum[part] = fma(s, set1(c[n]), sum[part]);
     };
     int64_t n = 0;
@@ -332,10 +354,12 @@ void scan(const ScanPart& p) {
     }
     if (n < p.states) update(n, 0);
     store_row(p.out, token, sum[0] + sum[1], p.channels);
-    if (p.saves && p.saves[token] >= 0) write_state(p.slots + p.saves[token] * p.slot_stride);
+    if (p.saves && p.saves[token] >= 0) write_state(slots + p.saves[token] * p.slot_stride);
   }
-  write_state(p.state);
+  write_state(stored);
 }
+
+void scan(const ScanPart& p) { p.state_type == DType::bf16 ? scan_states<bf16>(p) : scan_states<float>(p); }
 
 }  // namespace
 

@@ -61,13 +61,14 @@ def reference_gated_delta_rule(
     decay = (decay if gate.ndim == 3 else decay[..., None])[..., None]  # (T, value_heads, key_size or 1, 1)
     out, saves = torch.empty_like(v), dict(_saves(slice(0, len(v)), save_slots))
     for slot, tokens, is_new in _sequences(state_slots, query_start, seq_lens):
-        own = torch.zeros_like(state[slot]) if is_new else state[slot].clone()
+        own = torch.zeros_like(state[slot]).float() if is_new else state[slot].float()
         for t in range(tokens.start, tokens.stop):
             own = own * decay[t]
             remembered = (own * keys[t][..., None]).sum(-2)
             added = (v[t].float() - remembered if delta else v[t].float()) * beta[t].float()[:, None]
             own = own + keys[t][..., None] * added[:, None]
             out[t] = (own * queries[t][..., None]).sum(-2).to(v.dtype)
+            own = own.to(state.dtype).float()  # the next token sees the state as it is stored
             if t in saves:
                 state[saves[t]] = own
         state[slot] = own
@@ -93,13 +94,14 @@ def reference_selective_scan(
     decay = (dt.float()[:, None] * a).exp()  # (T, N, channels)
     out, saves = torch.empty_like(x), dict(_saves(slice(0, len(x)), save_slots))
     for slot, tokens, is_new in _sequences(state_slots, query_start, seq_lens):
-        own = torch.zeros_like(state[slot]) if is_new else state[slot].clone()
+        own = torch.zeros_like(state[slot]).float() if is_new else state[slot].float()
         for t in range(tokens.start, tokens.stop):
             factors = (
                 (1 - decay[t] * decay[t]).sqrt() if normalize and not (is_new and t == tokens.start) else 1
             )
             own = decay[t] * own + added[t] * x[t].float() * factors
             out[t] = (read[t] * own).sum(0).to(x.dtype)
+            own = own.to(state.dtype).float()
             if t in saves:
                 state[saves[t]] = own
         state[slot] = own

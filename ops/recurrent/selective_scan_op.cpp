@@ -31,10 +31,10 @@ Tensor selective_scan(Tensor x, Tensor dt, Tensor a, std::optional<Tensor> b, st
                   " states, not of shape ", shape_of(a));
   args.states = a.size(0);
   args.normalize = normalize;
-  STD_TORCH_CHECK(type_of(state) == ScalarType::Float && state.dim() == 3 && state.size(1) == args.states &&
+  STD_TORCH_CHECK(holds_states(state) && state.dim() == 3 && state.size(1) == args.states &&
                       state.size(2) == args.channels && state.is_contiguous(),
-                  "state must be contiguous float32 of shape (slots, ", args.states, ", ", args.channels,
-                  "), not of shape ", shape_of(state));
+                  "state must be contiguous float32 or bfloat16 of shape (slots, ", args.states, ", ",
+                  args.channels, "), not of shape ", shape_of(state));
   const StepTensors steps =
       check_steps(state_slots, query_start, seq_lens, save_slots, args.tokens, state.size(0));
   x = as_rows(x);
@@ -47,7 +47,8 @@ Tensor selective_scan(Tensor x, Tensor dt, Tensor a, std::optional<Tensor> b, st
   args.c = states_by_token(c, args.tokens, args.states, "c");
   args.a = static_cast<const float*>(a.data_ptr());
   args.out = rows_of(out, "out");
-  args.state = static_cast<float*>(state.data_ptr());
+  args.state = static_cast<char*>(state.data_ptr());
+  args.state_type = dtype_of(state, "state");
   args.steps = steps.view;
   if (args.tokens > 0 && args.channels > 0) run(scan);
   return out;
@@ -74,9 +75,11 @@ void SelectiveScan::tile(int, int64_t index) {
   part.c = place(args.c, 0);
   part.out = place(args.out, channel);
   part.a = args.a + channel;
-  part.slots = args.state + channel;
+  const int64_t size = size_of(args.state_type);
+  part.state_type = args.state_type;
+  part.slots = args.state + channel * size;
   part.slot_stride = args.states * args.channels;
-  part.state = part.slots + args.steps.slots[sequence] * part.slot_stride;
+  part.state = part.slots + args.steps.slots[sequence] * part.slot_stride * size;
   part.saves = args.steps.saves ? args.steps.saves + first : nullptr;
   part.stride = args.channels;
   part.states = args.states;

@@ -16,6 +16,11 @@ struct StepTensors {
   StateSlots view;
 };
 
+// True if a tensor has a dtype in which states that sum over all tokens may be stored.
+inline bool holds_states(const Tensor& state) {
+  return type_of(state) == ScalarType::Float || type_of(state) == ScalarType::BFloat16;
+}
+
 // Throws unless the steps cover `tokens` packed tokens, and each sequence with tokens and each saved state
 // has one of `slots` slots for itself.
 inline void check_state_slots(const StateSlots& steps, int64_t tokens, int64_t slots) {

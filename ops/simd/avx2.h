@@ -44,6 +44,11 @@ ARMLLM_SIMD __m128i narrow(__m256 x, const bf16*) {
   const __m256i top = _mm256_srli_epi32(rounded_upper(x), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
 }
+ARMLLM_SIMD F32 round_to_bf16(F32 x) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(rounded_upper(x.lo), upper)),
+          _mm256_castsi256_ps(_mm256_and_si256(rounded_upper(x.hi), upper))};
+}
 ARMLLM_SIMD __m128i narrow(__m256 x, const f16*) {
   return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

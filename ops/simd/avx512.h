@@ -40,6 +40,10 @@ ARMLLM_SIMD __m512i rounded_upper(F32 x) {
 ARMLLM_SIMD __m256i narrow(F32 x, const bf16*) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_upper(x), 16));
 }
+ARMLLM_SIMD F32 round_to_bf16(F32 x) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+  return {_mm512_castsi512_ps(_mm512_and_si512(rounded_upper(x), upper))};
+}
 ARMLLM_SIMD __m256i narrow(F32 x, const f16*) {
   return _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

@@ -65,6 +65,11 @@ ARMLLM_SIMD uint16x8_t narrow(float32x4_t low, float32x4_t high, const bf16*) {
   return vuzp2q_u16(vreinterpretq_u16_u32(rounded_upper(low)), vreinterpretq_u16_u32(rounded_upper(high)));
 }
 #endif
+ARMLLM_SIMD F32 round_to_bf16(F32 x) {
+  const bf16* type = nullptr;
+  const Wide a = widen(narrow(x.v[0], x.v[1], type), type), b = widen(narrow(x.v[2], x.v[3], type), type);
+  return {{a.low, a.high, b.low, b.high}};
+}
 ARMLLM_SIMD uint16x8_t narrow(float32x4_t low, float32x4_t high, const f16*) {
   return vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(low), high));
 }

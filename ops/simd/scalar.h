@@ -86,6 +86,12 @@ ARMLLM_SIMD void store_partial(T* p, F32 x, int n) {
   for (int i = 0; i < n && i < kLanes; ++i) narrow(p + i, x.v[i]);
 }
 
+ARMLLM_SIMD float rounded_to_bf16(float x) {
+  bf16 nearest;
+  narrow(&nearest, x);
+  return widen(nearest);
+}
+ARMLLM_SIMD F32 round_to_bf16(F32 a) { ARMLLM_MAKE(F32, rounded_to_bf16(a.v[i])); }
 ARMLLM_SIMD F32 operator+(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] + b.v[i]); }
 ARMLLM_SIMD F32 operator-(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] - b.v[i]); }
 ARMLLM_SIMD F32 operator*(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] * b.v[i]); }

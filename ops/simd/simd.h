@@ -8,6 +8,7 @@
 //   F32 load(const float*|const bf16*|const f16*), load_partial(p, n)   lanes ≥ n: 0, not read
 //   F32 load(const int8_t*), repeat4(const float*), repeat8(const float*)   4 or 8 floats, repeated
 //   void store(float*|bf16*|f16*, F32), store_partial(p, v, n)          rounds to nearest even; NaN stays NaN
+//   F32 round_to_bf16(F32)        the nearest bfloat16, ties to even; NaN stays NaN
 //   F32 + - * /  and unary -;  F32 fma(a, b, c) = a·b + c rounded once;  F32 abs(F32), sqrt(F32)
 //   F32 fnma(a, b, c) = c − a·b rounded once
 //   F32 reciprocal_step(a, b) = 2 − a·b rounded once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -14,12 +15,20 @@ from torch_armllm.passes.lib.graph import is_op, value
 armllm = torch.ops.armllm
 
 
+class StateKind(NamedTuple):
+    """Shape and dtype of a state, and whether it sums over all tokens, as a convolution's does not."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    accumulates: bool
+
+
 @dataclass(frozen=True)
 class StateLayout:
     """Positions of the states of a graph's recurrent markers, which are identified by their order."""
 
-    groups: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    """Shape and dtype of one state in each group."""
+    groups: tuple[StateKind, ...]
+    """The states of each group."""
     positions: tuple[tuple[int, int], ...]
     """Group of each marker's state, and its index in the group."""
 
@@ -30,7 +39,7 @@ class StateLayout:
 
 def state_layout(module: fx.GraphModule) -> StateLayout:
     """Returns the layout for the recurrent markers of a captured graph, before any pass."""
-    groups: list[tuple[tuple[int, ...], torch.dtype]] = []
+    groups: list[StateKind] = []
     counts: list[int] = []
     positions: list[tuple[int, int]] = []
     for node in markers_of(module):
@@ -44,14 +53,15 @@ def state_layout(module: fx.GraphModule) -> StateLayout:
     return StateLayout(tuple(groups), tuple(positions))
 
 
-def _state_of(node: Node) -> tuple[tuple[int, ...], torch.dtype]:
-    """Returns the shape and dtype of the state of a marker."""
+def _state_of(node: Node) -> StateKind:
+    """Returns the state of a marker."""
     inputs = node.all_input_nodes
     if is_op(node, armllm.convolve_tokens):
         channels, taps = map(int, value(inputs[1]).shape)
-        return (taps - 1, channels), value(inputs[0]).dtype
+        return StateKind((taps - 1, channels), value(inputs[0]).dtype, accumulates=False)
     if is_op(node, armllm.scan_channels):
         states, channels = map(int, value(node.args[2]).shape)  # type: ignore[arg-type]
-        return (states, channels), torch.float32
+        return StateKind((states, channels), torch.float32, accumulates=True)
     keys, values = (value(n).shape for n in node.args[1:3])  # type: ignore[arg-type]
-    return (int(values[2]), int(keys[3]), int(values[3])), torch.float32
+    sizes = int(values[2]), int(keys[3]), int(values[3])
+    return StateKind(sizes, torch.float32, accumulates=True)

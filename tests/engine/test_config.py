@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from torch_armllm.engine.config import EngineConfig
 
@@ -44,6 +45,12 @@ def test_wrong_types_are_refused_by_name(name: str) -> None:
 def test_values_out_of_bounds_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{name} = .*: give "):
         EngineConfig(**{name: value})
+
+
+@pytest.mark.parametrize("value", ["auto", "float16", "int8", torch.bfloat16, None])
+def test_other_state_dtypes_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"state_dtype = .*: give float32 or bfloat16"):
+        EngineConfig(state_dtype=value)
 
 
 def test_integers_of_numpy_are_taken() -> None:

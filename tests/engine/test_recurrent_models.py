@@ -17,6 +17,8 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.kv_cache.dtypes import STATE_DTYPES, StateDtype
+from torch_armllm.kv_cache.shapes import with_state_dtype
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.ops import variants
 from torch_armllm.patching.state import patched_forward
@@ -35,20 +37,35 @@ FAMILIES = (
     "recurrent_gemma",
     "inkling_text",
     "zamba",
+    "qwen3_5_moe_text, bfloat16 states",
+    "kimi_linear, bfloat16 states",
+    "minimax, bfloat16 states",
+    "jamba, bfloat16 states",
+    "recurrent_gemma, bfloat16 states",
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1, ignore_eos=True)
 
 
 @functools.cache
-def model(family: str) -> Any:
+def _model(family: str) -> Any:
     made = tiny_model(family, torch.bfloat16)
     report = torch_armllm.patch(made, progress=False)
     assert report.captured and not report.notes, report
     return made
 
 
+def model(family: str) -> Any:
+    """Returns the patched model of a family, whatever is said of its states."""
+    return _model(family.split(",")[0])
+
+
+def state_dtype(family: str) -> StateDtype:
+    return "bfloat16" if family.endswith("bfloat16 states") else "float32"
+
+
 def engine(family: str, **options: Any) -> LLMEngine:
     defaults = {"kv_cache_memory": 4 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    defaults["state_dtype"] = state_dtype(family)  # type: ignore[assignment]
     return build_engine(model(family), None, EngineConfig(**{**defaults, **options}))
 
 
@@ -56,7 +73,7 @@ def memory_of(family: str, blocks: int, slots: int) -> int:
     """Returns bytes for a few blocks and slots."""
     forward = patched_forward(model(family))
     assert forward is not None
-    shape = forward.shape
+    shape = with_state_dtype(forward.shape, STATE_DTYPES[state_dtype(family)])
     states = slots * shape.states.bytes_per_sequence
     return max(2 * states, states + blocks * shape.block_size * shape.bytes_per_token)
 
@@ -106,7 +123,7 @@ def test_batched_and_chunked_bits_equal_those_alone(
 
 @pytest.mark.parametrize("swap", [0, 1 << 20], ids=["recomputed", "swapped"])
 @pytest.mark.parametrize(
-    "family", ["qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2", "jamba", "minimax", "recurrent_gemma"]
+    "family", [family for family in FAMILIES if "mamba" not in family]
 )  # with attention: models without it need no blocks
 def test_preempted_bits_equal_those_alone(family: str, swap: int) -> None:
     lengths = [28, 61, 29, 30, 31, 60]  # soon each needs one more block
@@ -160,6 +177,37 @@ def test_waiting_requests_are_served_by_few_slots() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     submit(running, [prompt(1 + seed % 3, seed) for seed in range(300)], params)
     assert len(drain(running)) == 300
+
+
+def test_bfloat16_states_take_half_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "torch_armllm"):
+        wide, narrow = (
+            engine(f"falcon_mamba{states}", kv_cache_memory=1 << 20, max_num_seqs=64)
+            for states in ("", ", bfloat16 states")
+        )
+    assert " each, float32)" in caplog.text and " each, bfloat16)" in caplog.text
+    dtypes = [{state.dtype for state in running.runner.states} for running in (wide, narrow)]  # type: ignore[union-attr]
+    assert dtypes == [{torch.bfloat16, torch.float32}, {torch.bfloat16}]  # bfloat16 inputs of convolutions
+    slots = [len(running.scheduler.blocks.states) for running in (wide, narrow)]  # type: ignore[arg-type]
+    shape = model("falcon_mamba").base_model.forward.shape.states
+    short = sum(group.bytes_per_sequence for group in shape.groups if not group.accumulates)
+    assert 0 < short < shape.bytes_per_sequence / 2
+    sizes = [shape.bytes_per_sequence, short + (shape.bytes_per_sequence - short) // 2]
+    assert [(1 << 20) // size for size in sizes] == slots
+    text = prompt(90, 1)
+    assert sequences(wide, [text], GREEDY) != sequences(narrow, [text], GREEDY), "states are not rounded"
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2", "mamba2"])
+def test_state_dtype_without_effect_is_said(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "torch_armllm"):
+        running = engine(family, state_dtype="bfloat16")
+    said = {
+        "llama": "state_dtype = bfloat16 has no effect, as it has no recurrent layers",
+        "lfm2": "state_dtype = bfloat16 has no effect, as its recurrent layers are convolutions",
+    }.get(family)
+    assert ("state_dtype" in caplog.text) == (said is not None) and (said or "") in caplog.text
+    assert len(sequences(running, [prompt(9, 1)], GREEDY)) == 1 if family != "llama" else True
 
 
 def test_engine_says_what_it_cannot_do(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch_armllm.kv_cache.block_pool import BlockPool, CacheShape
 from torch_armllm.kv_cache.budget import size_kv_memory
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
-from torch_armllm.kv_cache.shapes import StatesOnlyShape
+from torch_armllm.kv_cache.shapes import StatesOnlyShape, with_state_dtype
 from torch_armllm.kv_cache.states import StateGroup, StateShape
 
-STATES = StateShape((StateGroup(2, (3, 4), torch.bfloat16), StateGroup(1, (2, 5), torch.float32)))
+STATES = StateShape((StateGroup(2, (3, 4), torch.bfloat16), StateGroup(1, (2, 5), torch.float32, True)))
 SHAPE = CacheShape(2, 1, 4, 3, torch.float32, block_size=16, states=STATES)
 GB = 10**9
 
@@ -35,6 +35,15 @@ def test_sizes() -> None:
     assert STATES.bytes_per_sequence == 2 * 12 * 2 + 10 * 4
     assert [tuple(t.shape) for t in STATES.tensors(7)] == [(2, 7, 3, 4), (1, 7, 2, 5)]
     assert not StateShape() and StateShape().bytes_per_sequence == 0
+
+
+def test_only_states_that_accumulate_get_another_dtype() -> None:
+    narrow = STATES.stored_as(torch.bfloat16)
+    assert (STATES.accumulated_dtype, narrow.accumulated_dtype) == (torch.float32, torch.bfloat16)
+    assert narrow.bytes_per_sequence == STATES.bytes_per_sequence - 10 * 2
+    inputs = StateShape((StateGroup(2, (3, 4), torch.float32),))
+    assert inputs.stored_as(torch.bfloat16) == inputs and inputs.accumulated_dtype is None
+    assert with_state_dtype(SHAPE, torch.bfloat16).states == narrow
 
 
 def test_models_without_recurrent_layers_have_no_slots() -> None:
@@ -106,7 +115,7 @@ def test_each_sequence_keeps_its_states(actions: list[tuple[str, int]]) -> None:
 
 
 def test_states_get_at_most_half_of_the_memory() -> None:
-    big = StateShape((StateGroup(30, (32, 128, 128), torch.float32),))
+    big = StateShape((StateGroup(30, (32, 128, 128), torch.float32, True),))
     shape = CacheShape(10, 2, 128, 128, torch.bfloat16, states=big)
     found = size_kv_memory(shape, 4096, max_num_seqs=64, memory=2 * GB, free=8 * GB)
     assert found.state_bytes == big.bytes_per_sequence == 30 * 32 * 128 * 128 * 4
@@ -116,8 +125,13 @@ def test_states_get_at_most_half_of_the_memory() -> None:
     assert f"for {found.state_slots} sequences" in str(found)
     few = size_kv_memory(shape, 4096, max_num_seqs=3, memory=2 * GB, free=8 * GB)
     assert few.state_slots == 3
-    with pytest.raises(ValueError, match="the states of one sequence need 62.9 MB, but the KV cache has 50"):
+    message = "the states of one sequence need 62.9 MB, but the KV cache has 50.*raise kv_cache_memory"
+    with pytest.raises(ValueError, match=message + r', or store them as bfloat16 \(state_dtype="bfloat16"\)'):
         size_kv_memory(shape, 4096, memory=50 * 10**6, free=8 * GB)
+    narrow = with_state_dtype(shape, torch.bfloat16)
+    assert size_kv_memory(narrow, 64, memory=50 * 10**6, free=8 * GB).state_bytes == found.state_bytes // 2
+    with pytest.raises(ValueError, match="the states of one sequence need 31.5 MB.*raise kv_cache_memory$"):
+        size_kv_memory(narrow, 4096, memory=20 * 10**6, free=8 * GB)
 
 
 def test_swap_space_holds_states_too() -> None:

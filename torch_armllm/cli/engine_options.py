@@ -16,6 +16,7 @@ _SETTINGS = (
     "enable_prefix_caching",
     "kv_cache_memory",
     "kv_cache_dtype",
+    "state_dtype",
     "swap_space",
     "seed",
     "threads",
@@ -54,6 +55,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-memory", type=_memory, help="bytes (2GiB), or a fraction of the free memory (0.5)"
     )
     group.add_argument("--kv-cache-dtype", help="auto, bfloat16, float16, float32 or int8")
+    group.add_argument(
+        "--state-dtype", help="states of recurrent layers: float32 or bfloat16, which takes half the memory"
+    )
     group.add_argument("--swap-space", type=_memory, help="bytes of swap space for preempted sequences")
     group.add_argument("--seed", type=int, help="seed of requests without their own")
     group.add_argument(

@@ -21,10 +21,12 @@ from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
 from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.budget import KvMemory, shape_by_config, size_kv_memory
-from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.kv_cache.dtypes import STATE_DTYPES
+from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
 from torch_armllm.ops import variants
 from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
+from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.system.host import cpu_name, free_memory
 from torch_armllm.system.logs import show_messages
 
@@ -59,9 +61,12 @@ def build_engine(
         max_model_len = resolve_max_model_len(config.max_model_len, *positions_of(model), None)
         shape: Shape | None = shape_by_config(model.config, model.dtype)
     else:
-        name, vocab_size, shape = servable.name, servable.vocab_size, servable.shape
+        name, vocab_size = servable.name, servable.vocab_size
+        shape = with_state_dtype(servable.shape, STATE_DTYPES[config.state_dtype])
         positions = servable.position_limit, servable.stated_positions
         max_model_len = resolve_max_model_len(config.max_model_len, *positions, servable.max_length)
+    if config.state_dtype != "float32" and (reason := _why_no_states(servable)):
+        logger.warning("%s: state_dtype = %s has no effect, as %s", name, config.state_dtype, reason)
     memory = None
     if shape is not None:
         memory = size_kv_memory(
@@ -86,7 +91,7 @@ def build_engine(
     else:
         state_slots = memory.state_slots + memory.spare_state_slots, memory.swap_state_slots
         runner = PlanRunner(
-            *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots)
+            *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape)
         )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
@@ -123,6 +128,17 @@ def build_engine(
     return LLMEngine(
         preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace
     )
+
+
+def _why_no_states(servable: ServableModel | None) -> str | None:
+    """Returns the reason why a model has no states that ``state_dtype`` is about; None if it has some."""
+    if servable is None:
+        return "the model has no plan, and its own modules keep its states"
+    if not servable.shape.states:
+        return "it has no recurrent layers"
+    if servable.shape.states.accumulated_dtype is None:
+        return "its recurrent layers are convolutions, which keep inputs in the model's dtype"
+    return None
 
 
 def _check_spare_states(name: str, config: EngineConfig) -> None:

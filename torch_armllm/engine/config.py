@@ -8,7 +8,7 @@ from typing import Any
 from torch_armllm.engine.config_check import check_settings
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
-from torch_armllm.kv_cache.dtypes import KvCacheDtype
+from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
 
 
 @dataclass
@@ -27,6 +27,8 @@ class EngineConfig:
         kv_cache_memory: bytes, or a fraction of the free memory (0.0 … 1.0); None: at most a quarter of it,
             and no more than `max_num_seqs` sequences of `max_model_len` need.
         kv_cache_dtype: ``auto`` is the model's dtype.
+        state_dtype: dtype of the states of recurrent layers, ``float32`` or ``bfloat16``; vLLM calls it
+            ``mamba_ssm_cache_dtype``. Convolutions keep their inputs in the model's dtype.
         swap_space: bytes of ordinary memory for the blocks of preempted sequences; if it is 0 or full, they
             are recomputed.
         promised_memory: bytes that are reserved for other parts of this process and may not be written yet;
@@ -53,6 +55,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     kv_cache_memory: int | float | None = None
     kv_cache_dtype: KvCacheDtype = "auto"
+    state_dtype: StateDtype = "float32"
     swap_space: int = 0
     promised_memory: int = 0
     scheduling_policy: Policy | None = None

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
+from torch_armllm.kv_cache.dtypes import STATE_DTYPES
+
 MAX_MODEL_LEN = 1 << 26
 MAX_NUM_SEQS = 1 << 16
 MAX_NUM_BATCHED_TOKENS = 1 << 20
@@ -46,6 +48,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     for name in _SWITCHES:
         if name in given and not isinstance(given[name], bool):
             raise TypeError(f"{name} = {given[name]!r}: give True or False")
+    state_dtype = settings["state_dtype"]
+    if not (isinstance(state_dtype, str) and state_dtype in STATE_DTYPES):
+        raise ValueError(f"state_dtype = {state_dtype!r}: give {' or '.join(STATE_DTYPES)}")
     _check_objects(given)
 
 

@@ -35,6 +35,7 @@ class KvMemory:
         swap_state_slots: sequences whose states fit into swap space.
         state_bytes: bytes of a sequence's states.
         spare_state_slots: further slots, for checkpoints and for states before draft tokens.
+        state_dtype: name of the dtype of the states that sum over all tokens; empty if there are none.
     """
 
     num_blocks: int
@@ -47,6 +48,7 @@ class KvMemory:
     swap_state_slots: int = 0
     state_bytes: int = 0
     spare_state_slots: int = 0
+    state_dtype: str = ""
 
     @property
     def tokens(self) -> int:
@@ -68,9 +70,10 @@ class KvMemory:
     def _describe_states(self) -> str:
         slots = self.state_slots + self.spare_state_slots
         spare = f" and {self.spare_state_slots} checkpoints" if self.spare_state_slots else ""
+        dtype = f", {self.state_dtype}" if self.state_dtype else ""
         return (
             f"; states {format_bytes(slots * self.state_bytes)} for {self.state_slots} sequences{spare} "
-            f"({format_bytes(self.state_bytes)} each)"
+            f"({format_bytes(self.state_bytes)} each{dtype})"
         )
 
 
@@ -115,7 +118,8 @@ def size_kv_memory(
             f"than the {format_bytes(free)} that are free: ask for less, or for a share such as "
             "kv_cache_memory=0.5"
         )
-    state_bytes = shape.states.bytes_per_sequence
+    state_bytes, stored = shape.states.bytes_per_sequence, shape.states.accumulated_dtype
+    state_dtype = "" if stored is None else dtype_name(stored)
     blocks_per_sequence = -(-length // shape.block_size)
     states = share_of_states(
         *(state_bytes, granted, origin, max_num_seqs),
@@ -123,13 +127,14 @@ def size_kv_memory(
         checkpoints=checkpoints,
         draft_tokens=draft_tokens,
         alone=not block_bytes,
+        may_narrow=stored == torch.float32,
     )
     if not block_bytes:  # blocks only count positions
         swap_state_slots = min(max_num_seqs, swap_space // state_bytes)
         blocks, swap_blocks = (n * blocks_per_sequence for n in (states.running, swap_state_slots))
         return KvMemory(
             *(blocks, swap_blocks, shape.block_size, 0, length, dtype_name(shape.dtype)),
-            *(states.running, swap_state_slots, state_bytes, states.spare),
+            *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
         )
     swap_state_slots = min(max_num_seqs, swap_space // 2 // state_bytes) if state_bytes else 0
     swap_space -= swap_state_slots * state_bytes
@@ -150,7 +155,7 @@ def size_kv_memory(
     swap_blocks = swap_space // block_bytes
     return KvMemory(
         *(blocks, swap_blocks, shape.block_size, block_bytes, length, dtype_name(shape.dtype)),
-        *(states.running, swap_state_slots, state_bytes, states.spare),
+        *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
     )
 
 

@@ -1,4 +1,4 @@
-"""Dtypes of a KV cache."""
+"""Dtypes of a KV cache, and of the states of recurrent layers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ KV_CACHE_DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
+
+StateDtype = Literal["float32", "bfloat16"]
+"""Values of the setting ``state_dtype``."""
+
+STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def check_kv_cache_dtype(name: str | None) -> None:

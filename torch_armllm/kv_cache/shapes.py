@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, NoReturn
 
 import torch
@@ -211,3 +211,8 @@ class StatesOnlyShape:
 
 
 Shape = CacheShape | MixedShape | LatentShape | StatesOnlyShape
+
+
+def with_state_dtype(shape: Shape, dtype: torch.dtype) -> Shape:
+    """Returns the shape with another dtype of the states that sum over all tokens."""
+    return replace(shape, states=shape.states.stored_as(dtype))

@@ -31,6 +31,7 @@ def share_of_states(
     checkpoints: bool = False,
     draft_tokens: int = 0,
     alone: bool = False,
+    may_narrow: bool = False,
 ) -> StateShare:
     """Returns the slots that get memory: at most half of it, unless that holds none.
 
@@ -45,6 +46,7 @@ def share_of_states(
         checkpoints: True if the prefix cache keeps states.
         draft_tokens: most draft tokens of a sequence.
         alone: True if there are neither keys nor values; states then get all of the memory.
+        may_narrow: True if a narrower ``state_dtype`` would make states smaller.
 
     Raises:
         ValueError: the states of one sequence do not fit.
@@ -52,9 +54,10 @@ def share_of_states(
     if not state_bytes:
         return StateShare(0, 0)
     if state_bytes > granted or (state_bytes == granted and not alone):
+        narrower = ', or store them as bfloat16 (state_dtype="bfloat16")' if may_narrow else ""
         raise ValueError(
             f"the states of one sequence need {format_bytes(state_bytes)}, but the KV cache has "
-            f"{format_bytes(granted)}, {origin}: raise kv_cache_memory"
+            f"{format_bytes(granted)}, {origin}: raise kv_cache_memory{narrower}"
         )
     most = granted if alone else granted // 2
     total = max(1, min(most, granted - needed) // state_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ class StateGroup:
         layers: number of states that a sequence has in this group.
         sizes: shape of one state.
         dtype: dtype of its elements.
+        accumulates: True for states that sum over all tokens, False for the last inputs of convolutions.
     """
 
     layers: int
     sizes: tuple[int, ...]
     dtype: torch.dtype
+    accumulates: bool = False
 
     @property
     def bytes_per_sequence(self) -> int:
@@ -44,6 +46,17 @@ class StateShape:
     def bytes_per_sequence(self) -> int:
         """Bytes of all states of a sequence, whatever its length."""
         return sum(group.bytes_per_sequence for group in self.groups)
+
+    @property
+    def accumulated_dtype(self) -> torch.dtype | None:
+        """Dtype of the states that sum over all tokens; None if there are none."""
+        return next((group.dtype for group in self.groups if group.accumulates), None)
+
+    def stored_as(self, dtype: torch.dtype) -> StateShape:
+        """Returns the shapes with another dtype of the states that sum over all tokens."""
+        return StateShape(
+            tuple(replace(group, dtype=dtype) if group.accumulates else group for group in self.groups)
+        )
 
     def tensors(self, slots: int) -> list[Tensor]:
         """Allocates states: one tensor ``(layers, slots, *sizes)`` for each group."""

@@ -36,9 +36,7 @@ def cache_shape_of(
 
 def _state_shape(module: fx.GraphModule) -> StateShape:
     layout = state_layout(module)
-    return StateShape(
-        tuple(StateGroup(layout.count(i), sizes, dtype) for i, (sizes, dtype) in enumerate(layout.groups))
-    )
+    return StateShape(tuple(StateGroup(layout.count(i), *kind) for i, kind in enumerate(layout.groups)))
 
 
 def _kv_shape(

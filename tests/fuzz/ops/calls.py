@@ -27,6 +27,8 @@ _ACTIVATIONS = [name for name in ENUMS["Activation"] if name != "none"]
 _WIDTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 64, 65, 96, 128, 130, 160)
 _TOKENS = (0, 1, 1, 1, 2, 3, 4, 5, 7, 8, 17, 33)
 _INT4 = [name for name in SCHEMES if name != "i8"]
+STATES = (torch.float32, torch.bfloat16)
+"""Dtypes of the states that sum over all tokens."""
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -453,7 +455,7 @@ def _gated_delta_rule(draw: Random) -> Call:
         "v": Spec((tokens, heads, value_size), dtype if draw.random() < 0.7 else _float(draw)),
         "gate": Spec((tokens, *gates), _float(draw)),
         "beta": Spec((tokens, heads), _float(draw), "unit"),
-        "state": Spec((slots, heads, key_size, value_size), torch.float32),
+        "state": Spec((slots, heads, key_size, value_size), draw.choice(STATES)),
         "scale": draw.choice((0.125, 1.0)),
         "normalize": draw.random() < 0.7,
         "delta": draw.random() < 0.7,
@@ -470,7 +472,7 @@ def _selective_scan(draw: Random) -> Call:
         "a": Spec((states, channels), torch.float32),
         "b": factors(),
         "c": factors(),
-        "state": Spec((slots, states, channels), torch.float32),
+        "state": Spec((slots, states, channels), draw.choice(STATES)),
         "normalize": draw.random() < 0.3,
     }
 

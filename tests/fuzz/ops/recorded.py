@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torch_armllm
 from tests.fuzz.ops.arguments import Spec
-from tests.fuzz.ops.calls import saved_states
+from tests.fuzz.ops.calls import STATES, saved_states
 from tests.fuzz.ops.memory import GuardedMemory
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.model_survey.tiny_models import tiny_model
@@ -176,7 +176,8 @@ def step_inputs(recorded: Recorded, draw: Random) -> tuple[dict[str, Spec], int]
         order = draw.sample(range(rows), rows)
         inputs["state_slots"] = Spec((count,), torch.int64, order[:count])
         inputs["save_slots"] = saved_states(draw, tokens, order[count:])
-        for number, tensor in enumerate(recorded.shape.states.tensors(rows)):
+        states = recorded.shape.states.stored_as(draw.choice(STATES))
+        for number, tensor in enumerate(states.tensors(rows)):
             inputs[f"cache of states {number}"] = Spec(tuple(tensor.shape), tensor.dtype)
     return inputs, tokens
 

@@ -23,6 +23,7 @@ from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from torch_armllm.kv_cache.dtypes import StateDtype
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
 
@@ -99,14 +100,18 @@ def _model(family: str, seed: int = 0) -> Any:
 
 
 @cache
-def _alone(family: str) -> LLMEngine:
+def _alone(family: str, state_dtype: StateDtype) -> LLMEngine:
     settings = EngineConfig(
-        kv_cache_memory=4 << 20, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False, threads=1
+        kv_cache_memory=4 << 20,
+        max_model_len=MAX_MODEL_LEN,
+        enable_prefix_caching=False,
+        state_dtype=state_dtype,
+        threads=1,
     )
     return build_engine(_model(family), tokenizer(), settings)
 
 
-def _engine(draw: random.Random, family: str) -> LLMEngine:
+def _engine(draw: random.Random, family: str, state_dtype: StateDtype) -> LLMEngine:
     """Builds an engine with few blocks, and with or without each of its features."""
     forward = patched_forward(_model(family))
     assert forward is not None
@@ -129,6 +134,7 @@ def _engine(draw: random.Random, family: str) -> LLMEngine:
         enable_chunked_prefill=chunked,
         enable_prefix_caching=draw.random() < 0.7,
         kv_cache_memory=block * draw.choice([least, least + 1, least + 2, 2 * least]) + states,
+        state_dtype=state_dtype,
         swap_space=block * draw.choice([0, 0, 2, 12]),
         speculative_config=speculative,
         threads=1,
@@ -184,9 +190,9 @@ def _params(draw: random.Random, seed: int) -> SamplingParams:
     return SamplingParams(**settings)
 
 
-def _expected(family: str, request: Submitted) -> list[Any]:
+def _expected(family: str, state_dtype: StateDtype, request: Submitted) -> list[Any]:
     """Returns the result of a request that runs alone."""
-    engine = _alone(family)
+    engine = _alone(family, state_dtype)
     alone = Submitted(request.prompt, request.params)
     engine.add_request("alone", request.prompt, request.params)
     while engine.has_unfinished_requests():
@@ -205,7 +211,8 @@ class Machine:
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
         self.family = draw.choice(FAMILIES)
-        self.engine = _engine(draw, self.family)
+        self.state_dtype: StateDtype = draw.choice(["float32", "bfloat16"])
+        self.engine = _engine(draw, self.family, self.state_dtype)
         self.fault_rate = draw.choice([0, 0, 0, 0.02])
         self.live: dict[str, Submitted] = {}
         self.finished: dict[str, Submitted] = {}
@@ -289,13 +296,13 @@ class Machine:
         if any(held.values()):
             raise Finding(f"the idle engine holds {held}")
         for name, request in self.finished.items():
-            expected = _expected(self.family, request)
+            expected = _expected(self.family, self.state_dtype, request)
             if request.result != expected:
                 raise Finding(f"request {name}, {request.params}:\n{request.result}\nalone:\n{expected}")
         for name, request in self.aborted.items():
             if request.params.selects_best:
                 continue
-            tokens = _expected(self.family, request)[0]
+            tokens = _expected(self.family, self.state_dtype, request)[0]
             for index, found in request.tokens.items():
                 if tokens[index][: len(found)] != found:
                     raise Finding(f"aborted request {name}, {request.params}: {found} of {tokens[index]}")

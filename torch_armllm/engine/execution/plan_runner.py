@@ -14,7 +14,7 @@ from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
-from torch_armllm.kv_cache.shapes import Cache
+from torch_armllm.kv_cache.shapes import Cache, Shape
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.servable_model import ServableModel
 
@@ -30,6 +30,7 @@ class PlanRunner:
         swap_blocks: blocks of swap memory.
         state_slots: slots for the states of recurrent layers.
         swap_state_slots: likewise, of swap memory.
+        shape: of the KV cache and the states; None: the model's own.
         trace: records the phases of steps.
         team: compute threads; None: torch's own.
         drawable: number of token ids that may be sampled; None: all.
@@ -45,12 +46,13 @@ class PlanRunner:
         drawable: int | None = None,
         state_slots: int = 0,
         swap_state_slots: int = 0,
+        shape: Shape | None = None,
     ) -> None:
         self.model = model
         self.plan = model.plan
         self.head = model.head
-        self.shape = model.shape
-        self.block_size = model.shape.block_size
+        self.shape = model.shape if shape is None else shape
+        self.block_size = self.shape.block_size
         self.vocab_size = model.vocab_size
         self.num_blocks = num_blocks
         self.swap_blocks = swap_blocks

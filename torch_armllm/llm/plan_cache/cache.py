@@ -232,7 +232,10 @@ def _describe_shape(shape: Shape) -> dict[str, Any]:
 def _shape(metadata: dict[str, Any]) -> Any:
     states = StateShape(
         tuple(
-            StateGroup(group["layers"], tuple(group["sizes"]), getattr(torch, group["dtype"]))
+            StateGroup(
+                *(group["layers"], tuple(group["sizes"]), getattr(torch, group["dtype"])),
+                group["accumulates"],
+            )
             for group in metadata["states"]
         )
     )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from torch_armllm.engine.config_check import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_THREADS
-from torch_armllm.kv_cache.dtypes import KvCacheDtype
+from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
 from torch_armllm.server.protocol.body import RequestPart
 
 _ENGINE_FIELDS = (
@@ -17,6 +17,7 @@ _ENGINE_FIELDS = (
     "max_num_batched_tokens",
     "kv_cache_memory",
     "kv_cache_dtype",
+    "state_dtype",
     "threads",
 )
 
@@ -44,6 +45,7 @@ class LoadRequest(RequestPart):
     max_num_batched_tokens: int | None = Field(default=None, ge=1, le=MAX_NUM_BATCHED_TOKENS)
     kv_cache_memory: int | float | None = Field(default=None, gt=0, le=1 << 50)
     kv_cache_dtype: KvCacheDtype | None = None
+    state_dtype: StateDtype | None = None
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     chat_template: str | None = Field(default=None, max_length=1 << 20)
     tool_call_parser: Literal["hermes", "llama", "mistral"] | None = None
