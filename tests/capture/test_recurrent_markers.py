@@ -98,7 +98,12 @@ def test_a_convolution_that_models_write_themselves_is_refused(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("family", "part"), [("minimax", "slope_rate"), ("recurrent_gemma", "recurrent_param")]
+    ("family", "part"),
+    [
+        ("minimax", "slope_rate"),
+        ("recurrent_gemma", "recurrent_param"),
+        ("inkling2_text", "static_weight"),
+    ],
 )
 def test_modules_with_a_recurrence_of_their_own_are_replaced_while_captured(family: str, part: str) -> None:
     model = tiny_model(family)
@@ -109,7 +114,12 @@ def test_modules_with_a_recurrence_of_their_own_are_replaced_while_captured(fami
 
 
 @pytest.mark.parametrize(
-    ("family", "part"), [("minimax", "slope_rate"), ("recurrent_gemma", "recurrent_param")]
+    ("family", "part"),
+    [
+        ("minimax", "slope_rate"),
+        ("recurrent_gemma", "recurrent_param"),
+        ("inkling2_text", "static_weight"),
+    ],
 )
 def test_modules_that_compute_something_else_stay(family: str, part: str) -> None:
     model = tiny_model(family)
@@ -123,6 +133,12 @@ def test_modules_that_compute_something_else_stay(family: str, part: str) -> Non
     module.forward = doubled
     with recurrent_modules.mark_recurrent_modules(model):
         assert module.forward is doubled
+
+
+def test_a_convolution_with_taps_of_each_token_is_several_convolutions() -> None:
+    model = tiny_model("inkling2_text")
+    names = ops(capture(model).graph_module)  # compares the graph's results with the model's
+    assert "armllm::convolve_tokens" in names and "unfold" not in names and "pad" not in names
 
 
 def test_convolutions_that_see_later_tokens_stay() -> None:

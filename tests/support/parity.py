@@ -33,6 +33,7 @@ CAPTURED = [
     "olmo_hybrid", "lfm2", "lfm2_moe", "lfm3", "bailing_hybrid", "granitemoehybrid", "nemotron_h",
     "falcon_h1", "bamba", "zamba2", "mamba2", "mamba", "falcon_mamba", "jamba", "minimax",
     "recurrent_gemma", "hy_v4", "inkling_text", "hrm_text", "big_bird", "zamba",
+    "inkling2_text",
 ]  # fmt: skip
 """Families that must run as a graph of fused ops."""
 

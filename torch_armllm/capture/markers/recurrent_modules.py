@@ -7,6 +7,7 @@ the same for a few random tokens.  A module that computes something else stays a
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,49 @@ def _convolution(module: Any) -> Forward:
     return forward
 
 
+def _mixed_convolution(module: Any) -> Forward:
+    """Returns the forward of a convolution whose taps are a constant and a token's own number for each head.
+
+    The constant taps are one convolution.  A single tap of 1 shifts the tokens, for products with their own.
+    """
+    taps, channels = module.static_weight.shape
+    heads = module.num_heads
+    shifts = [
+        F.one_hot(torch.tensor(taps - 1 - lag), taps).float().expand(channels, -1) for lag in range(taps)
+    ]
+
+    def convolve(columns: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = torch.ops.armllm.convolve_tokens(columns, weight, None, False)
+        return out.transpose(1, 2)
+
+    def forward(
+        hidden_states: Tensor,
+        dynamic_input: Tensor,
+        past_key_values: Any = None,
+        conv_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        if past_key_values is not None or conv_mask is not None:
+            result: Tensor = type(module).forward(
+                module, hidden_states, dynamic_input, past_key_values, conv_mask, **kwargs
+            )
+            return result
+        x = hidden_states.float()
+        columns, by_head = x.transpose(1, 2), (1, x.shape[1], heads, channels // heads)
+        own = module.weight_proj(dynamic_input).float().view(1, x.shape[1], heads, taps)
+        total = convolve(columns, module.static_weight.float().flip(0).T) + x
+        for lag, shift in enumerate(shifts):
+            shifted = convolve(columns, shift) if lag else x
+            total = total + (shifted.reshape(by_head) * own[..., lag : lag + 1]).reshape(x.shape)
+        return (total / math.sqrt(2 * taps + 1)).to(hidden_states.dtype)
+
+    return forward
+
+
+def _two_inputs(module: Any) -> tuple[Any, ...]:
+    return _random(module.static_weight.shape[1]), _random(module.weight_proj.in_features).cos()
+
+
 def _hidden(module: Any) -> tuple[Any, ...]:
     return (_random(module.qkv_proj.in_features), None, None)
 
@@ -139,6 +183,7 @@ _REPLACEMENTS = (
         _lightning_attention,
         _hidden,
     ),
+    _Replacement(("static_weight", "weight_proj", "num_heads"), _mixed_convolution, _two_inputs),
     _Replacement(
         ("recurrent_param", "input_gate_weight", "recurrent_gate_weight"),
         _gated_linear_recurrence,
