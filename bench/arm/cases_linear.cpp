@@ -38,11 +38,13 @@ Tensor packed(const std::string& scheme, const std::vector<int64_t>& leading, in
                 .tensor();
   } else {
     Call call("pack_int4");
-    const int64_t low = has_zero_points(scheme) ? 0 : -8;
-    call.with("q", bytes({kPanel, in_features}, low, low + 15, ScalarType::Char)).with("scheme", scheme);
+    const bool six_bits = scheme == "int6";
+    const int64_t low = has_zero_points(scheme) ? 0 : six_bits ? -32 : -8, high = low + (six_bits ? 63 : 15);
+    call.with("q", bytes({kPanel, in_features}, low, high, ScalarType::Char)).with("scheme", scheme);
     call.with("scales", values(scale_sizes, ScalarType::Float));
-    if (scheme == "g32i")
-      call.with("multipliers", bytes({kPanel, (in_features + kGroup - 1) / kGroup}, 1, 16, ScalarType::Byte),
+    if (scheme == "g32i" || six_bits)
+      call.with("multipliers",
+                bytes({kPanel, (in_features + kGroup - 1) / kGroup}, 1, six_bits ? 4 : 16, ScalarType::Byte),
                 true);
     if (has_zero_points(scheme)) call.with("zeros", bytes(scale_sizes, 0, 15, ScalarType::Byte), true);
     panel = call.tensor();

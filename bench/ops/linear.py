@@ -17,7 +17,7 @@ from torch_armllm.ops import linear
 SIZE = 2048
 TOKENS = (1, 4, 8, 16, 64, 128, 512)
 GEMV = 8  # tokens up to which the weights come from memory
-SCHEMES = {"g32i": 32, "g32": 32, "g128": 128, "g128z": 128, "g32m": 32, "i8": 0, "int8g32": 32}
+SCHEMES = {"g32i": 32, "g32": 32, "g128": 128, "g128z": 128, "g32m": 32, "i8": 0, "int6": 32, "int8g32": 32}
 PEERS = ("oneDNN u8s8", "_int_mm", "_weight_int4pack_mm", "linear bf16")
 
 
@@ -28,6 +28,10 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
         return linear.pack_int8(q, torch.rand(rows))
     q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8)
     groups = -(-columns // SCHEMES[scheme])
+    if scheme == "int6":
+        q = torch.randint(-32, 32, (rows, columns), dtype=torch.int8)
+        multipliers = torch.randint(1, 5, (rows, groups), dtype=torch.uint8)
+        return linear.pack_int4(q, multipliers, torch.rand(rows), scheme)
     if scheme == "g32i":
         multipliers = torch.randint(1, 17, (rows, groups), dtype=torch.uint8)
         return linear.pack_int4(q, multipliers, torch.rand(rows))

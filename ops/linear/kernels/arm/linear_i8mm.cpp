@@ -187,6 +187,8 @@ const LinearKernels linear = {kTokens,
                               true,
                               kGemvTokens,
                               kPanel * kGroup,
-                              gemv_panels};
+                              gemv_panels,
+                              nullptr,
+                              kInt6SdotTokens};
 
 }  // namespace armllm::i8mm

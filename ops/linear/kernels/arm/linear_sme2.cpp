@@ -234,6 +234,8 @@ const LinearKernels linear = {kBlock,
                               true,
                               kGemvTokens,
                               kPanel * kGroup,
-                              gemv_panels};
+                              gemv_panels,
+                              nullptr,
+                              kInt6SdotTokens};
 
 }  // namespace armllm::sme2
