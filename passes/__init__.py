@@ -12,7 +12,8 @@ from torch import fx
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.experts
 import torch_armllm.capture.markers.mla
-import torch_armllm.capture.markers.recurrent_ops  # (registers the marker ops that the passes match)
+import torch_armllm.capture.markers.recurrent_ops
+import torch_armllm.capture.markers.selection  # (registers the marker ops that the passes match)
 import torch_armllm.ops  # noqa: F401  (registers the ops that they insert)
 from torch_armllm.passes import (
     add_norm,
@@ -34,6 +35,7 @@ from torch_armllm.passes import (
     recurrent,
     repeated_rows,
     rope,
+    selection,
     share_reorders,
     token_id_tables,
     transpose_last,
@@ -53,6 +55,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("norm", norm.run),
     ("share_reorders", share_reorders.run),
     ("mla", mla.run),
+    ("selection", selection.run),
     ("fold_constants", fold_constants.run),
     ("constant_masks", constant_masks.run),
     ("lookups", lookups.run),

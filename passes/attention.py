@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.capture.markers.selection import SELECTED
 from torch_armllm.ops.attention import kv_cache_shapes
 from torch_armllm.passes.lib.cache_layout import CacheLayout, cache_layout
 from torch_armllm.passes.lib.context import PassContext
@@ -55,13 +56,15 @@ def _profiles(module: fx.GraphModule, node: Node, factors: Any, profiles: Any) -
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all attentions; does nothing if the context is not paged.
+    """Rewrites all attentions to all tokens; does nothing if the context is not paged.
 
     Returns:
         The number of attentions rewritten.
     """
     graph = module.graph
-    nodes = [n for n in graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
+    nodes = [
+        n for n in graph.nodes if is_op(n, torch.ops.armllm.attention.default) and len(n.args) <= SELECTED
+    ]
     if not context.paged or not nodes:
         return 0
     layout = context.layout or cache_layout(module)

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.capture.markers.mla import float_weight
+from torch_armllm.capture.markers.selection import SELECTED
 from torch_armllm.ops.linear import pack_int8
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
@@ -111,7 +112,7 @@ def _single_head(graph: fx.Graph, node: Any) -> Node:
     return call(graph, aten.select.int, _tokens_first(graph, node), 1, 0)
 
 
-def _leads_only_to(x: Node, end: Node) -> bool:
+def leads_only_to(x: Node, end: Node) -> bool:
     """True if all users of x lead to ``end``."""
     pending, visited = [x], {end}
     while pending:
@@ -168,7 +169,7 @@ class _Absorption:
         """
         q, k = match_rotation(q_rope), match_rotation(k_rope)
         graph = self.graph
-        private = q and k and _leads_only_to(q.x, q_rope) and _leads_only_to(k.x, k_rope)
+        private = q and k and leads_only_to(q.x, q_rope) and leads_only_to(k.x, k_rope)
         table = self.tables.get(q, before) if q and k and private and q.angles == k.angles else None
         with graph.inserting_before(before):
             if q is None or k is None or table is None:
@@ -181,6 +182,7 @@ class _Absorption:
     def absorb(self, latent: LatentAttention, layer: int) -> None:
         """Replaces one attention by its absorbed form."""
         graph, node = self.graph, latent.attention
+        selected = (*node.args, *[None] * SELECTED)[SELECTED]
         latents, k_rope, weight_node, *_, scheme = latent.expansion.args
         heads, nope_size, value_size = latent.up
         outputs = heads * (nope_size + value_size)
@@ -203,7 +205,7 @@ class _Absorption:
                 armllm.mla_attention.default,
                 *(q_latent, queries, cache, self.inputs["block_table"], self.inputs["query_start"]),
                 *(self.inputs["seq_lens"], self.inputs["max_seq_len"], node.args[4]),
-                sinks,
+                *(sinks, selected),
             )
         out = self._heads_linear(node, mixed, values, "mla_values", packed)
         with graph.inserting_before(node):

@@ -19,7 +19,7 @@ ROWS = (
     ("norm", "rope", "activation", "pointwise", "recurrent"),
     ("linear",),
     ("embedding", "attention", "moe"),
-    ("mla", "sample"),
+    ("mla", "select", "sample"),
     ("plan",),
     ("",),  # files at the root of ops: the table of schemas
 )

@@ -52,9 +52,14 @@ int64_t tile_rows(const AttentionArgs& a) {
 
 Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
   Sequence s;
-  s.first_token = a.query_start[index];
-  s.tokens = a.query_start[index + 1] - s.first_token;
-  s.length = a.seq_lens[index];
+  if (a.parts != nullptr) {
+    const SequencePart& part = a.parts[index];
+    s.first_token = part.first_token, s.tokens = part.tokens, s.length = part.length;
+  } else {
+    s.first_token = a.query_start[index];
+    s.tokens = a.query_start[index + 1] - s.first_token;
+    s.length = a.seq_lens[index];
+  }
   int64_t first = 0;
   if (a.window > 0 && s.length - s.tokens - a.window + 1 > 0) first = s.length - s.tokens - a.window + 1;
   s.first_split = first / kSplit;
@@ -160,7 +165,9 @@ struct Run {
     return {a, s.first_token + token, kv_head * group + head, (kv_head + 1) * group,
             s.length - s.tokens + token};
   }
-  const int32_t* blocks() const { return a.block_table + f.index * a.block_table_stride; }
+  const int32_t* blocks() const {
+    return a.block_table + (a.parts != nullptr ? a.parts[f.index].sequence : f.index) * a.block_table_stride;
+  }
   int64_t first_split() const { return at(0).first() / kSplit; }
   int64_t end_split() const { return ceil_div(at(rows - 1).last(), kSplit); }
   // Rows that see at least one position of a split.
@@ -183,6 +190,7 @@ struct Workspace {
   int64_t *first, *last;
   float* slopes;
   const float** relative;
+  int32_t* positions;
 
   Workspace(const AttentionArgs& a, int64_t some_rows) {
     const int64_t rows = round_up(some_rows, 2);
@@ -193,7 +201,8 @@ struct Workspace {
                               3 * static_cast<int64_t>(sizeof(int64_t));
     const int64_t bytes =
         panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + split_bytes(a) + rows * row_bytes;
-    char* next = thread_memory(bytes + 16 * 64);
+    const int64_t position_bytes = a.parts != nullptr ? a.max_seq_len * int64_t{sizeof(int32_t)} : 0;
+    char* next = thread_memory(bytes + position_bytes + 17 * 64);
     const auto take = [&next](auto*& part, int64_t size) {
       part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(next);
       next += round_up(size, 64);
@@ -217,6 +226,7 @@ struct Workspace {
     take(total_sum, rows * kFloat);
     take(slopes, rows * kFloat);
     take(relative, rows * static_cast<int64_t>(sizeof(*relative)));
+    take(positions, position_bytes);
   }
 };
 
@@ -230,6 +240,13 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   if (a.relative != nullptr) tile.relative = w.relative;
   tile.blocks = run.blocks();
   tile.kv_head = run.kv_head;
+  if (a.parts != nullptr && a.parts[run.f.index].positions != nullptr) {
+    const SequencePart& part = a.parts[run.f.index];
+    // Kernels trust positions, but plans may be damaged.
+    for (int64_t i = 0; i < part.length; ++i)
+      w.positions[i] = std::clamp(part.positions[i], 0, static_cast<int32_t>(part.end - 1));
+    tile.positions = w.positions;
+  }
   Row row = run.at(0);
   for (int64_t r = 0; r < run.rows; ++r, row.next()) {
     variant().attention->load_query(a, row.token, row.head, tile, r);

@@ -59,6 +59,16 @@ struct LatentWriteArgs {
   int64_t tokens = 0, rank = 0, rope_size = 0;
 };
 
+// Consecutive tokens that attend to the same positions: the new tokens of a sequence, or a single token with
+// positions of its own.
+struct SequencePart {
+  int64_t first_token, tokens;
+  int64_t length;            // positions, the tokens' own included
+  int64_t sequence;          // row of the block table
+  const int32_t* positions;  // [length] of a single token, in ascending order; nullptr: 0 … length − 1
+  int64_t end;               // one past the last position that the single token may attend to
+};
+
 struct AttentionArgs {
   Rows q, out;  // [tokens][q_heads · head size], [tokens][q_heads · value size]
   const void* k_cache = nullptr;
@@ -72,6 +82,7 @@ struct AttentionArgs {
   const int32_t* query_start = nullptr;  // [sequences + 1] first packed token of each sequence
   const int32_t* seq_lens = nullptr;     // [sequences] positions in the cache, including this step's tokens
   int64_t sequences = 0, tokens = 0;
+  const SequencePart* parts = nullptr;  // [sequences] instead of query_start and seq_lens, if latent
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
   float scale = 1.0f;
   int64_t window = 0;    // > 0: a query at position p sees only p − window + 1 … p
@@ -113,6 +124,7 @@ struct AttentionTile {
   const float* const* relative = nullptr;  // [rows] factors of the profiles; nullptr: no bias
   int64_t split_begin = 0;                 // the split is split_begin … split_begin + kSplit − 1
   const int32_t* blocks = nullptr;         // block table of the sequence
+  const int32_t* positions = nullptr;      // of latents: those that are attended to; nullptr: all, in order
   int64_t kv_head = 0;
   // Prefetching, so that kernels do not wait for memory.
   bool is_near = false;  // true if the split was prefetched as `next` of the previous one

@@ -24,6 +24,7 @@ namespace armllm {
   X(MoeKernels, moe, kLanes)               \
   X(PointwiseKernels, pointwise, kLanes)   \
   X(RecurrentKernels, recurrent, kLanes)   \
+  X(SelectKernels, select, kFloats)        \
   X(SampleKernels, sample, kLanes)
 
 // kLanes: row operations on the lanes of simd.h.

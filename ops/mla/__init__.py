@@ -66,6 +66,7 @@ def mla_attention(
     max_seq_len: int,
     scale: float,
     sinks: Tensor | None = None,
+    selected: Tensor | None = None,
 ) -> Tensor:
     """Computes causal softmax attention of each sequence's last tokens over the sequence's cached latents.
 
@@ -84,18 +85,21 @@ def mla_attention(
         max_seq_len: at least the largest value of ``seq_lens``.
         scale: factor of the scores, ``(nope_size + rope_size) ** -0.5`` of the expanded heads.
         sinks: float32 ``(heads,)``: logits that enter the sum of the softmax but carry no value.
+        selected: int32 ``(T, n)``, the positions that tokens of sequences of more than ``n`` positions attend
+            to, as :func:`torch_armllm.ops.select.select_tokens` returns them; None: all positions.
 
     Returns:
         ``(T, heads, rank)`` in the dtype of ``q_latent``, contiguous.  A token's result has the same bits
         alone, in a chunk or in a batch, with any number of threads.
 
     Raises:
-        RuntimeError: a shape, dtype, length or block number is wrong; the message names the value.
+        RuntimeError: a shape, dtype, length, block number or selected position is wrong; the message names
+            the value.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, with the up-projections absorbed.
     """
     result: Tensor = torch.ops.armllm.mla_attention(
-        q_latent, q_rope, cache, block_table, query_start, seq_lens, max_seq_len, scale, sinks
+        q_latent, q_rope, cache, block_table, query_start, seq_lens, max_seq_len, scale, sinks, selected
     )
     return result
 
@@ -116,5 +120,6 @@ def _mla_attention_fake(
     max_seq_len: int,
     scale: float,
     sinks: Tensor | None = None,
+    selected: Tensor | None = None,
 ) -> Tensor:
     return q_latent.new_empty(q_latent.shape)

@@ -17,13 +17,62 @@ int64_t query_rows(const LatentAttention& set) {
 
 }  // namespace
 
+void LatentAttention::select(const int32_t* positions, int64_t most) {
+  AttentionArgs& a = attention.args;
+  selection = {positions, most, a.sequences, a.max_seq_len, nullptr};
+  a.parts = nullptr;
+  if (!selection.is_needed()) return;
+  a.sequences = most_parts();  // until the lengths are known
+  a.max_seq_len = most;
+}
+
+// Each token of a long sequence is a part of its own.
+int64_t LatentAttention::most_parts() const { return selection.sequences + attention.args.tokens; }
+
+int64_t LatentAttention::scratch_bytes() const {
+  AttentionArgs a = attention.args;
+  const int64_t parts = selection.is_needed() ? most_parts() : 0;
+  if (parts > 0) a.sequences = parts;
+  return round_up(PagedAttention::scratch_bytes(a), 64) + parts * static_cast<int64_t>(sizeof(SequencePart));
+}
+
+void LatentAttention::set_scratch(void* scratch) {
+  AttentionArgs a = attention.args;
+  if (selection.is_needed()) a.sequences = most_parts();
+  attention.args.scratch = scratch;
+  char* parts = static_cast<char*>(scratch) + round_up(PagedAttention::scratch_bytes(a), 64);
+  selection.parts = reinterpret_cast<SequencePart*>(parts);
+}
+
+// Divides the step into sequences that are attended to as a whole, and the single tokens of the others.
+void LatentAttention::divide() {
+  AttentionArgs& a = attention.args;
+  SequencePart* next = selection.parts;
+  for (int64_t b = 0; b < selection.sequences; ++b) {
+    const int64_t first = a.query_start[b], tokens = a.query_start[b + 1] - first, length = a.seq_lens[b];
+    if (length <= selection.most) {
+      *next++ = {first, tokens, length, b, nullptr, length};
+      continue;
+    }
+    for (int64_t t = 0; t < tokens; ++t) {
+      const int64_t end = length - tokens + t + 1;
+      const int32_t* positions = selection.positions + (first + t) * selection.most;
+      *next++ = {first + t, 1, std::min(end, selection.most), b, positions, end};
+    }
+  }
+  a.parts = selection.parts;
+  a.sequences = next - selection.parts;
+}
+
 int64_t LatentAttention::tiles(int phase) const {
-  if (phase > 0) return attention.tiles(phase - 1);
+  if (phase > 1) return attention.tiles(phase - 2);
+  if (phase == 0) return selection.is_needed() ? 1 : 0;
   return joined == nullptr ? 0 : ceil_div(query_rows(*this), kRows);
 }
 
 void LatentAttention::tile(int phase, int64_t index) {
-  if (phase > 0) return attention.tile(phase - 1, index);
+  if (phase > 1) return attention.tile(phase - 2, index);
+  if (phase == 0) return divide();
   const int64_t heads = attention.args.q_heads, element = size_of(attention.args.q.type);
   const int64_t end = std::min(query_rows(*this), (index + 1) * kRows);
   for (int64_t row = index * kRows; row < end; ++row) {

@@ -17,17 +17,40 @@ struct QueryPart {
   }
 };
 
+// The positions that tokens of long sequences attend to.
+struct Selection {
+  const int32_t* positions = nullptr;  // [tokens][most] in ascending order; nullptr: attention is dense
+  int64_t most = 0;                    // sequences of up to this many positions are attended to as a whole
+  int64_t sequences = 0;               // those of the step, which attention divides into parts
+  int64_t max_seq_len = 0;             // upper bound of their lengths
+  SequencePart* parts = nullptr;       // scratch for `most_parts`
+
+  // True if sequences may be longer than `most`.
+  bool is_needed() const { return positions != nullptr && max_seq_len > most; }
+};
+
 // Joins the two parts of each query if they are not adjacent, then computes attention.
 class LatentAttention final : public TaskSet {
  public:
   PagedAttention attention;
   QueryPart latent, rope;
+  Selection selection;
   void* joined = nullptr;  // [tokens][heads][rank + rope size]; nullptr if attention.args.q is already joined
 
-  int phases() const override { return 1 + attention.phases(); }
+  // Makes the tokens of long sequences attend to `positions` only, [tokens][most].  To be called once the
+  // step's sequences are set.
+  void select(const int32_t* positions, int64_t most);
+  int64_t scratch_bytes() const;
+  void set_scratch(void* scratch);
+
+  int phases() const override { return 2 + attention.phases(); }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
   void abandon() override { attention.abandon(); }
+
+ private:
+  int64_t most_parts() const;
+  void divide();
 };
 
 class LatentWrite final : public TaskSet {

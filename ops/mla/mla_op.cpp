@@ -45,8 +45,28 @@ bool side_by_side(const QueryPart& a, const QueryPart& b, int64_t element_size, 
          a.head_stride == b.head_stride && (heads == 1 || a.head_stride == a.size + b.size);
 }
 
+// Checks that tokens of long sequences select positions that they see, in ascending order.
+void check_selected(const AttentionArgs& a, const Tensor& selected) {
+  const int64_t most = selected.size(1);
+  const int32_t* row = static_cast<const int32_t*>(selected.data_ptr());
+  for (int64_t b = 0; b < a.sequences; ++b) {
+    const int64_t first = a.query_start[b], end = a.query_start[b + 1], length = a.seq_lens[b];
+    for (int64_t t = first; length > most && t < end; ++t) {
+      const int64_t seen = length - end + t + 1, count = seen < most ? seen : most;
+      for (int64_t i = 0, least = 0; i < count; ++i) {
+        const int64_t position = row[t * most + i];
+        STD_TORCH_CHECK(position >= least && position < seen, "selected has position ", position,
+                        " for token ", t, ", which must select ", count, " of its ", seen,
+                        " positions in ascending order");
+        least = position + 1;
+      }
+    }
+  }
+}
+
 Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start,
-                     Tensor seq_lens, int64_t max_seq_len, double scale, std::optional<Tensor> sinks) {
+                     Tensor seq_lens, int64_t max_seq_len, double scale, std::optional<Tensor> sinks,
+                     std::optional<Tensor> selected) {
   STD_TORCH_CHECK(q_latent.dim() == 3, "q_latent must have shape (tokens, heads, rank), not ",
                   shape_of(q_latent));
   const int64_t tokens = q_latent.size(0), heads = q_latent.size(1), rank = q_latent.size(2);
@@ -107,8 +127,17 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
   a.max_seq_len = max_seq_len;
   check_sequences(a, latents.blocks);
   if (tokens == 0) return out;
-  const Scratch scratch(PagedAttention::scratch_bytes(a));
-  a.scratch = scratch.data();
+  if (selected) {
+    STD_TORCH_CHECK(type_of(*selected) == ScalarType::Int && selected->dim() == 2 &&
+                        selected->size(0) == tokens && selected->size(1) > 0,
+                    "selected must be int32 of shape (", tokens, ", positions), not of shape ",
+                    shape_of(*selected));
+    selected = as_contiguous(*selected);
+    check_selected(a, *selected);
+    set.select(static_cast<const int32_t*>(selected->data_ptr()), selected->size(1));
+  }
+  const Scratch scratch(set.scratch_bytes());
+  set.set_scratch(scratch.data());
   run(set);
   return out;
 }

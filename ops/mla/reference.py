@@ -24,6 +24,7 @@ def reference_mla_attention(
     max_seq_len: int,
     scale: float,
     sinks: Tensor | None = None,
+    selected: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.mla.mla_attention`."""
     rank = q_latent.shape[2]
@@ -37,9 +38,14 @@ def reference_mla_attention(
         blocks = block_table[index, : -(-length // cache.shape[1])]
         keys = cache[blocks.long()].flatten(0, 1)[:length].to(torch.float32)
         last = torch.arange(length - (end - begin), length)
-        future = torch.arange(length)[None] > last[:, None]
+        hidden = torch.arange(length)[None] > last[:, None]
+        if selected is not None and length > selected.shape[1]:
+            for row, (token, position) in enumerate(zip(range(begin, end), last.tolist(), strict=True)):
+                kept = selected[token, : position + 1].long()
+                hidden[row] = True
+                hidden[row, kept] = False
         scores = torch.einsum("qhd,kd->hqk", q[begin:end], keys) * scale
-        scores = scores.masked_fill(future, -torch.inf)
+        scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             column = sinks.to(torch.float32)[:, None, None].expand(-1, end - begin, 1)
             scores = torch.cat([scores, column], -1)

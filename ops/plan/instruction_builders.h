@@ -32,14 +32,14 @@ Instruction with_scratch(std::unique_ptr<Task> task, Bind bind, Bytes bytes) {
 
 // An upper bound of the sequence lengths.  It is rounded up to whole KV splits, so it stays the same for many
 // steps and a replay remains valid.
-inline int64_t length_bound(const AttentionArgs& a) {
+template <class Args>
+int64_t length_bound(const Args& a) {
   return a.sequences == 0 ? 0 : round_up(*std::max_element(a.seq_lens, a.seq_lens + a.sequences), kSplit);
 }
 
-// Sets the attention arguments that do not depend on the kind of cache: block table, query starts, lengths,
-// threads.
-template <class Fields>
-void bind_sequences(const Frame& frame, const Fields& op, AttentionArgs& a) {
+// Sets the arguments that do not depend on the kind of cache: block table, query starts, lengths.
+template <class Fields, class Args>
+void bind_sequences(const Frame& frame, const Fields& op, Args& a) {
   a.block_table = static_cast<const int32_t*>(frame.input(op.block_table).data_ptr());
   a.block_table_stride = frame.input(op.block_table).size(1);
   a.query_start = static_cast<const int32_t*>(frame.input(op.query_start).data_ptr());
@@ -47,7 +47,6 @@ void bind_sequences(const Frame& frame, const Fields& op, AttentionArgs& a) {
   a.sequences = frame.input(op.seq_lens).numel();
   a.max_seq_len = length_bound(a);
   a.tokens = frame.tokens;
-  a.threads = team_size();
 }
 
 // One `build` per instruction, defined in the *instructions.cpp of this folder.

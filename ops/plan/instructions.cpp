@@ -319,6 +319,7 @@ Instruction build(const fields::attention& op) {
         a.slopes = frame.pointer<float>(op.slopes);
         cache.bind(frame, a);
         bind_sequences(frame, op, a);
+        a.threads = team_size();
       },
       [](const AttentionArgs& args) { return PagedAttention::scratch_bytes(args); });
   instruction.still_valid = [&a] { return a.max_seq_len == length_bound(a); };

@@ -3,6 +3,7 @@
 #include "linear/heads.h"
 #include "mla/mla.h"
 #include "plan/instruction_builders.h"
+#include "select/select.h"
 
 namespace armllm {
 namespace {
@@ -93,24 +94,54 @@ Instruction build(const fields::mla_attention& op) {
     a.cache_type = cache_type_of(cache);
     a.block_size = cache.size(2);
     bind_sequences(frame, op, a);
+    a.threads = team_size();
+    t.select(op.top_k > 0 ? frame.pointer<int32_t>(op.selected) : nullptr, op.top_k);
   });
   instruction.still_valid = [set] {
-    return set->attention.args.max_seq_len == length_bound(set->attention.args);
+    AttentionArgs given = set->attention.args;
+    given.sequences = set->selection.sequences;
+    return set->selection.max_seq_len == length_bound(given);
   };
   // Two instructions compute the two parts of a query, so the parts are never adjacent.  Join them in
   // scratch.
   const DType type = op.latent.dtype();
   instruction.scratch_bytes = [set, type] {
     const AttentionArgs& a = set->attention.args;
-    return round_up(PagedAttention::scratch_bytes(a), 64) +
-           a.tokens * a.q_heads * a.head_size * size_of(type);
+    return round_up(set->scratch_bytes(), 64) + a.tokens * a.q_heads * a.head_size * size_of(type);
   };
   instruction.set_scratch = [set, type](void* scratch) {
     AttentionArgs& a = set->attention.args;
-    a.scratch = scratch;
-    set->joined = static_cast<char*>(scratch) + round_up(PagedAttention::scratch_bytes(a), 64);
+    set->set_scratch(scratch);
+    set->joined = static_cast<char*>(scratch) + round_up(set->scratch_bytes(), 64);
     a.q = Rows{set->joined, a.q_heads * a.head_size, type};
   };
+  return instruction;
+}
+
+Instruction build(const fields::select_tokens& op) {
+  auto task = std::make_unique<SelectTokens>();
+  SelectTokens* set = task.get();
+  SelectArgs& args = set->args;
+  args.heads = op.heads;
+  args.head_size = op.head_size;
+  args.head_stride = op.head_stride;
+  args.most = op.top_k;
+  args.scale = op.scale;
+  Instruction instruction = with_scratch(
+      std::move(task),
+      [op](SelectTokens& t, const Frame& frame) {
+        SelectArgs& a = t.args;
+        const Tensor& cache = frame.input(op.cache);
+        a.q = frame.rows(op.q);
+        a.weights = frame.rows(op.weights);
+        a.out = frame.pointer<int32_t>(op.out);
+        a.keys = layer_of(cache, op.layer);
+        a.key_type = dtype_of(cache, "cache");
+        a.block_size = cache.size(2);
+        bind_sequences(frame, op, a);
+      },
+      [](const SelectArgs& a) { return SelectTokens::scratch_bytes(a); });
+  instruction.still_valid = [set] { return set->args.max_seq_len == length_bound(set->args); };
   return instruction;
 }
 

@@ -285,7 +285,21 @@ void check(const Checks& c, const fields::mla_attention& op) {
   c.vector(op.sinks, op.q_heads, ElementType::f32);
   c.needed(op.latent, "latent"), c.needed(op.out, "out");
   if (op.rope_size > 0) c.needed(op.rope, "rope");
+  if (op.top_k > 0) c.needed(op.selected, "selected");
+  c.packed(op.selected, op.top_k, ElementType::i32);
   CacheNeed need = latents_of(op.cache, op.layer, op.latent_size + op.rope_size);
+  add_sequences(need, op);
+  c.cache(need);
+}
+
+void check(const Checks& c, const fields::select_tokens& op) {
+  c.written({op.out});
+  for (int64_t size : {op.heads, op.head_size, op.top_k}) c.positive(size, "a size of an indexer");
+  c.rows(op.q, (op.heads - 1.0) * op.head_stride + op.head_size);
+  c.rows(op.weights, op.heads);
+  c.packed(op.out, op.top_k, ElementType::i32);
+  c.needed(op.q, "q"), c.needed(op.weights, "weights"), c.needed(op.out, "out");
+  CacheNeed need = latents_of(op.cache, op.layer, op.head_size);
   add_sequences(need, op);
   c.cache(need);
 }

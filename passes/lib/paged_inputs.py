@@ -11,6 +11,7 @@ The inputs are the same for all layers:
     v_cache
     k_scales     likewise, if the cache is int8
     v_scales
+    index_keys   (indexers, …), the keys of indexers, beside a k_cache of latents
     k_cache_1 …  likewise for further groups of layers, if layers differ in shape
     state_slots  int64 (B)       slot of each sequence's states, if there are recurrent layers
     save_slots   int64 (T) or (0)  slot to which the states after a token are also written; -1: none
@@ -58,6 +59,19 @@ def paged_inputs(module: fx.GraphModule) -> dict[str, Node]:
     """Returns the inputs that `add_paged_inputs` added, by name; empty before."""
     placeholders = {n.name: n for n in module.graph.nodes if n.op == "placeholder"}
     return placeholders if "query_start" in placeholders else {}
+
+
+def add_index_input(module: fx.GraphModule, near: Node, dtype: torch.dtype, sizes: tuple[int, int]) -> Node:
+    """Adds the cache of indexers' keys to a graph that has the inputs of a paged step.
+
+    Args:
+        module: the graph's module.
+        near: a node at or after a node with a fake tensor.
+        dtype: dtype of the cache.
+        sizes: number of indexers, and elements of their keys.
+    """
+    indexers, size = sizes
+    return _add(module, near, {"index_keys": (dtype, (indexers, 8, BLOCK_SIZE, size))})["index_keys"]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def test_random_calls(one_thread: None, variant_kept: None) -> None:
 def test_random_programs_and_steps(
     one_thread: None, variant_kept: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = [model for model in recorded._MODELS if model[0] in ("qwen3", "deepseek_v3")]
+    few = [model for model in recorded._MODELS if model[0] in ("qwen3", "deepseek_v32")]
     monkeypatch.setattr(recorded, "_MODELS", few)
     recorded.models.cache_clear()
     for seed in range(PLAN_SEEDS):

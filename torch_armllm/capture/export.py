@@ -28,6 +28,12 @@ from torch_armllm.capture.markers import (
     sdpa,
 )
 from torch_armllm.capture.markers.recurrent_ops import markers_of
+from torch_armllm.capture.markers.selection import (
+    UnknownSelection,
+    check_selections,
+    limited_markers,
+    mark_selections,
+)
 from torch_armllm.capture.output_check import compare_outputs
 from torch_armllm.capture.probing import module_name
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
@@ -38,6 +44,8 @@ from torch_armllm.hf.base_model import base_model_of, first_position_of, max_len
 from torch_armllm.system.exclusive import PROCESS_LOCK
 
 _MOST_TOKENS = 1 << 24
+_FEW = 6
+"""Tokens that indexers select while they are compared with their markers: fewer than the sample has."""
 
 
 class CaptureError(RuntimeError):
@@ -59,6 +67,8 @@ class CapturedGraph:
     """Results of the graph as it was captured; None before they are checked."""
     repeats_attention: bool = False
     """True if a layer attends several times to the same keys; each attention then has its own cache layer."""
+    dense_length: int | None = None
+    """Most tokens of a sequence that it computes, if it lacks the model's indexers; None: any number."""
 
 
 class _BaseForward(nn.Module):
@@ -75,6 +85,7 @@ class _BaseForward(nn.Module):
 
 @contextlib.contextmanager
 def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
+    selects = implementation == indexer.SELECTING
     attention.register()
     indexer.register()
     experts.register()
@@ -90,7 +101,8 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
             mla.mark_expand_kv(model),
             distance_bias.mark_distance_biases(model),
             experts.mark_batched_experts(model),
-            indexer.disable_indexers(model),
+            # a number of selected tokens that no sequence falls below
+            indexer.limit_selections(model, 1) if selects else indexer.disable_indexers(model),
             recurrent.mark_recurrences(model),
             recurrent_modules.mark_recurrent_modules(model),
         ):
@@ -118,7 +130,7 @@ def _attention_layers(captured: CapturedGraph) -> list[Any]:
 def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
     first = first_position_of(base)
     limit = position_limit(base.config)
-    limits = (max_length_of(base), indexer.max_dense_length(base), limit and limit - first)
+    limits = (max_length_of(base), captured.dense_length, limit and limit - first)
     ids = sample_ids(_vocab_size(base), min([sum(STEPS), *(n for n in limits if n)]))
     positions = first + torch.arange(ids.shape[1])[None]
     captured.sample = compare_outputs(base, captured.graph_module, ids, positions)
@@ -205,24 +217,53 @@ def capture(model: nn.Module) -> CapturedGraph:
 
 
 def _exported(base: nn.Module) -> CapturedGraph:
+    if indexer.num_selected(base) is not None:
+        try:
+            return _exported_with_selections(base)
+        except (CaptureError, UnknownSelection):
+            pass  # the graph without its indexers serves short sequences
+    captured = _exported_without_indexers(base)
+    captured.dense_length = indexer.max_dense_length(base)
+    return captured
+
+
+def _exported_with_selections(base: nn.Module) -> CapturedGraph:
+    """Exports a model whose indexers select single tokens.
+
+    Raises:
+        UnknownSelection: they do something else, or attention is not latent.
+        CaptureError: see `capture`.
+    """
+    try:
+        captured = _export_with_layer_reuse(base, indexer.SELECTING)
+    except LayersDiffer:
+        captured = _export(base, indexer.SELECTING)
+        _check_tokens(base, captured)
+    check_selections(captured.graph_module.graph)
+    with indexer.limit_selections(base, _FEW), limited_markers(captured.graph_module, _FEW):
+        _check_outputs(base, captured)
+    return captured
+
+
+def _exported_without_indexers(base: nn.Module) -> CapturedGraph:
     if sdpa.calls_sdpa(base):
         with sdpa.mark_calls():
             captured = _export(base, sdpa.IMPLEMENTATION)
         _check_tokens(base, captured)
     else:
         try:
-            captured = _export_with_layer_reuse(base)
+            captured = _export_with_layer_reuse(base, _implementation(base))
         except LayersDiffer:
             captured = _export(base, _implementation(base))
             _check_tokens(base, captured)
     return captured
 
 
-def _export_with_layer_reuse(base: nn.Module) -> CapturedGraph:
+def _export_with_layer_reuse(base: nn.Module, implementation: str) -> CapturedGraph:
     """Exports one layer of each kind and copies it: the same graph in a fraction of the time."""
     reuse = LayerReuse(base)
     with reuse.export_once():
-        captured = _export(base, _implementation(base))
+        captured = _export(base, implementation)
     _check_tokens(base, captured)
     reuse.insert_copies(captured.graph_module, captured.names)
     return captured
@@ -270,6 +311,7 @@ def _implementation(base: nn.Module) -> str:
 
 def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKENS) -> CapturedGraph:
     tokens = torch.export.Dim("tokens", min=2, max=most_tokens)
+    top_k = indexer.num_selected(base)
     ids = torch.zeros(1, 7, dtype=torch.long)
     positions = torch.arange(7)[None]
     try:
@@ -285,7 +327,10 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
             )
             distance_bias.resolve_biases(program.graph)
             masked_windows.apply(program.graph)
-    except LayersDiffer:
+            if implementation == indexer.SELECTING:
+                assert top_k is not None
+                mark_selections(program.graph, top_k)
+    except (LayersDiffer, UnknownSelection):
         raise
     except Exception as error:
         if "Constraints violated" in str(error) and (loop := length_dependence(base)):

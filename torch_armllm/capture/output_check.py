@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from torch_armllm.capture.sample import Sample
 
@@ -95,6 +96,20 @@ def _differing_tokens(hidden: Tensor, expected: Tensor) -> int:
     return int((_token_errors(hidden, expected) > _TOLERANCE).sum())
 
 
+class lowest_first(TorchFunctionMode):  # noqa: N801 - a context manager
+    """Lets `topk` take the lowest of equal values, as markers and ops do; torch promises no order."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in (torch.Tensor.topk, torch.topk) or kwargs.get("largest") is False:
+            return func(*args, **kwargs)
+        x, count, dim = (*args, *(kwargs[name] for name in ("k", "dim") if name in kwargs), -1)[:3]
+        values, indices = x.sort(dim=dim, descending=True, stable=True)
+        return torch.return_types.topk((values.narrow(dim, 0, count), indices.narrow(dim, 0, count)))
+
+
 @torch.no_grad()
 def compare_outputs(
     base: nn.Module, module: fx.GraphModule, input_ids: Tensor, position_ids: Tensor
@@ -140,7 +155,8 @@ def _run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]
     lists = [list(m) for m in base.modules() if isinstance(m, nn.ModuleList)]
     hooks = [layer.register_forward_hook(record) for layer in sum(lists[:1], [])]
     try:
-        hidden: Tensor = base(input_ids=input_ids, use_cache=False, return_dict=True).last_hidden_state
+        with lowest_first():
+            hidden: Tensor = base(input_ids=input_ids, use_cache=False, return_dict=True).last_hidden_state
     finally:
         for hook in hooks:
             hook.remove()

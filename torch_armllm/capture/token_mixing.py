@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.recurrent  # noqa: F401  (registers the marker ops)
+from torch_armllm.capture.markers.selection import SELECTED
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _POSITIONS = (5, 4, 17, 0, 11, 2)
@@ -17,13 +18,20 @@ _SUBSET = (1, 2, 0, 3)
 """Two positions of these lie below the number of all tokens, and not below that of the subset."""
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    """Replaces attention by a function of each token's own query, key and value."""
+def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    """Replaces attention by a function of each token's own query, key and value, and its `_selection`."""
     groups = q.shape[1] // k.shape[1]
     steep = torch.linspace(0.5, 1.5, q.shape[-1], dtype=torch.float32)
     share = torch.sigmoid((q.float() * steep).mean(-1, keepdim=True))
     share = share * torch.sigmoid((k.float() * steep).mean(-1, keepdim=True)).repeat_interleave(groups, 1)
+    if (selected := (*rest, *[None] * SELECTED)[SELECTED - 3]) is not None:
+        share = share * selected[:, None, :, None]
     return (share * v.float().repeat_interleave(groups, 1)).to(q.dtype).transpose(1, 2).contiguous()
+
+
+def _selection(q: Tensor, k: Tensor, weights: Tensor, *_: Any) -> Tensor:
+    scores = (q.float() * k.float()[:, :, None]).mean(-1)
+    return torch.sigmoid((scores * weights.float()).sum(-1))
 
 
 def _convolve(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -48,6 +56,7 @@ def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, 
 class _TokenByToken(fx.Interpreter):
     stand_ins: dict[Any, Callable[..., Tensor]] = {
         torch.ops.armllm.attention.default: _attention,
+        torch.ops.armllm.selection.default: _selection,
         torch.ops.armllm.convolve_tokens.default: _convolve,
         torch.ops.armllm.delta_rule.default: _delta_rule,
         torch.ops.armllm.scan_channels.default: _scan,

@@ -17,6 +17,8 @@ class LatentCache(NamedTuple):
     """Latents of one layer ``(blocks, block_size, rank + rope_size)``, or of all, with layers in front."""
 
     latents: Tensor
+    index_keys: Tensor | None = None
+    """Keys of all indexers ``(indexers, blocks, block_size, index_size)``."""
 
 
 class MixedCache(tuple[Tensor | None, ...]):
@@ -148,19 +150,28 @@ class LatentShape:
     block_size: int = 32
     expanded: int = 0
     """Elements that all layers' keys and values at one position would have if they were expanded."""
+    indexers: int = 0
+    """Number of indexers, which keep a key of each position."""
+    index_size: int = 0
+    """Elements of an indexer's key."""
     states: StateShape = NO_STATES
     """States of the recurrent layers."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of all layers' latents and rotated keys at one position."""
-        return self.layers * (self.rank + self.rope_size) * self.dtype.itemsize
+        """Bytes of all layers' latents, rotated keys and indexers' keys at one position."""
+        elements = self.layers * (self.rank + self.rope_size) + self.indexers * self.index_size
+        return elements * self.dtype.itemsize
 
     def tensors(self, blocks: int) -> Cache:
         """Allocates empty blocks of all layers."""
         sizes = (self.rank, self.rope_size, self.block_size)
         every = new_latent_cache(self.layers * blocks, *sizes, self.dtype)
-        return LatentCache(every.unflatten(0, (self.layers, blocks)))
+        latents = every.unflatten(0, (self.layers, blocks))
+        if not self.indexers:
+            return LatentCache(latents)
+        keys = new_latent_cache(self.indexers * blocks, self.index_size, 0, self.block_size, self.dtype)
+        return LatentCache(latents, keys.unflatten(0, (self.indexers, blocks)))
 
     def at(self, index: int) -> LatentShape:
         """Returns the shape that writes and reads a layer."""

@@ -38,7 +38,7 @@ class BuiltPlan:
         plan: computes a step.
         shape: shape of its KV cache.
         graph: the rewritten graph.
-        repeats_attention: see `CapturedGraph`.
+        repeats_attention, dense_length: see `CapturedGraph`.
         notes: remarks for the report.
     """
 
@@ -46,6 +46,7 @@ class BuiltPlan:
     shape: Shape
     graph: fx.GraphModule
     repeats_attention: bool
+    dense_length: int | None
     notes: list[str] = field(default_factory=list)
 
 
@@ -132,7 +133,7 @@ class _Builder:
         notes = list(self.notes)
         if why_not_native is not None:
             notes.append(f"{NODE_BY_NODE}{why_not_native}{_SLOWER}")
-        return BuiltPlan(plan, shape, graph, captured.repeats_attention, notes)
+        return BuiltPlan(plan, shape, graph, captured.repeats_attention, captured.dense_length, notes)
 
     def find_guilty_pass(self, sample: Sample, bound: float) -> str | None:
         """Captures the model again and returns the first pass that changes its results; None if none does."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.export import CaptureError
-from torch_armllm.capture.markers.indexer import max_dense_length
+from torch_armllm.capture.markers.indexer import find_indexers
 from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.hf.base_model import base_model_of, max_length_of
@@ -100,7 +100,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         report.capture_reason = str(error)
         return None
     report.notes += built.notes
-    shape, dense = built.shape, max_dense_length(base)
+    shape, dense = built.shape, built.dense_length
     max_length = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
     if max_length is not None:
         why = "attention is sparse" if max_length == dense else "attention is chunked"
@@ -109,7 +109,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         report.notes.append(
             "kv_cache_dtype has no effect: all layers are recurrent, and have no keys and values"
         )
-    needs_recompute = dense is not None or built.repeats_attention or bool(shape.states)
+    needs_recompute = bool(find_indexers(base)) or built.repeats_attention or bool(shape.states)
     vocabulary = model.get_input_embeddings().num_embeddings
     forward = PatchedForward(
         *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)

@@ -9,8 +9,9 @@ from torch import fx
 
 from torch_armllm.capture.sample import Sample
 from torch_armllm.passes import PassContext, run_each_pass
+from torch_armllm.passes.lib.paged_inputs import paged_inputs
 
-REQUIRED_PASSES = frozenset({"clean", "quantize_weights", "attention", "recurrent", "dead_code"})
+REQUIRED_PASSES = frozenset({"clean", "quantize_weights", "attention", "selection", "recurrent", "dead_code"})
 """Passes that a plan cannot do without."""
 
 _CACHE_ROUNDING = {torch.int8: 0.2, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -48,11 +49,11 @@ def find_guilty_pass(
         bound: largest error that is no change.
 
     Returns:
-        The name of the first pass after which the error exceeds the bound; None if none does before attention
-        is rewritten to a paged cache.
+        The name of the first pass after which the error exceeds the bound; None if none does before a pass
+        rewrites attention to a paged cache.
     """
     for name in run_each_pass(graph, context):
-        if name == "attention" and context.paged:
+        if paged_inputs(graph):
             return None
         graph.recompile()
         if not error(graph) <= bound:

@@ -15,6 +15,7 @@ from torch_armllm.passes.lib.cache_layout import CacheLayout
 from torch_armllm.passes.lib.graph import is_op, value
 from torch_armllm.passes.lib.state_layout import state_layout
 from torch_armllm.passes.mla import find_latent_attention, not_absorbed_reason
+from torch_armllm.passes.selection import index_sizes
 
 
 def cache_shape_of(
@@ -70,4 +71,13 @@ def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | 
     layers = {latent.attention.args[3]: latent for latent in attentions}
     latent_dtype = value(attentions[0].expansion.args[0]).dtype  # type: ignore[arg-type]
     expanded = sum(latent.expanded for latent in layers.values())
-    return LatentShape(len(layers), *attentions[0].sizes, dtype or latent_dtype, expanded=expanded)
+    try:
+        indexers, index_size = index_sizes(module)
+    except ValueError as reason:
+        raise CaptureError(str(reason)) from None
+    return LatentShape(
+        *(len(layers), *attentions[0].sizes, dtype or latent_dtype),
+        expanded=expanded,
+        indexers=indexers,
+        index_size=index_size,
+    )

@@ -39,7 +39,8 @@ struct Latents {
   Span span;  // positions that any row of the tile sees
 
   const T* row(int64_t position) const {
-    const int64_t at = tile.split_begin + position;
+    int64_t at = tile.split_begin + position;
+    if (tile.positions != nullptr) at = tile.positions[at];
     return static_cast<const T*>(args.k_cache) +
            (tile.blocks[at / args.block_size] * args.block_size + at % args.block_size) * args.head_size;
   }

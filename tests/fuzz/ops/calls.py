@@ -400,6 +400,33 @@ def _mla_attention(draw: Random) -> Call:
         "cache": cache,
         "scale": draw.choice((0.125, 1.0)),
         "sinks": _maybe(draw, Spec((heads,), torch.float32)),
+        "selected": _maybe(draw, _selected(draw, sequences, tokens)),
+    }
+
+
+def _selected(draw: Random, sequences: Call, tokens: int) -> Spec:
+    """Returns positions that the tokens of a few sequences see, in ascending order."""
+    most = draw.choice((1, 2, 5, 16, 40))
+    starts, lengths = (sequences[name].values for name in ("query_start", "seq_lens"))  # type: ignore[union-attr]
+    positions: list[int] = []
+    for begin, end, length in zip(starts, starts[1:], lengths, strict=False):
+        for token in range(begin, end):
+            seen = length - end + token + 1
+            chosen = sorted(draw.sample(range(seen), min(seen, most)))
+            positions += chosen + [-1] * (most - len(chosen))
+    return Spec((tokens, most), torch.int32, positions)
+
+
+def _select_tokens(draw: Random) -> Call:
+    blocks, block_size, size = draw.choice((1, 2, 3)), draw.choice((16, 16, 32)), draw.choice((1, 8, 20, 64))
+    sequences, tokens = _sequences(draw, blocks, block_size)
+    heads = draw.choice((1, 2, 3, 5, 8))
+    return sequences | {
+        "q": Spec((tokens, heads, size), _float(draw)),
+        "weights": Spec((tokens, heads), _float(draw)),
+        "keys": Spec((blocks, block_size, size), _float(draw)),
+        "scale": draw.choice((0.125, 1.0)),
+        "top_k": draw.choice((1, 2, 5, 16, 40)),
     }
 
 
@@ -564,6 +591,7 @@ CALLS: dict[str, Callable[[Random], Call]] = {
     "paged_attention": _paged_attention,
     "mla_write": _mla_write,
     "mla_attention": _mla_attention,
+    "select_tokens": _select_tokens,
     "causal_conv": _causal_conv,
     "gated_delta_rule": _gated_delta_rule,
     "selective_scan": _selective_scan,

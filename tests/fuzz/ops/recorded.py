@@ -28,6 +28,7 @@ _MODELS: tuple[tuple[str, str | None, torch.dtype, str | None], ...] = (
     ("olmoe", "int4", torch.bfloat16, None),
     ("deepseek_v3", "int4", torch.float32, None),
     ("deepseek_v2", "int4", torch.bfloat16, None),
+    ("deepseek_v32", "int4", torch.float32, None),
     ("qwen3_5_moe_text", "int4", torch.bfloat16, None),
     ("kimi_linear", "int4", torch.float32, None),
     ("nemotron_h", "int4", torch.float32, None),
@@ -36,6 +37,8 @@ _MODELS: tuple[tuple[str, str | None, torch.dtype, str | None], ...] = (
     ("hy_v4", "int4", torch.float32, None),
 )
 """Families, their quantization, dtype, and dtype of the cache: together they use nearly all instructions."""
+_SIZES = {"deepseek_v32": {"index_topk": 8}}
+"""Settings of families: indexers select fewer tokens than most sequences have."""
 VOCABULARY = 60
 
 
@@ -75,7 +78,8 @@ def models() -> list[Recorded]:
     for family, quantization, dtype, cache_dtype in _MODELS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = tiny_model(family, dtype, vocab_size=VOCABULARY, pad_token_id=0)
+            sizes = _SIZES.get(family, {})
+            model = tiny_model(family, dtype, vocab_size=VOCABULARY, pad_token_id=0, **sizes)
             torch_armllm.patch(model, quantization, kv_cache_dtype=cache_dtype, progress=False)
         forward = model.base_model.forward
         assert isinstance(forward.plan, NativePlan), family

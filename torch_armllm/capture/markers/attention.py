@@ -15,7 +15,8 @@ _IGNORED = {"cache_position", "output_attentions", "output_hidden_states", "retu
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
     "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks, Tensor? slopes=None, Tensor? factors=None, Tensor? profiles=None) -> Tensor"
+    " Tensor? sinks, Tensor? slopes=None, Tensor? factors=None, Tensor? profiles=None,"
+    " Tensor? selected=None) -> Tensor"
 )
 _library.define(
     "biased_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
@@ -53,6 +54,7 @@ def dense_attention(
     slopes: Tensor | None = None,
     factors: Tensor | None = None,
     profiles: Tensor | None = None,
+    selected: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Computes causal attention of one sequence in float32; the reference implementation.
@@ -73,6 +75,7 @@ def dense_attention(
             scores.
         bias: ``(1, q_heads, T, T)``, added to the scores.
         profiles: a bias by distance ``(rank, extent)``; there is none beyond the last distance.
+        selected: bool ``(1, T, T)``, the tokens that each token attends to; None: all earlier ones.
 
     Returns:
         ``(1, T, q_heads, value_size)`` in the dtype of ``q``.
@@ -94,6 +97,8 @@ def dense_attention(
     hidden = distance < 0
     if window > 0:
         hidden = hidden | (distance >= window)
+    if selected is not None:
+        hidden = hidden | ~selected[0]
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         rows = sinks.T if sinks.dim() == 2 else sinks[:, None]
@@ -116,6 +121,7 @@ def _fake(
     slopes: Tensor | None = None,
     factors: Tensor | None = None,
     profiles: Tensor | None = None,
+    selected: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
@@ -167,6 +173,7 @@ def attention_function(
     s_aux: Tensor | None = None,
     sinks: Tensor | None = None,
     position_bias: Tensor | None = None,
+    selected: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Inserts the marker op; transformers calls this instead of its own attention during capture.
@@ -194,7 +201,8 @@ def attention_function(
     arguments = (int(layer), scale, int(sliding_window or 0), float(softcap or 0.0), s_aux)
     if position_bias is not None:
         return torch.ops.armllm.biased_attention(query, key, value, *arguments, position_bias), None
-    return torch.ops.armllm.attention(query, key, value, *arguments), None
+    selections = () if selected is None else (None, None, None, selected)
+    return torch.ops.armllm.attention(query, key, value, *arguments, *selections), None
 
 
 def register() -> None:

@@ -1,8 +1,9 @@
 """Sparse attention with an indexer, which selects the tokens that a layer attends to.
 
-Up to the number of tokens that an indexer may select, it selects every token and attention is dense.  The
-graph is therefore captured without indexers and serves sequences up to that length; longer sequences run
-through the modules.
+A graph with indexers that select single tokens is captured with markers of their selections.  Up to the
+number of tokens that an indexer may select, it selects every token and attention is dense.  A graph with
+other indexers is therefore captured without them and serves sequences up to that length; longer sequences
+run through the modules.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from torch_armllm.capture.markers.attention import attention_function
 
 IMPLEMENTATION = "armllm_dense"
+"""Attention without the indexers."""
+SELECTING = "armllm_selecting"
+"""Attention to what the indexers select."""
 
 
 def find_indexers(base: nn.Module) -> list[Any]:
@@ -38,6 +42,26 @@ def _num_selected(indexer: Any) -> int | None:
     if all(hasattr(indexer, name) for name in ("topk_blocks", "block_size", "build_block_mask")):
         return int(indexer.topk_blocks) * int(indexer.block_size)
     return None
+
+
+def num_selected(base: nn.Module) -> int | None:
+    """Returns how many tokens every indexer of a model selects singly; None if they do something else."""
+    counts = {getattr(indexer, "index_topk", None) for indexer in find_indexers(base)}
+    count = counts.pop() if len(counts) == 1 else None
+    return count if isinstance(count, int) and max_dense_length(base) == count else None
+
+
+@contextlib.contextmanager
+def limit_selections(base: nn.Module, count: int) -> Iterator[None]:
+    """Lets indexers select only ``count`` tokens while the context lasts."""
+    limits = [(indexer, indexer.index_topk) for indexer in find_indexers(base)]
+    try:
+        for indexer, _ in limits:
+            indexer.index_topk = count
+        yield
+    finally:
+        for indexer, before in limits:
+            indexer.index_topk = before
 
 
 def _select_nothing(*args: Any, **kwargs: Any) -> Tensor:
@@ -70,8 +94,20 @@ def _dense(
     return attention_function(module, query, key, value, None, **kwargs)
 
 
+def _selecting(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    indices: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    return attention_function(module, query, key, value, None, selected=indices, **kwargs)
+
+
 def _placeholder_mask(*args: Any, **kwargs: Any) -> Tensor:
-    """Returns a mask that modules may pass to their disabled indexers."""
+    """Returns a mask that modules may pass to their indexers; it hides nothing."""
     return torch.zeros(1, 1, 1, 1)
 
 
@@ -81,4 +117,6 @@ def register() -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(IMPLEMENTATION, _dense)
-    AttentionMaskInterface.register(IMPLEMENTATION, _placeholder_mask)
+    AttentionInterface.register(SELECTING, _selecting)
+    for implementation in (IMPLEMENTATION, SELECTING):
+        AttentionMaskInterface.register(implementation, _placeholder_mask)

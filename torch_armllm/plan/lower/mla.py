@@ -9,7 +9,7 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
 from torch_armllm.plan.lowering import Lowering, Writer
-from torch_armllm.plan.program import Operand
+from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
@@ -63,9 +63,10 @@ def _write(low: Lowering, node: Node, latent: Any, k_rope: Any, cache: Any, slot
 
 def _attention(
     low: Lowering, node: Node, q_latent: Any, q_rope: Any, cache: Any, table: Any, starts: Any, lengths: Any,
-    max_seq_len: Any, scale: float, sinks: Any = None,
+    max_seq_len: Any, scale: float, sinks: Any = None, selected: Any = None,
 ) -> Operand:  # fmt: skip
     latents, rope, layer = low.heads(q_latent), low.heads(q_rope), low.locations[cache]
+    chosen = NOTHING if selected is None else low.rows(selected)
     out = low.new(node)
     q_heads, latent_size = latents.inner[-2:]
     low.emit(
@@ -84,6 +85,34 @@ def _attention(
         rope_size=rope.inner[-1],
         latent_head_stride=latents.head_stride,
         rope_head_stride=rope.head_stride,
+        selected=chosen,
+        top_k=0 if selected is None else chosen.width,
+        scale=scale,
+    )
+    return out
+
+
+def _select(
+    low: Lowering, node: Node, q: Any, weights: Any, cache: Any, table: Any, starts: Any, lengths: Any,
+    max_seq_len: Any, scale: float, top_k: int,
+) -> Operand:  # fmt: skip
+    queries, factors, layer = low.heads(q), low.rows(weights), low.locations[cache]
+    out = low.new(node)
+    heads, head_size = queries.inner[-2:]
+    low.emit(
+        "select_tokens",
+        q=queries,
+        weights=factors,
+        out=out,
+        cache=layer.input,
+        layer=layer.layer,
+        block_table=low.rows(table).index,
+        query_start=low.rows(starts).index,
+        seq_lens=low.rows(lengths).index,
+        heads=heads,
+        head_size=head_size,
+        head_stride=queries.head_stride,
+        top_k=top_k,
         scale=scale,
     )
     return out
@@ -94,4 +123,5 @@ WRITERS: dict[Any, Writer] = {
     armllm.dense_heads_linear.default: _dense_heads,
     armllm.mla_write.default: _write,
     armllm.mla_attention.default: _attention,
+    armllm.select_tokens.default: _select,
 }

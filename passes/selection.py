@@ -1,0 +1,142 @@
+"""Selection of tokens by indexers: each marker becomes a write of the indexer's keys and ``select_tokens``.
+
+The graph gets one more input: ``index_keys`` holds the keys of all indexers, ``(indexers, blocks, block size,
+index size)``, in the blocks of the latents.  A part of the queries and keys may be rotated by position;
+recognized rotations are done in place.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import aten, call, is_op, strip, value
+from torch_armllm.passes.lib.mla_rope import MlaRopeTables, MlaRotation, match_rotation
+from torch_armllm.passes.lib.paged_inputs import add_index_input, paged_inputs
+from torch_armllm.passes.mla import leads_only_to
+
+armllm = torch.ops.armllm
+
+
+def selections(module: fx.GraphModule) -> list[Any]:
+    """Returns the indexers' markers of a graph."""
+    return [n for n in module.graph.nodes if is_op(n, armllm.selection.default)]
+
+
+def index_sizes(module: fx.GraphModule) -> tuple[int, int]:
+    """Returns the number of indexers of a graph, and the elements of their keys; zeros without indexers.
+
+    Raises:
+        ValueError: the indexers differ in the sizes of their keys.
+    """
+    found = selections(module)
+    sizes = {int(value(node.args[1]).shape[-1]) for node in found}
+    if len(sizes) > 1:
+        raise ValueError(f"its indexers differ in the sizes of their keys: {sorted(sizes)}")
+    return len(found), sizes.pop() if sizes else 0
+
+
+@dataclass(frozen=True)
+class _Rotated:
+    """A tensor ``(1, T, heads, size)`` of which some elements are rotated."""
+
+    whole: Node
+    """Before rotation."""
+    rotation: MlaRotation
+    begin: int
+    """First rotated element."""
+
+    def rotated(self, graph: fx.Graph) -> Node:
+        """Returns the elements to rotate, ``(T, heads, rope_size)``."""
+        tokens = call(graph, aten.select.int, self.whole, 0, 0)
+        end = self.begin + int(value(self.rotation.x).shape[-1])
+        return call(graph, aten.slice.Tensor, tokens, -1, self.begin, end)
+
+
+def _match(node: Any) -> _Rotated | None:
+    """Matches the two parts of a split joined again, of which one is rotated."""
+    end = node
+    node = strip(node, aten.squeeze.dim)
+    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2 or node.args[1:] not in ((-1,), (3,)):
+        return None
+    for number, part in enumerate(node.args[0]):
+        rotation = match_rotation(part)
+        parts = [node.args[0][1 - number], rotation and rotation.x]
+        if not all(
+            is_op(x, operator.getitem) and is_op(x.args[0], aten.split_with_sizes.default) for x in parts
+        ):
+            continue
+        split = parts[0].args[0]
+        if [x.args for x in parts] != [(split, 1 - number), (split, number)] or len(split.args[1]) != 2:
+            continue
+        whole, sizes, *dim = split.args
+        if rotation is not None and dim in ([-1], [3]) and leads_only_to(whole, end):
+            return _Rotated(whole, rotation, sum(sizes[:number]))
+    return None
+
+
+class _Selection:
+    """Rewrites the markers of one graph."""
+
+    def __init__(self, module: fx.GraphModule, inputs: dict[str, Node], cache: Node) -> None:
+        self.graph = module.graph
+        self.inputs = inputs
+        self.cache = cache
+        self.tables = MlaRopeTables(module)
+
+    def _operands(self, marker: Node) -> tuple[Node, Node]:
+        """Returns queries ``(T, heads, size)`` and keys ``(T, size)``."""
+        graph = self.graph
+        q, k = _match(marker.args[0]), _match(marker.args[1])
+        table = None
+        if q and k and q.rotation.angles == k.rotation.angles:
+            table = self.tables.get(q.rotation, marker)
+        with graph.inserting_before(marker):
+            if q is None or k is None or table is None:
+                return tuple(call(graph, aten.select.int, x, 0, 0) for x in marker.args[:2])  # type: ignore[return-value]
+            pairs = q.rotation.interleaved, q.rotation.unzip
+            call(graph, armllm.rope_.default, q.rotated(graph), k.rotated(graph), *table, *pairs)
+            keys = call(graph, aten.select.int, k.whole, 0, 0)
+            return call(graph, aten.select.int, q.whole, 0, 0), call(graph, aten.select.int, keys, 1, 0)
+
+    def select(self, marker: Node, number: int) -> None:
+        """Replaces a marker by the selection from its cached keys."""
+        graph = self.graph
+        _, _, weights, scale, top_k = marker.args
+        q, k = self._operands(marker)
+        with graph.inserting_before(marker):
+            cache = call(graph, aten.select.int, self.cache, 0, number)
+            middle = int(value(k).shape[-1]) // 2
+            parts = (
+                call(graph, aten.slice.Tensor, k, -1, *ends) for ends in ((0, middle), (middle, sys.maxsize))
+            )
+            call(graph, armllm.mla_write.default, *parts, cache, self.inputs["slots"])
+            factors = call(graph, aten.select.int, weights, 0, 0)
+            steps = (self.inputs[name] for name in ("block_table", "query_start", "seq_lens", "max_seq_len"))
+            chosen = call(graph, armllm.select_tokens.default, q, factors, cache, *steps, scale, top_k)
+        marker.replace_all_uses_with(chosen)
+        graph.erase_node(marker)
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites all markers; does nothing before attention is rewritten.
+
+    Returns:
+        The number of markers rewritten.
+    """
+    found, inputs = selections(module), paged_inputs(module)
+    if not found or not inputs:
+        return 0
+    dtype = value(inputs["k_cache"]).dtype
+    rewriting = _Selection(module, inputs, add_index_input(module, found[0], dtype, index_sizes(module)))
+    for number, marker in enumerate(found):
+        rewriting.select(marker, number)
+    module.graph.eliminate_dead_code()
+    return len(found)

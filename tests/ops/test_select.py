@@ -1,0 +1,310 @@
+"""`select_tokens`, and `mla_attention` of selected tokens, against their references, on every variant."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import attention, mla, select, variants
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 5e-3}
+RUNNABLE = variants.machine().distinct("select", "attention")
+
+
+def starts(counts: tuple[int, ...]) -> Tensor:
+    return torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)], dtype=torch.int32)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences with cached keys of an indexer and latents, and the queries of their last tokens."""
+
+    q: Tensor
+    weights: Tensor
+    keys: Tensor
+    block_table: Tensor
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    top_k: int
+    latents: Tensor
+    q_latent: Tensor
+
+    @property
+    def steps(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        lengths = torch.tensor(self.seq_lens, dtype=torch.int32)
+        return self.block_table, starts(self.query_lens), lengths, max(self.seq_lens, default=0)
+
+    def arguments(self) -> tuple[Tensor | int | float, ...]:
+        return self.q, self.weights, self.keys, *self.steps, 0.25, self.top_k
+
+    def run(self) -> Tensor:
+        return select.select_tokens(*self.arguments())  # type: ignore[arg-type]
+
+    def reference(self) -> Tensor:
+        return select.reference_select_tokens(*self.arguments())  # type: ignore[arg-type]
+
+    def attention_arguments(self, selected: Tensor | None) -> tuple[Tensor | int | float | None, ...]:
+        queries = self.q_latent.split([24, 8], -1)
+        return *queries, self.latents, *self.steps, 0.2, None, selected
+
+    def attend(self, selected: Tensor | None) -> Tensor:
+        return mla.mla_attention(*self.attention_arguments(selected))  # type: ignore[arg-type]
+
+    def attend_reference(self, selected: Tensor | None) -> Tensor:
+        return mla.reference_mla_attention(*self.attention_arguments(selected))  # type: ignore[arg-type]
+
+    def sequence(self, number: int, token: int | None = None) -> Batch:
+        """Returns a batch of one sequence, or of one of its tokens as a decode step that ends there."""
+        first, count = sum(self.query_lens[:number]), self.query_lens[number]
+        length = self.seq_lens[number]
+        if token is not None:
+            first, length, count = first + token, length - count + token + 1, 1
+        rows = slice(first, first + count)
+        parts = {name: getattr(self, name)[rows] for name in ("q", "weights", "q_latent")}
+        table = self.block_table[number : number + 1]
+        return replace(self, block_table=table, seq_lens=(length,), query_lens=(count,), **parts)
+
+
+def make_batch(
+    seq_lens: tuple[int, ...],
+    query_lens: tuple[int, ...],
+    *,
+    top_k: int = 16,
+    heads: int = 5,
+    head_size: int = 20,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Batch:
+    """Makes a random batch with blocks in random order and NaN in unused positions.
+
+    Queries and keys of the indexer are small whole numbers: scores are exact, and many are equal.
+    """
+    random = torch.Generator().manual_seed(seed)
+    counts = [-(-n // block_size) for n in seq_lens]
+    blocks = sum(counts) + 2
+    keys = torch.full((blocks, block_size, head_size), math.nan, dtype=cache_dtype)
+    latents = torch.full((blocks, block_size, 32), math.nan, dtype=cache_dtype)
+    order = torch.randperm(blocks, generator=random).to(torch.int32)
+    table = torch.full((len(seq_lens), max(counts, default=0)), -1, dtype=torch.int32)
+    for i, (length, count) in enumerate(zip(seq_lens, counts, strict=True)):
+        table[i, :count] = order[sum(counts[:i]) : sum(counts[: i + 1])]
+        at = torch.arange(length)
+        slots = table[i].long()[at // block_size] * block_size + at % block_size
+        whole = torch.randint(-2, 3, (length, head_size), generator=random)
+        keys.view(-1, head_size)[slots] = whole.to(cache_dtype)
+        latents.view(-1, 32)[slots] = torch.randn(length, 32, generator=random).to(cache_dtype)
+    tokens = sum(query_lens)
+    q = torch.randint(-2, 3, (tokens, heads, head_size + 3), generator=random)[..., 2:-1]
+    weights = torch.randint(-3, 4, (tokens, heads + 1), generator=random)[:, 1:] / 4
+    q_latent = torch.randn(tokens, 4, 32, generator=random)
+    return Batch(
+        *(q.to(dtype), weights.to(dtype), keys, table, seq_lens, query_lens, top_k, latents),
+        q_latent.to(dtype),
+    )
+
+
+def check(batch: Batch) -> None:
+    """Asserts that every variant selects what the reference does, and attends to it."""
+    expected = batch.reference()
+    attended = batch.attend_reference(expected)
+    tolerance = max(TOLERANCE[batch.q.dtype], TOLERANCE[batch.keys.dtype])
+    for name in RUNNABLE:
+        with variants.use(name):
+            selected = batch.run()
+            assert torch.equal(selected, expected), name
+            out = batch.attend(selected)
+        torch.testing.assert_close(out, attended, rtol=tolerance, atol=tolerance)
+
+
+CASES = {
+    "one token": make_batch((1,), (1,), top_k=1),
+    "fewer than top_k": make_batch((15, 16), (15, 2)),
+    "one more than top_k": make_batch((17,), (17,)),
+    "decode": make_batch((100, 700, 16, 3), (1, 1, 1, 1)),
+    "chunk": make_batch((333,), (60,), top_k=100),
+    "mixed": make_batch((300, 40, 0, 7, 9), (1, 40, 0, 3, 9), top_k=33),
+    "over splits": make_batch((900,), (3,), top_k=600),
+    "one head": make_batch((90,), (5,), heads=1, head_size=2),
+    "more heads": make_batch((90,), (5,), heads=11, head_size=129),
+    "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, top_k=17),
+    "top_k of one": make_batch((50,), (50,), top_k=1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_reference(name: str) -> None:
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("cache_dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    check(make_batch((90, 20), (22, 1), cache_dtype=cache_dtype, dtype=dtype))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
+    top_k=st.sampled_from((1, 2, 15, 16, 64, 256, 257, 400)),
+    heads=st.integers(1, 9),
+    head_size=st.integers(1, 70),
+    block_size=st.sampled_from(attention.BLOCK_SIZES),
+    cache_dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 99),
+)
+def test_random_shapes_match_reference(
+    sequences: list[tuple[int, int]],
+    top_k: int,
+    heads: int,
+    head_size: int,
+    block_size: int,
+    cache_dtype: torch.dtype,
+    seed: int,
+) -> None:
+    lengths = tuple(cached + new for cached, new in sequences)
+    options = {"top_k": top_k, "heads": heads, "head_size": head_size, "block_size": block_size}
+    new = tuple(new for _, new in sequences)
+    check(make_batch(lengths, new, **options, cache_dtype=cache_dtype, seed=seed))  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scores=st.lists(
+        st.sampled_from((0.0, -0.0, 1.0, -1.0, 1e-42, -1e-42, 2.5, math.inf, -math.inf, math.nan)),
+        min_size=3,
+        max_size=80,
+    ),
+    top_k=st.integers(1, 80),
+)
+def test_any_scores_are_ordered(scores: list[float], top_k: int) -> None:
+    """With one head of one element and a weight of one, the scores of positive keys are the keys."""
+    values = torch.tensor(scores)
+    keys = torch.zeros(96)
+    keys[: len(scores)] = values
+    table, lengths = torch.arange(6, dtype=torch.int32)[None], torch.tensor([len(scores)], dtype=torch.int32)
+    one = torch.ones(1, 1)
+    got = select.select_tokens(
+        *(one[:, None], one, keys.view(6, 16, 1), table, starts((1,)), lengths, len(scores), 1.0, top_k)
+    )
+    count = min(top_k, len(scores))
+    expected = select.reference.highest(values.relu().nan_to_num(nan=math.inf, posinf=3e38), count)
+    assert got[0, :count].tolist() == expected.tolist()
+    assert (got[0, count:] == -1).all()
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("cache_dtype", FLOATS)
+def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype) -> None:
+    query_lens = (60, 40, 1, 2)
+    batch = make_batch((290, 40, 640, 5), query_lens, top_k=37, cache_dtype=cache_dtype, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(5)  # sums that round
+    batch = replace(batch, q=torch.randn(batch.q.shape, generator=generator))
+    with variants.use(variant):
+        selected = batch.run()
+        together = batch.attend(selected).split(query_lens)
+        for number, count in enumerate(query_lens):
+            alone = batch.sequence(number)
+            chosen = alone.run()
+            assert torch.equal(chosen, selected.split(query_lens)[number])
+            assert torch.equal(alone.attend(chosen), together[number])
+            for token in {0, count // 2, count - 1}:
+                step = batch.sequence(number, token)
+                assert torch.equal(step.attend(step.run())[0], together[number][token])
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_selecting_all_positions_has_the_bits_of_dense_attention(variant: str) -> None:
+    batch = make_batch((300, 20), (9, 20), top_k=300)
+    with variants.use(variant):
+        dense = batch.attend(None)
+        assert torch.equal(batch.attend(batch.run()), dense)
+        # positions of a token beside one of a longer sequence: 0 … 299 of 301
+        longer = make_batch((301,), (4,), top_k=300)
+        assert torch.equal(longer.attend(longer.run())[:3], longer.attend(None)[:3])
+
+
+def test_variants_and_threads_do_not_change_selections() -> None:
+    batch = make_batch((700, 90), (5, 1), heads=7, head_size=33, top_k=50)
+    generator = torch.Generator().manual_seed(5)
+    batch = replace(batch, q=torch.randn(batch.q.shape, generator=generator))
+    batch.keys.mul_(torch.rand(batch.keys.shape, generator=generator))
+    selections, threads = [], torch.get_num_threads()
+    for name in RUNNABLE:
+        with variants.use(name):
+            selections.append(batch.run())
+    try:
+        torch.set_num_threads(1)
+        selections.append(batch.run())
+        single = batch.attend(selections[0])
+        torch.set_num_threads(3)
+        assert torch.equal(batch.attend(selections[0]), single)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(selections[0], other) for other in selections[1:])
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
+    batch = make_batch((60,), (20,))
+    q, weights = batch.q.clone(), batch.weights.clone()
+    q[3, 0, 5], q[4, 1, 0], weights[5, 2] = math.nan, math.inf, math.nan
+    with variants.use(variant):
+        expected = batch.run()
+        changed = replace(batch, q=q, weights=weights)
+        result = changed.run()
+        assert torch.equal(result, changed.reference())
+    others = [t for t in range(20) if t not in (3, 4, 5)]
+    assert torch.equal(result[others], expected[others])
+
+
+def test_empty_batch_returns_empty() -> None:
+    for batch in (make_batch((), ()), make_batch((5, 0), (0, 0)), make_batch((99,), (0,))):
+        assert batch.run().shape == (0, 16)
+        assert batch.attend(batch.run()).shape == (0, 4, 24)
+
+
+def test_opcheck() -> None:
+    batch = make_batch((30, 20), (4, 1))
+    torch.library.opcheck(torch.ops.armllm.select_tokens, batch.arguments())
+    torch.library.opcheck(torch.ops.armllm.mla_attention, batch.attention_arguments(batch.run()))
+
+
+def test_invalid_arguments_raise() -> None:
+    batch = make_batch((30, 20), (4, 1))
+    invalid: list[tuple[dict[str, object], str]] = [
+        ({"q": batch.q[0]}, "tokens, heads, head size"),
+        ({"q": batch.q[..., :7]}, "blocks, block size, 7"),
+        ({"q": batch.q.long()}, "q must be float32"),
+        ({"weights": batch.weights[:, :2]}, r"shape \(5, 5\)"),
+        ({"weights": batch.weights.long()}, "weights must be float32"),
+        ({"keys": batch.keys[:, :8]}, "contiguous"),
+        ({"keys": batch.keys[:, :8].contiguous()}, "block size 8"),
+        ({"keys": batch.keys.long()}, "keys must be float32"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"query_lens": (4, 2)}, "number of tokens|must have shape"),
+        ({"seq_lens": (3, 20)}, "seq_lens says 3"),
+        ({"block_table": batch.block_table + 9}, "names block"),
+    ]
+    for change, message in invalid:
+        with pytest.raises(RuntimeError, match=message):
+            replace(batch, **change).run()  # type: ignore[arg-type]
+    selected = batch.run()
+    for wrong, message in (
+        (selected.long(), "selected must be int32"),
+        (selected[:3], r"shape \(5, positions\)"),
+        (selected[:, :0], "positions"),
+        (selected + 30, "selected has position"),
+        (selected.flip(1), "ascending order"),
+        (torch.full_like(selected, -1), "selected has position -1 for token 0"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            batch.attend(wrong.contiguous())

@@ -1,0 +1,184 @@
+"""Marker op of an indexer: the selection of the tokens that a layer attends to.
+
+Models compute scores of all tokens, add a mask and take the indices of the highest.  After export these nodes
+become the marker, which keeps the indexer's queries, keys and weights as its operands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+from torch_armllm.ops.select.reference import highest, index_scores
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("armllm", "FRAGMENT")
+_library.define("selection(Tensor q, Tensor k, Tensor weights, float scale, int top_k) -> Tensor")
+
+SELECTED = 11
+"""Number of the attention marker's argument for a selection."""
+
+
+_TOP_K = 4
+
+
+class UnknownSelection(RuntimeError):
+    """An indexer computes something else than the marker."""
+
+
+def selection(q: Tensor, k: Tensor, weights: Tensor, scale: float, top_k: int) -> Tensor:
+    """Selects the earlier tokens of the highest scores; the reference implementation.
+
+    Args:
+        q: queries ``(1, T, heads, head_size)``.
+        k: keys ``(1, T, head_size)``, which all heads share.
+        weights: weights of the heads ``(1, T, heads)``.
+        scale: factor of the products.
+        top_k: most tokens that a token selects.
+
+    Returns:
+        bool ``(1, T, T)``: for each token, the tokens that it selects.
+    """
+    scores = index_scores(q[0], weights[0], k[0], scale)
+    count = scores.shape[0]
+    seen = torch.ones(count, count, dtype=torch.bool).tril()
+    chosen = highest(scores.masked_fill(~seen, float("-inf")), min(top_k, count))
+    return (torch.zeros_like(seen).scatter(-1, chosen, True) & seen)[None]
+
+
+def _fake(q: Tensor, k: Tensor, weights: Tensor, scale: float, top_k: int) -> Tensor:
+    return q.new_empty((1, q.shape[1], k.shape[1]), dtype=torch.bool)
+
+
+_library.impl("selection", selection, "CompositeExplicitAutograd")
+torch.library.register_fake("armllm::selection", _fake, lib=_library)
+
+
+def mark_selections(graph: fx.Graph, top_k: int) -> None:
+    """Replaces the indices that attentions are given by markers.
+
+    Args:
+        graph: exported with indexers that select one token.
+        top_k: tokens that they select.
+
+    Raises:
+        UnknownSelection: indices are computed in another way.
+    """
+    markers: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.armllm.attention.default or len(node.args) <= SELECTED:
+            continue
+        indices = node.args[SELECTED]
+        if indices not in markers:
+            markers[indices] = _marker(graph, indices, top_k)
+        node.update_arg(SELECTED, markers[indices])
+    graph.eliminate_dead_code()
+
+
+def check_selections(graph: fx.Graph) -> None:
+    """Checks that every selection is of latents, which attention reads one by one.
+
+    Raises:
+        UnknownSelection: keys or values of a head are selected.
+    """
+    for node in graph.nodes:
+        if node.target is torch.ops.armllm.attention.default and len(node.args) > SELECTED:
+            sides = node.args[1:3]
+            if not all(
+                _is(side, operator.getitem) and _is(side.args[0], torch.ops.armllm.expand_kv.default)
+                for side in sides
+            ):
+                raise UnknownSelection("keys and values are selected, and only latents can be")
+
+
+@contextlib.contextmanager
+def limited_markers(module: fx.GraphModule, top_k: int) -> Iterator[None]:
+    """Lets the markers of a graph select only ``top_k`` tokens while the context lasts."""
+    nodes = [n for n in module.graph.nodes if n.target is torch.ops.armllm.selection.default]
+    before = [n.args[_TOP_K] for n in nodes]
+    try:
+        _set_top_k(module, nodes, [top_k] * len(nodes))
+        yield
+    finally:
+        _set_top_k(module, nodes, before)
+
+
+def _set_top_k(module: fx.GraphModule, nodes: list[Node], values: list[Any]) -> None:
+    for node, value in zip(nodes, values, strict=True):
+        node.update_arg(_TOP_K, value)
+    module.recompile()
+
+
+def _marker(graph: fx.Graph, indices: Node, top_k: int) -> Node:
+    q, k, weights, scale = _operands(indices)
+    values = q.meta["val"], k.meta["val"], weights.meta["val"]
+    with graph.inserting_before(indices):
+        node = graph.call_function(torch.ops.armllm.selection.default, (q, k, weights, scale, top_k))
+    node.meta = dict(indices.meta)
+    with values[0].fake_mode:
+        node.meta["val"] = _fake(*values, scale, top_k)
+    return node
+
+
+def _operands(indices: Node) -> tuple[Node, Node, Node, float]:
+    """Returns queries, keys, weights and the scale of the scores whose highest are taken."""
+    top = _take(_uncast(indices), operator.getitem, 1)
+    scores = _take(top, aten.topk.default, 1)
+    if _is(scores, aten.add.Tensor) and _is_zero(scores.args[1]) and len(scores.kwargs) == 0:
+        scores = scores.args[0]  # type: ignore[assignment]
+    row_weights, products = _pair(_take(scores, aten.squeeze.dim, -2), aten.matmul.default)
+    weights = _take(row_weights, aten.unsqueeze.default, -2)
+    products = _take(products, aten.relu.default)
+    scale = 1.0
+    if _is(products, aten.mul.Tensor) and isinstance(products.args[1], float) and products.args[1] > 0:
+        products, scale = products.args  # type: ignore[assignment]
+    q, keys = _pair(products, aten.matmul.default)
+    keys = _take(_uncast(_take(keys, aten.unsqueeze.default, 1)), aten.transpose.int, -1, -2)
+    q, weights = _uncast(q), _uncast(weights)
+    dims = [x.meta["val"].dim() for x in (q, keys, weights)]
+    if dims != [4, 3, 3]:
+        raise UnknownSelection("operands of an indexer have other dimensions")
+    return q, keys, weights, scale
+
+
+def _is(node: Any, *targets: Any) -> bool:
+    return isinstance(node, Node) and node.target in targets
+
+
+def _take(node: Any, target: Any, *rest: Any) -> Node:
+    """Returns the first argument of a call, whose other arguments must be ``rest``.
+
+    Raises:
+        UnknownSelection: the node is another call.
+    """
+    if not _is(node, target) or node.args[1:] != rest or not isinstance(node.args[0], Node):
+        raise UnknownSelection(f"{node} is not {target} of {rest}")
+    return node.args[0]
+
+
+def _pair(node: Any, target: Any) -> tuple[Node, Node]:
+    if not _is(node, target) or not all(isinstance(x, Node) for x in node.args):
+        raise UnknownSelection(f"{node} is not {target}")
+    first, second = node.args
+    return first, second
+
+
+def _uncast(node: Node) -> Node:
+    """Returns what a node converts to another dtype."""
+    while _is(node, aten.to.dtype, aten._to_copy.default):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_zero(node: Any) -> bool:
+    """True if a node shows a tensor of zeros."""
+    while _is(node, aten.slice.Tensor, aten.select.int, aten.to.dtype, aten.to.dtype_layout):
+        node = node.args[0]
+    return _is(node, aten.zeros.default)
