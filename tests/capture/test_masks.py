@@ -38,14 +38,14 @@ def marked() -> fx.Graph:
 @pytest.mark.parametrize("config", [{"sliding_window": 0}, {"sliding_window": 8, "layer_types": ["full"]}])
 def test_masks_that_no_layer_uses_are_ignored(config: dict[str, object]) -> None:
     masks = MaskedWindows()
-    masks.record(lambda config: None, "create_sliding_window_causal_mask")(SimpleNamespace(**config))
+    masks.record("create_sliding_window_causal_mask", lambda config: None)(SimpleNamespace(**config))
     masks.apply(graph := marked())
     assert [n.args[5] for n in graph.nodes if n.op == "call_function"] == [0]
 
 
 def test_windows_of_unknown_layers_are_refused() -> None:
     masks = MaskedWindows()
-    make = {name: masks.record(lambda config: None, name) for name in MASKS}
+    make = {name: masks.record(name, lambda config: None) for name in MASKS}
     make["create_sliding_window_causal_mask"](SimpleNamespace(sliding_window=8))
     graph = marked()
     masks.apply(graph)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from torch_armllm.capture.markers.attention import UnsupportedAttention
+from torch_armllm.capture.markers.replaced_functions import replaced_functions
 
 _FULL, _SLIDING = "create_causal_mask", "create_sliding_window_causal_mask"
 
@@ -35,7 +35,7 @@ class MaskedWindows:
         self.full = False
         self.windows: set[int] = set()
 
-    def record(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def record(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of transformers that also records its calls."""
 
         @functools.wraps(original)
@@ -74,15 +74,5 @@ def record_masks(model: nn.Module) -> Iterator[MaskedWindows]:
     The functions are replaced for the whole process, so the caller must be alone with the model's code.
     """
     masks = MaskedWindows()
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for file in {type(module).__module__ for module in model.modules()}:
-            names = vars(sys.modules[file]) if file in sys.modules else {}
-            for name in (_FULL, _SLIDING):
-                if callable(original := names.get(name)):
-                    replaced.append((names, name, original))
-                    names[name] = masks.record(original, name)
+    with replaced_functions(model, (_FULL, _SLIDING), masks.record):
         yield masks
-    finally:
-        for names, name, original in replaced:
-            names[name] = original

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 import torch_armllm.capture.markers.recurrent_ops  # noqa: F401  (registers the marker ops)
+from torch_armllm.capture.markers.replaced_functions import replaced_functions
 
 _SILU = ("silu", "swish")
 
@@ -232,18 +232,5 @@ def mark_recurrences(model: nn.Module) -> Iterator[None]:
 
     The functions are replaced for the whole process, so the caller must be alone with the model's code.
     """
-    files = {type(module).__module__ for module in model.modules()}
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for file in files:
-            names = vars(sys.modules[file]) if file in sys.modules else {}
-            for name in _MARKERS:
-                original = names.get(name)
-                replacement = _replacement(name, original) if callable(original) else None
-                if replacement is not None:
-                    replaced.append((names, name, original))
-                    names[name] = replacement
+    with replaced_functions(model, _MARKERS, _replacement):
         yield
-    finally:
-        for names, name, original in replaced:
-            names[name] = original
