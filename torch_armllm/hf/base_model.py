@@ -8,17 +8,25 @@ from typing import Any
 def base_model_of(model: Any) -> Any:
     """Returns the submodule from token ids to hidden states; the model itself if it has none.
 
-    It is ``base_model``, except for models whose prefix names a missing attribute (Llama 4).
+    It is ``base_model``, except for models whose prefix names a missing attribute (Llama 4), and for those
+    whose base model holds a single other one: heads call that one past it (OPT, Whisper).
     """
     base = getattr(model, "base_model", model)
-    if base is not model:
-        return base
+    if base is model:
+        parts = _model_parts(model)
+        return parts[0] if len(parts) == 1 else model
+    while len(list(base.children())) == 1 and (parts := _model_parts(base)):
+        (base,) = parts
+    return base
+
+
+def _model_parts(model: Any) -> list[Any]:
+    """Returns the children that are models themselves."""
     from transformers import (
         PreTrainedModel,  # deferred: the import takes seconds, and most models do not need it
     )
 
-    parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
-    return parts[0] if len(parts) == 1 else model
+    return [child for child in model.children() if isinstance(child, PreTrainedModel)]
 
 
 def max_length_of(base: Any) -> int | None:

@@ -53,6 +53,10 @@ class _Unserved(Exception):
     """The plan cannot serve this call; the message states the reason."""
 
 
+class _CalledError(Exception):
+    """A call arrived that only asks whether it would."""
+
+
 class PatchedForward:
     """``forward`` of a base model: the plan on a paged cache, or the modules if it cannot serve a call."""
 
@@ -82,6 +86,7 @@ class PatchedForward:
         self._warned: set[str] = set()
         self._modules_only: str | None = None
         self._hidden_override: Tensor | None = None
+        self._is_asked = False
         self._pools = PoolReuse(shape)
         self._transient = PagedCache(BlockPool(shape))
 
@@ -96,6 +101,8 @@ class PatchedForward:
         **kwargs: Any,
     ) -> Any:
         """Runs the base model; its own ``forward`` documents the arguments."""
+        if self._is_asked:
+            raise _CalledError
         warn_if_forked()
         past = kwargs.pop(self._cache_name, past_key_values)
         if self._hidden_override is not None:
@@ -125,6 +132,17 @@ class PatchedForward:
             )
         out = StepOutput(last_hidden_state=hidden, **{self._cache_name: cache if keep else None})
         return out.to_tuple() if kwargs.get("return_dict") is False else out
+
+    def is_called_by(self, model: Callable[..., Any]) -> bool:
+        """True if a model calls its base model; False if it calls parts of it itself, past a plan."""
+        self._is_asked = True
+        try:
+            model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
+        except _CalledError:
+            return True
+        finally:
+            self._is_asked = False
+        return False
 
     @contextmanager
     def returning(self, hidden: Tensor) -> Iterator[None]:

@@ -114,6 +114,14 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     forward = PatchedForward(
         *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
     )
+    base.forward = forward
+    if not forward.is_called_by(model):
+        del base.forward
+        report.capture_reason = (
+            f"the forward of {type(model).__name__} calls parts of its {type(base).__name__} itself, and so "
+            "would not call a plan"
+        )
+        return None
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
     report.kv_bytes = shape.bytes_per_token
@@ -121,7 +129,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         shape.expanded * shape.dtype.itemsize if isinstance(shape, LatentShape) else None
     )
     report.ops = _count_ops(built.graph)
-    base.forward, model.forward = forward, by_plan
+    model.forward = by_plan
     return forward
 
 
