@@ -38,6 +38,10 @@ CAPTURED = [
 """Families that must run as a graph of fused ops."""
 
 
+COUNT_PADDING = ("trocr",)
+"""Families whose forward drops positions: with padding on the left, they number tokens by their columns."""
+
+
 class Bounds(NamedTuple):
     """Bounds of differences between a quantized model's logits and its emulation's, relative to the max."""
 
@@ -144,7 +148,9 @@ def _steps(model: Any, ids: Tensor, rows: Tensor) -> dict[str, Tensor]:
     positions = (mask.cumsum(-1) - 1).clamp(min=0) + first_position_of(model.base_model)
     together = model(input_ids=rows, attention_mask=mask, position_ids=positions).logits
     whole = model(input_ids=ids)
-    found = {"prefill": whole.logits, "shorter row": together[:1, PADDING:], "longer row": together[1:]}
+    found = {"prefill": whole.logits, "longer row": together[1:]}
+    if model.config.model_type not in COUNT_PADDING:
+        found["shorter row"] = together[:1, PADDING:]
     if not hasattr(whole, "past_key_values"):  # the family has no cache: `generate` computes all tokens again
         return found
     return {
