@@ -12,8 +12,8 @@ from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, only_user, strip, value
 from torch_armllm.passes.lib.router import insert_route, recognize_router
 
-_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False)
-"""Defaults of int4_moe's arguments after the activation: limit, biases, gated, weigh_input."""
+_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, 0)
+"""Defaults of int4_moe's arguments after the activation, from its limit to its identity experts."""
 
 
 def _scaled_tokens(moe: Node, experts: int) -> tuple[Node, Node] | None:
@@ -62,7 +62,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if not is_op(node, torch.ops.armllm.int4_moe.default):
             continue
         arguments: list[Any] = [*node.args, *_DEFAULTS[len(node.args) - 8 :]]
-        if arguments[9] is not None or arguments[10] is not None:
+        if arguments[9] is not None or arguments[10] is not None or arguments[13]:
             continue
         experts = int(value(arguments[3]).shape[0])
         source, total = _scaled_tokens(node, experts), _sum_over_experts(node, experts)

@@ -34,6 +34,13 @@ def _ignores_zero_weights(node: Node) -> bool:
     return all(given is None for name, given in zip(names, node.args, strict=False) if name.endswith("_bias"))
 
 
+def _count(node: Node) -> int:
+    """Returns the number of experts that a router chooses from: those with weights, and identities."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False))
+    return int(value(given["down"]).shape[0] + given.get("identity_experts", 0))
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Fuses the routing of every ``int4_moe`` (and float ``experts``) that it recognizes.
 
@@ -45,11 +52,11 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     for node in list(graph.nodes):
         if not is_op(node, *_EXPERTS) or not all(isinstance(argument, Node) for argument in node.args[1:3]):
             continue
-        ids, weights, gate_up = node.args[1:4]
+        ids, weights, experts = node.args[1], node.args[2], _count(node)
         choice = _without_zeros if _ignores_zero_weights(node) else _all
-        match = recognize_router(module, (ids, weights), int(value(gate_up).shape[0]), choice)
+        match = recognize_router(module, (ids, weights), experts, choice)
         if match is None:
-            shared = recognize_shared_router(module, ids, weights, int(value(gate_up).shape[0]))
+            shared = recognize_shared_router(module, ids, weights, experts)
             if shared is not None:
                 shared.replace(module, node)
                 num_rewritten += 1

@@ -25,13 +25,14 @@ def int4_moe(
     down_bias: Tensor | None = None,
     gated: bool = True,
     weigh_input: bool = False,
+    identity_experts: int = 0,
 ) -> Tensor:
     """Weighted sum over each token's experts of ``down(act(gate(x)) · up(x))``.
 
     Args:
         x: ``(..., H)``, float32, bfloat16 or float16; T rows in total.
-        expert_ids: ``(..., top_k)``, T rows, int64 or int32, values in ``0 .. E - 1``.  A token may name an
-            expert twice.
+        expert_ids: ``(..., top_k)``, T rows, int64 or int32, values in ``0 .. E + identity_experts - 1``.  A
+            token may name an expert twice.
         expert_weights: same shape as ``expert_ids``, any of the float dtypes.
         gate_up: uint8 ``(E, 2 · ceil(I / 16), panel_bytes)``: gate and up, each packed by
             :func:`torch_armllm.ops.linear.pack_int4`, with alternating panels
@@ -47,6 +48,7 @@ def int4_moe(
             up, its bias is ``(E, I)``, and the input of ``down`` is ``act(up(x)) · up(x)``.  With ``relu``
             this is the squared ReLU.
         weigh_input: whether the weights multiply the experts' inputs (Llama 4) instead of their outputs.
+        identity_experts: number of ids from E on whose experts return ``x`` itself (LongCat's zero experts).
 
     Returns:
         A tensor of the shape and dtype of ``x``.  Tokens and intermediate rows are quantized to INT8;
@@ -71,6 +73,7 @@ def int4_moe(
         down_bias,
         gated,
         weigh_input,
+        identity_experts,
     )
     return result
 
@@ -90,5 +93,6 @@ def _int4_moe_fake(
     down_bias: Tensor | None = None,
     gated: bool = True,
     weigh_input: bool = False,
+    identity_experts: int = 0,
 ) -> Tensor:
     return x.new_empty(x.shape)

@@ -156,15 +156,36 @@ struct Combine {
   }
 };
 
+bool is_identity(const MoeArgs& a, int32_t id) {
+  return id >= a.experts && id < a.experts + a.identity_experts;
+}
+
+// Columns of a token as float32: its own, or converted to `memory`.
+const float* floats_of(const Rows& x, int64_t token, int64_t column, int64_t n, float* memory) {
+  if (x.type == DType::f32) return reinterpret_cast<const float*>(x.at(token, column));
+  variant().moe->widen(x.at(token, column), x.type, n, memory);
+  return memory;
+}
+
 void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index) {
   const Combine c(a, m, pass);
   const int64_t first = index % c.chunks * c.column_step, n = std::min(c.column_step, c.columns - first);
   const int64_t begin = index / c.chunks * c.token_step, end = std::min(begin + c.token_step, a.tokens);
-  const float** rows = reinterpret_cast<const float**>(thread_memory(a.top_k * 12));
+  const bool converts = a.identity_experts > 0 && a.x.type != DType::f32;
+  const float** rows =
+      reinterpret_cast<const float**>(thread_memory(a.top_k * 12 + (converts ? n : 0) * sizeof(float)));
   float* weights = reinterpret_cast<float*>(rows + a.top_k);
+  float* converted = weights + a.top_k;
   for (int64_t token = begin; token < end; ++token) {
     int64_t count = 0;
+    const float* x = nullptr;  // the token itself
     for (int64_t p = token * a.top_k; p < (token + 1) * a.top_k; ++p) {
+      if (is_identity(a, a.ids[p])) {
+        if (x == nullptr) x = floats_of(a.x, token, c.first_column + first, n, converted);
+        rows[count] = x;
+        weights[count++] = a.weights[p];
+        continue;
+      }
       if (m.pair_row[p] < 0) continue;
       rows[count] = m.down[pass % 2] + m.pair_row[p] * m.down_stride + first;
       weights[count++] = a.weigh_input ? 1.0f : a.weights[p];

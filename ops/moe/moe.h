@@ -40,13 +40,15 @@ struct MoeKernels {
   void (*route)(const RouteArgs& args, int64_t token);
   // y[i] = Σ_j weights[j] · x[j][i] in the order of j.
   void (*combine)(const float* const* x, const float* weights, int64_t count, int64_t n, void* y, DType type);
+  // y[i] = x[i]
+  void (*widen)(const void* x, DType type, int64_t n, float* y);
 };
 
 // out[t] = Σ_j weights[t][j] · down_e( act(gate_e(x)) · up_e(x) ),  e = ids[t][j]
 //
-// Panels of gate and up alternate in `gate_up` (g0 u0 g1 u1 …).  Ids outside 0 … experts − 1 contribute
-// nothing; the registered op rejects them.  With weigh_input the experts' inputs are x · weights[t][j], and
-// the sum is unweighted.
+// Panels of gate and up alternate in `gate_up` (g0 u0 g1 u1 …).  The identity_experts ids that follow the
+// experts' return x itself.  Ids outside both contribute nothing; the registered op rejects them.  With
+// weigh_input the experts' inputs are x · weights[t][j], and the sum is unweighted.
 struct MoeArgs {
   Rows x, out;
   const int32_t* ids = nullptr;    // [tokens][top_k]
@@ -56,7 +58,7 @@ struct MoeArgs {
   int64_t gate_up_expert_stride = 0, down_expert_stride = 0;  // bytes
   int64_t gate_up_panel_stride = 0, down_panel_stride = 0;    // bytes
   Scheme scheme = Scheme::g32i;
-  int64_t tokens = 0, experts = 0, top_k = 0, hidden = 0, intermediate = 0;
+  int64_t tokens = 0, experts = 0, identity_experts = 0, top_k = 0, hidden = 0, intermediate = 0;
   Activation activation = Activation::silu;
   float limit = 7.0f;        // of swiglu_clamped and silu_clamped
   bool gated = true;         // false: `gate_up` has no gate, and the activation is act(up) · up

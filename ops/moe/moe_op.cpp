@@ -1,4 +1,5 @@
 // int4_moe
+#include <string>
 #include <vector>
 
 #include "linear/scheme_arg.h"
@@ -31,21 +32,24 @@ int64_t choices_per_token(const Tensor& t, const char* name, int64_t tokens) {
 }
 
 template <typename T>
-std::vector<int32_t> checked_ids(const Tensor& ids, int64_t top_k, int64_t experts) {
+std::vector<int32_t> checked_ids(const Tensor& ids, int64_t top_k, int64_t experts, int64_t identities) {
   const T* p = static_cast<const T*>(ids.data_ptr());
+  const int64_t last = experts + identities - 1;
   std::vector<int32_t> checked(ids.numel());
   for (int64_t i = 0; i < int64_t(checked.size()); ++i) {
-    STD_TORCH_CHECK(p[i] >= 0 && p[i] < experts, "expert_ids names expert ", p[i], " as choice ", i % top_k,
-                    " of token ", i / top_k, ", but gate_up holds experts 0 to ", experts - 1);
+    STD_TORCH_CHECK(p[i] >= 0 && p[i] <= last, "expert_ids names expert ", p[i], " as choice ", i % top_k,
+                    " of token ", i / top_k, ", but gate_up holds experts 0 to ", experts - 1,
+                    identities > 0 ? " and identities follow to " + std::to_string(last) : "");
     checked[i] = int32_t(p[i]);
   }
   return checked;
 }
 
-std::vector<int32_t> expert_numbers(const Tensor& ids, int64_t top_k, int64_t experts) {
-  if (type_of(ids) == ScalarType::Int) return checked_ids<int32_t>(contiguous(ids), top_k, experts);
+std::vector<int32_t> expert_numbers(const Tensor& ids, const MoeArgs& a) {
+  const int64_t k = a.top_k, experts = a.experts, identities = a.identity_experts;
+  if (type_of(ids) == ScalarType::Int) return checked_ids<int32_t>(contiguous(ids), k, experts, identities);
   STD_TORCH_CHECK(type_of(ids) == ScalarType::Long, "expert_ids must be int64 or int32");
-  return checked_ids<int64_t>(contiguous(ids), top_k, experts);
+  return checked_ids<int64_t>(contiguous(ids), k, experts, identities);
 }
 
 std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char* name, int64_t elements) {
@@ -58,7 +62,7 @@ std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char
 Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
                 int64_t intermediate, std::string scheme, std::string activation, double limit,
                 std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
-                bool weigh_input) {
+                bool weigh_input, int64_t identity_experts) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
   QuantMoe set;
@@ -73,6 +77,8 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   STD_TORCH_CHECK(!clamped || limit > 0, "limit must be positive, not ", limit);
   a.gated = gated;
   a.weigh_input = weigh_input;
+  STD_TORCH_CHECK(identity_experts >= 0, "identity_experts must not be negative, not ", identity_experts);
+  a.identity_experts = identity_experts;
   check_experts(gate_up, "gate_up", gated ? "intermediate (gate and up)" : "intermediate (without a gate)",
                 "hidden", (gated ? 2 : 1) * ceil_div(intermediate, kPanel), a.scheme, a.hidden);
   check_experts(down, "down", "hidden", "intermediate", ceil_div(a.hidden, kPanel), a.scheme, intermediate);
@@ -94,7 +100,7 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   Tensor out = new_tensor(x, sizes);
   if (a.tokens == 0) return out;
 
-  const std::vector<int32_t> ids = expert_numbers(expert_ids, a.top_k, a.experts);
+  const std::vector<int32_t> ids = expert_numbers(expert_ids, a);
   const Tensor weights = contiguous(torch::stable::to(expert_weights, ScalarType::Float));
   a.x = rows_of(rows, "x");
   a.out = rows_of(out, "out");

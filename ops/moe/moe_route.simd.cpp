@@ -258,8 +258,25 @@ void combine(const float* const* x, const float* weights, int64_t count, int64_t
   }
 }
 
+template <typename T>
+void widen_as(const T* x, int64_t n, float* y) {
+  for_blocks(
+      n, [&](int64_t i, int lanes) ARMLLM_INLINE { store_lanes(y + i, load_lanes(x + i, lanes), lanes); });
+}
+
+void widen(const void* x, DType type, int64_t n, float* y) {
+  switch (type) {
+    case DType::f32:
+      return widen_as(static_cast<const float*>(x), n, y);
+    case DType::bf16:
+      return widen_as(static_cast<const bf16*>(x), n, y);
+    case DType::f16:
+      return widen_as(static_cast<const f16*>(x), n, y);
+  }
+}
+
 }  // namespace
 
-const MoeKernels moe = {route, combine};
+const MoeKernels moe = {route, combine, widen};
 
 }  // namespace armllm::ARMLLM_VARIANT

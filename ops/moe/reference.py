@@ -22,6 +22,7 @@ def reference_int4_moe(
     down_bias: Tensor | None = None,
     gated: bool = True,
     weigh_input: bool = False,
+    identity_experts: int = 0,
 ) -> Tensor:
     """Reference of :func:`int4_moe`, equal to it except for the last bits of the activation function.
 
@@ -38,6 +39,9 @@ def reference_int4_moe(
         chosen = rows[token]
         if weigh_input:
             chosen = chosen * weights[token, choice][:, None]
+        if len(gate_up) <= e < len(gate_up) + identity_experts:
+            outputs[token, choice] = chosen
+            continue
         halves = 2 if gated else 1
         biases = None if gate_up_bias is None else gate_up_bias.view(-1, halves, intermediate)[e]
         gate, up = (

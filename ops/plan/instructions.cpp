@@ -206,6 +206,7 @@ Instruction build(const fields::moe& op) {
   a.down_panel_stride = op.down_panel_stride;
   a.scheme = op.scheme;
   a.experts = op.experts;
+  a.identity_experts = op.identity_experts;
   a.top_k = op.top_k;
   a.hidden = op.hidden;
   a.intermediate = op.intermediate;

@@ -118,6 +118,8 @@ void check(const Checks& c, const fields::moe& op) {
   c.written({op.out});
   for (int64_t size : {op.experts, op.top_k, op.hidden, op.intermediate})
     c.positive(size, "a size of experts");
+  STD_TORCH_CHECK(op.identity_experts >= 0 && op.identity_experts <= kMaxExperts,
+                  "plan: ", op.identity_experts, " experts return their input");
   const int64_t parts = op.gated ? 2 : 1;
   c.rows(op.x, op.hidden);
   c.rows(op.out, op.hidden);

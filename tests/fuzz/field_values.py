@@ -17,6 +17,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "num_experts": (4, 8, 16),
     "num_local_experts": (4, 8, 16),
     "n_routed_experts": (4, 8, 16),
+    "zero_expert_num": (0, 2, 5),
     "num_experts_per_tok": (1, 2, 3),
     "num_experts_per_token": (1, 2, 3),
     "n_group": (1, 2),

@@ -193,6 +193,19 @@ void test_combine(const MoeKernels& tested, const MoeKernels& truth, const char*
       }
 }
 
+void test_widen(const MoeKernels& tested, const MoeKernels& truth, const char* name, Report& report) {
+  Random random(16);
+  for (DType type : kTypes)
+    for (int64_t n : {1, 16, 45}) {
+      Values x(type, n, random);
+      if (n > 1) x.set(0, std::nanf("")), x.set(1, INFINITY);
+      Values out[2] = {Values(DType::f32, n), Values(DType::f32, n)};
+      for (int i = 0; i < 2; ++i)
+        (i ? truth : tested).widen(x.data(), type, n, static_cast<float*>(out[i].data()));
+      report.expect(out[0].same(out[1]), text("%s widen type %d n %ld", name, int(type), long(n)));
+    }
+}
+
 void test_sample(const SampleKernels& tested, const SampleKernels& truth, const char* name, Report& report) {
   Random random(17);
   for (DType type : kTypes)
@@ -245,6 +258,7 @@ void test_rows(const Variant& tested, const Variant& truth, Report& report) {
   test_route(*tested.moe, *truth.moe, tested.name, report);
   test_dense(*tested.dense, *truth.dense, tested.name, report);
   test_combine(*tested.moe, *truth.moe, tested.name, report);
+  test_widen(*tested.moe, *truth.moe, tested.name, report);
   test_sample(*tested.sample, *truth.sample, tested.name, report);
 }
 

@@ -86,6 +86,48 @@ def test_weigh_input_scales_the_expert_inputs(tokens: int) -> None:
     assert_close(actual, first + second, 1e-6)
 
 
+@pytest.mark.parametrize("weigh_input", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("hidden", "tokens"), [(1, 1), (70, 3), (790, 1), (790, 40)])
+def test_identity_experts_return_their_input(
+    hidden: int, tokens: int, dtype: torch.dtype, weigh_input: bool
+) -> None:
+    layer = make_layer(3, hidden, activation="relu", bias=torch.float32)
+    layer.identity_experts, layer.weigh_input = 4, weigh_input
+    x, ids, weights = make_input(layer, tokens, 5, dtype)
+    ids[0] = torch.tensor([6, 3, 4, 6, 5])  # no expert with weights, and one twice
+    actual = run_all_variants(layer, x, ids, weights)
+    assert_close(actual, layer.reference(x, ids, weights), 1e-6 if dtype == torch.float32 else 1e-2)
+    assert_close(actual[0], x[0], 1e-6 if dtype == torch.float32 else 1e-2)  # the weights' sum is 1
+    for t in range(tokens):
+        alone = layer(x[t : t + 1], ids[t : t + 1], weights[t : t + 1])
+        assert torch.equal(actual[t : t + 1], alone)
+
+
+def test_identity_experts_keep_rows_that_are_not_finite_apart() -> None:
+    layer = make_layer(activation="relu")
+    layer.identity_experts = 2
+    x, ids, weights = make_input(layer, 6, 2)
+    expected = layer(x, ids, weights)
+    ids[2], ids[4] = torch.tensor([4, 5]), torch.tensor([5, 4])
+    x[2], x[4, 7] = float("nan"), float("inf")
+    actual = run_all_variants(layer, x, ids, weights)
+    assert actual[2].isnan().all()
+    assert actual[4, 7] == float("inf") and int(actual[4].isfinite().sum()) == 63
+    rest = [0, 1, 3, 5]
+    assert torch.equal(actual[rest], expected[rest])
+
+
+def test_ids_after_the_identity_experts_raise() -> None:
+    layer = make_layer()
+    layer.identity_experts = 2
+    x, ids, weights = make_input(layer, 5, 2)
+    ids[3, 1] = 6
+    message = "names expert 6 as choice 1 of token 3, .* experts 0 to 3 and identities follow to 5"
+    with pytest.raises(RuntimeError, match=message):
+        layer(x, ids, weights)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("ids_dtype", [torch.int64, torch.int32])
 def test_every_dtype_matches_reference(dtype: torch.dtype, ids_dtype: torch.dtype) -> None:
@@ -115,13 +157,15 @@ def test_float_group_scales_match_reference_within_tolerance(scheme: str) -> Non
     intermediate=st.integers(1, 70),
     tokens=st.integers(0, 30),
     top_k=st.integers(1, 9),
+    identities=st.integers(0, 5),
     seed=st.integers(0, 99),
 )
 def test_random_shapes_match_reference(
-    experts: int, hidden: int, intermediate: int, tokens: int, top_k: int, seed: int
+    experts: int, hidden: int, intermediate: int, tokens: int, top_k: int, identities: int, seed: int
 ) -> None:
     layer = make_layer(experts, hidden, intermediate, activation="relu", seed=seed)
-    inputs = make_input(layer, tokens, min(top_k, experts), seed=seed)
+    layer.identity_experts = identities
+    inputs = make_input(layer, tokens, min(top_k, experts + identities), seed=seed)
     actual = run_all_variants(layer, *inputs)
     assert actual.shape == inputs[0].shape
     if tokens:
@@ -136,7 +180,12 @@ def test_opcheck() -> None:
     torch.library.opcheck(
         torch.ops.armllm.int4_moe.default,
         (x, ids, weights, *(options[name] for name in order)),
-        {"gate_up_bias": layer.gate_up_bias, "down_bias": layer.down_bias, "weigh_input": True},
+        {
+            "gate_up_bias": layer.gate_up_bias,
+            "down_bias": layer.down_bias,
+            "weigh_input": True,
+            "identity_experts": 3,
+        },
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
     )
 
@@ -150,6 +199,7 @@ def test_opcheck() -> None:
         ({"intermediate": 16}, "panels per expert"),
         ({"gated": False}, "6 panels per expert; intermediate .without a gate. needs 3"),
         ({"intermediate": 0}, "must be positive"),
+        ({"identity_experts": -1}, "identity_experts must not be negative, not -1"),
         ({"down": torch.zeros(3, 4, 640, dtype=torch.uint8)}, "same number of experts, not .* and 3"),
         ({"gate_up_bias": torch.zeros(4, 48)}, "gate_up_bias has 192 elements"),
         ({"down_bias": torch.zeros(7)}, "down_bias has 7 elements"),

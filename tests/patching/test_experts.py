@@ -17,7 +17,7 @@ from tests.support.models import COMMON, token_ids
 from tests.support.patched_models import chunked
 from tests.support.reference_modules import ReferenceExperts
 from torch_armllm import Recipe
-from torch_armllm.capture.markers.experts import experts_function
+from torch_armllm.capture.markers.experts import experts_function, mark_undecorated_experts
 from torch_armllm.hf.expert_detection import read_layout
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -139,6 +139,30 @@ class Batched(nn.Module):
         return torch.bmm(up * F.silu(gate), self.down_proj).view(-1, self.hidden_size)
 
 
+class WithIdentities(nn.Module):
+    """LongCat: ids after the experts' return the token itself; without transformers' interface."""
+
+    def __init__(self, identities: int = 3, factor: float = 1.0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.routed_experts, self.identities, self.factor = EXPERTS, identities, factor
+        self.gate_up_proj = nn.Parameter(
+            torch.randn(EXPERTS + identities, 2 * INNER, HIDDEN, generator=generator) / HIDDEN**0.5
+        )
+        self.down_proj = nn.Parameter(torch.randn(EXPERTS, HIDDEN, INNER, generator=generator) / INNER**0.5)
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for expert in range(self.routed_experts + self.identities):
+            token, slot = torch.where(ids == expert)
+            rows = self.factor * x[token]
+            if expert < self.routed_experts:
+                gate, up = F.linear(x[token], self.gate_up_proj[expert]).chunk(2, dim=-1)
+                rows = F.linear(F.silu(gate) * up, self.down_proj[expert])
+            out.index_add_(0, token, rows * weights[token, slot, None])
+        return out
+
+
 KNOWN = {
     Plain: ("silu", 7.0),
     Transposed: ("silu", 7.0),
@@ -148,9 +172,9 @@ KNOWN = {
 }
 
 
-def inputs(tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(tokens: int = 9, experts: int = EXPERTS) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    ids = torch.rand(tokens, EXPERTS, generator=generator).argsort(-1)[:, :2]
+    ids = torch.rand(tokens, experts, generator=generator).argsort(-1)[:, :2]
     return torch.randn(tokens, HIDDEN, generator=generator), ids, torch.rand(tokens, 2, generator=generator)
 
 
@@ -198,6 +222,43 @@ def test_batched_experts() -> None:
     got = model["experts"](x)
     torch.testing.assert_close(got, ReferenceExperts(model["experts"])(x), atol=3e-2, rtol=3e-2)
     assert float((got - expected).detach().norm() / expected.detach().norm()) < 0.25
+
+
+@pytest.mark.parametrize("identities", [0, 1, 3, EXPERTS, HIDDEN - EXPERTS])
+def test_identity_experts(identities: int) -> None:
+    module, arguments = WithIdentities(identities), inputs(20, EXPERTS + identities)
+    layout = read_layout(module)
+    assert not isinstance(layout, str)
+    assert layout.identity_experts == identities and not layout.batched and not layout.transposed
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    model = nn.ModuleDict({"experts": module})
+    with torch.no_grad():
+        expected = module(*arguments)
+        with mark_undecorated_experts(model):
+            marked = module.forward(*arguments)
+        torch.testing.assert_close(marked, expected, atol=1e-5, rtol=1e-5)
+    (record,) = quantize(model, Recipe(importance=False), progress=False)
+    assert record.op == "int4_moe" and record.reason is None
+    packed = model["experts"]
+    assert isinstance(packed, QuantExperts) and packed.num_experts == EXPERTS
+    got = packed(*arguments)
+    torch.testing.assert_close(got, ReferenceExperts(packed)(*arguments), atol=3e-2, rtol=3e-2)
+    assert float((got - expected).norm() / expected.norm()) < 0.25
+    only = torch.full((20, 2), EXPERTS + identities - 1)
+    if identities:
+        sums = arguments[2].sum(-1, keepdim=True)
+        torch.testing.assert_close(packed(arguments[0], only, arguments[2]), arguments[0] * sums)
+    assert restore(model) == ["experts"]
+    for name, parameter in model["experts"].named_parameters():
+        read, own = parameter.detach()[:EXPERTS], before[name][:EXPERTS]
+        assert parameter.shape == before[name].shape
+        assert float((read - own).norm() / own.norm()) < 0.1, name
+
+
+def test_identities_with_a_factor_are_not_changed() -> None:
+    module = WithIdentities(factor=1.25)
+    (record,) = quantize(nn.ModuleDict({"experts": module}), Recipe(importance=False), progress=False)
+    assert record.reason == "what it computes is not what a fused op does"
 
 
 def test_other_stacked_weights_are_not_experts() -> None:

@@ -56,6 +56,7 @@ class MoeLayer:
         down_bias: bias (experts, hidden).
         gated: has a gate.
         weigh_input: the routing weights scale the inputs instead of the outputs.
+        identity_experts: ids after the experts' whose result is the token itself.
     """
 
     gate_up: Tensor
@@ -68,6 +69,7 @@ class MoeLayer:
     down_bias: Tensor | None = None
     gated: bool = True
     weigh_input: bool = False
+    identity_experts: int = 0
 
     def options(self) -> dict[str, object]:
         """Returns the keyword arguments of `int4_moe` that do not depend on tokens."""
@@ -81,6 +83,7 @@ class MoeLayer:
             "down_bias": self.down_bias,
             "gated": self.gated,
             "weigh_input": self.weigh_input,
+            "identity_experts": self.identity_experts,
         }
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -118,7 +121,7 @@ def make_input(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns random tokens, the ids of ``top_k`` distinct experts per token, and normalized weights."""
     generator = torch.Generator().manual_seed(seed)
-    experts = layer.gate_up.shape[0]
+    experts = layer.gate_up.shape[0] + layer.identity_experts
     x = torch.randn(tokens, layer.hidden, generator=generator).to(dtype)
     ids = torch.rand(tokens, experts, generator=generator).argsort(-1)[:, :top_k].contiguous()
     weights = torch.rand(tokens, top_k, generator=generator) + 0.1

@@ -50,6 +50,8 @@ class ReferenceExperts(nn.Module):
             tokens, slots = torch.where(top_k_index == expert)
             if len(tokens):
                 parts[tokens, slots] = self._expert(expert, hidden_states[tokens].float())
+        tokens, slots = torch.where(top_k_index >= self.source.num_experts)
+        parts[tokens, slots] = hidden_states[tokens].float()
         total = parts.new_zeros(hidden_states.shape)
         for slot in range(top_k_index.shape[1]):
             total = total + parts[:, slot] * top_k_weights[:, slot, None].float()

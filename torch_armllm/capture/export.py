@@ -100,7 +100,7 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
         with (
             mla.mark_expand_kv(model),
             distance_bias.mark_distance_biases(model),
-            experts.mark_batched_experts(model),
+            experts.mark_undecorated_experts(model),
             # a number of selected tokens that no sequence falls below
             indexer.limit_selections(model, 1) if selects else indexer.disable_indexers(model),
             recurrent.mark_recurrences(model),

@@ -22,6 +22,8 @@ class ExpertLayout:
             ``act(up) · up``.
         batched: the input has rows for each expert, expert after expert (Llama 4), not a choice of experts
             for each row.
+        identity_experts: number of ids after the experts' for which a row itself is the result (LongCat).
+            ``gate_up_proj`` holds rows for them too, which nothing reads.
     """
 
     transposed: bool
@@ -31,6 +33,7 @@ class ExpertLayout:
     limit: float = 7.0
     gated: bool = True
     batched: bool = False
+    identity_experts: int = 0
 
     @property
     def weights(self) -> tuple[str, str]:
@@ -39,7 +42,7 @@ class ExpertLayout:
 
     def inner(self, weight: Tensor) -> tuple[list[Tensor], ...]:
         """Returns views of each expert's gate and up matrices (I, H); only of up without a gate."""
-        weight = weight.detach()
+        weight = weight.detach()[: weight.shape[0] - self.identity_experts]
         weight = weight.transpose(1, 2) if self.transposed else weight
         return tuple(list(part) for part in self._parts(weight))
 
@@ -71,6 +74,8 @@ class ExpertLayout:
         """Converts (E, 2·I, H), gate first, or (E, I, H), and (E, H, I) to the module's layout."""
         if self.interleaved and self.gated:
             inner = torch.stack(inner.chunk(2, dim=1), dim=2).flatten(1, 2)
+        if self.identity_experts:
+            inner = torch.cat([inner, inner.new_zeros(self.identity_experts, *inner.shape[1:])])
         if self.transposed:
             inner, outer = inner.transpose(1, 2), outer.transpose(1, 2)
         return inner.contiguous(), outer.contiguous()

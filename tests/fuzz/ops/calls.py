@@ -180,11 +180,12 @@ def _int4_moe(draw: Random) -> Call:
     scheme, hidden, inner = draw.choice(list(SCHEMES)), draw.choice(_WIDTHS), draw.choice(_WIDTHS)
     experts, rows, dtype = draw.choice((1, 2, 3, 5, 8)), _rows(draw), _float(draw)
     top_k, gated = draw.choice((1, 1, 2, 3)), draw.random() < 0.7
+    identities = draw.choice((0, 0, 1, 4))
     parts = 2 if gated else 1
     flat = (math.prod(rows), top_k) if draw.random() < 0.5 else (*rows, top_k)
     return {
         "x": Spec((*rows, hidden), dtype),
-        "expert_ids": Spec(flat, draw.choice((torch.int64, torch.int32)), (0, experts - 1)),
+        "expert_ids": Spec(flat, draw.choice((torch.int64, torch.int32)), (0, experts + identities - 1)),
         "expert_weights": Spec(flat, _float(draw)),
         "gate_up": _packed(scheme, inner, hidden, (experts,), parts),
         "down": _packed(scheme, hidden, inner, (experts,)),
@@ -196,6 +197,7 @@ def _int4_moe(draw: Random) -> Call:
         "down_bias": _maybe(draw, Spec((experts, hidden), dtype)),
         "gated": gated,
         "weigh_input": draw.random() < 0.3,
+        "identity_experts": identities,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_armllm.hf.expert_detection import is_experts, read_layout
+from torch_armllm.hf.expert_detection import is_decorated, is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
 from torch_armllm.ops.activation import FUNCTIONS
 
@@ -23,7 +24,7 @@ _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
     "experts(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, str activation,"
     " float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True,"
-    " bool transposed=False, bool interleaved=False) -> Tensor"
+    " bool transposed=False, bool interleaved=False, int identity_experts=0) -> Tensor"
 )
 
 
@@ -40,6 +41,7 @@ def float_experts(
     gated: bool = True,
     transposed: bool = False,
     interleaved: bool = False,
+    identity_experts: int = 0,
 ) -> Tensor:
     """Computes the weighted sum of experts, one expert after the other.
 
@@ -57,11 +59,12 @@ def float_experts(
         gated: True if there is a gate; otherwise the activation receives ``up`` twice.
         transposed: True if the last two dimensions of the weights are swapped.
         interleaved: True if gate and up rows alternate.
+        identity_experts: number of ids after those of ``down`` for which a token itself is the result.
 
     Returns:
         ``(T, hidden)`` in the dtype of ``x``.
     """
-    layout = expert_layout(activation, limit, gate_up_bias, gated, transposed, interleaved)
+    layout = expert_layout(activation, limit, gate_up_bias, gated, transposed, interleaved, identity_experts)
     parts, downs = layout.inner(gate_up), layout.outer(down)
     biases = None if gate_up_bias is None else layout.inner_bias(gate_up_bias)
     out = torch.zeros_like(x)
@@ -76,6 +79,9 @@ def float_experts(
         part = F.linear(inner, outer, None if down_bias is None else down_bias[expert])
         part = part * expert_weights[token, slot, None]
         out.index_add_(0, token, part.to(out.dtype))
+    for expert in range(len(downs), len(downs) + identity_experts):
+        token, slot = torch.where(expert_ids == expert)
+        out.index_add_(0, token, (x[token] * expert_weights[token, slot, None]).to(out.dtype))
     return out
 
 
@@ -86,9 +92,13 @@ def expert_layout(
     gated: bool = True,
     transposed: bool = False,
     interleaved: bool = False,
+    identity_experts: int = 0,
 ) -> ExpertLayout:
     """Returns the layout that the marker op's arguments describe."""
-    return ExpertLayout(transposed, interleaved, gate_up_bias is not None, activation, limit, gated)
+    return ExpertLayout(
+        *(transposed, interleaved, gate_up_bias is not None, activation, limit, gated),
+        identity_experts=identity_experts,
+    )
 
 
 def _fake(x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -112,12 +122,18 @@ def experts_function(
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
         return ALL_EXPERTS_FUNCTIONS[_FALLBACK](module, hidden_states, top_k_index, top_k_weights)
+    return _marked(module, layout, hidden_states, top_k_index, top_k_weights)
+
+
+def _marked(module: Any, layout: ExpertLayout, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Calls the marker op for a module."""
     inner, outer = (getattr(module, name) for name in layout.weights)
     biases = (getattr(module, f"{name}_bias") if layout.biased else None for name in layout.weights)
-    return torch.ops.armllm.experts(
-        *(hidden_states, top_k_index, top_k_weights, inner, outer, layout.activation, layout.limit, *biases),
-        *(layout.gated, layout.transposed, layout.interleaved),
+    out: Tensor = torch.ops.armllm.experts(
+        *(x, ids, weights, inner, outer, layout.activation, layout.limit, *biases),
+        *(layout.gated, layout.transposed, layout.interleaved, layout.identity_experts),
     )
+    return out
 
 
 def _batched_forward(module: Any, layout: ExpertLayout) -> Callable[[Tensor], Tensor]:
@@ -127,24 +143,22 @@ def _batched_forward(module: Any, layout: ExpertLayout) -> Callable[[Tensor], Te
         rows = hidden_states.view(-1, module.down_proj.shape[1 if not layout.transposed else 2])
         count = module.down_proj.shape[0]
         ids = torch.arange(count)[:, None].expand(count, rows.shape[0] // count).reshape(-1, 1)
-        out: Tensor = torch.ops.armllm.experts(
-            *(rows, ids, torch.ones_like(ids, dtype=rows.dtype), module.gate_up_proj, module.down_proj),
-            *(layout.activation, layout.limit, None, None, True, layout.transposed, layout.interleaved),
-        )
-        return out
+        return _marked(module, layout, rows, ids, torch.ones_like(ids, dtype=rows.dtype))
 
     return forward
 
 
 @contextlib.contextmanager
-def mark_batched_experts(model: nn.Module) -> Iterator[None]:
-    """Replaces float experts whose input has rows for every expert (Llama 4) by the marker op."""
+def mark_undecorated_experts(model: nn.Module) -> Iterator[None]:
+    """Replaces float experts outside transformers' interface (Llama 4, LongCat) by the marker op."""
     replaced: list[nn.Module] = []
     try:
         for module in model.modules():
-            layout = read_layout(module) if is_experts(module) else ""
-            if isinstance(layout, ExpertLayout) and layout.batched:
-                module.__dict__["forward"] = _batched_forward(module, layout)
+            layout = read_layout(module) if is_experts(module) and not is_decorated(module) else ""
+            if isinstance(layout, ExpertLayout):
+                module.__dict__["forward"] = (
+                    _batched_forward(module, layout) if layout.batched else partial(_marked, module, layout)
+                )
                 replaced.append(module)
         yield
     finally:

@@ -60,8 +60,8 @@ def packed_experts(layer: Layer, inner: IntegerWeight, outer: IntegerWeight) -> 
         rows = inner.quantized.q.shape[1]
         size = rows // (2 if layout.gated else 1)
         parts = [inner.rows(slice(start, start + size)) for start in range(0, rows, size)]
-    panels = [_panels(part) for part in parts]
-    hidden, intermediate = outer.quantized.q.shape[1:]
+    experts, hidden, intermediate = outer.quantized.q.shape
+    panels = [_panels(part)[:experts] for part in parts]  # identity experts may have rows of gates and ups
     return QuantExperts(
         interleave_panels(*panels) if layout.gated else panels[0],
         _panels(outer),

@@ -18,7 +18,7 @@ def _moe(
     low: Lowering, node: Node, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, intermediate: int,
         scheme: str,
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
-    gated: bool = True, weigh_input: bool = False,
+    gated: bool = True, weigh_input: bool = False, identity_experts: int = 0,
 ) -> Operand:  # fmt: skip
     rows, expert_ids, expert_weights = low.rows(x), low.rows(ids), low.rows(weights)
     if (
@@ -51,6 +51,7 @@ def _moe(
         down_panel_stride=down_panels.stride(1),
         scheme=scheme,
         experts=gate_up_panels.shape[0],
+        identity_experts=identity_experts,
         top_k=expert_ids.width,
         hidden=rows.width,
         intermediate=intermediate,

@@ -74,6 +74,11 @@ class QuantExperts(nn.Module):
         """True if the experts have a gate."""
         return self.layout is None or self.layout.gated
 
+    @property
+    def identity_experts(self) -> int:
+        """Number of ids after the experts' for which a row itself is the result."""
+        return 0 if self.layout is None else self.layout.identity_experts
+
     def forward(
         self, hidden_states: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None
     ) -> Tensor:
@@ -81,8 +86,8 @@ class QuantExperts(nn.Module):
 
         Args:
             hidden_states: (T, H), bfloat16, float16 or float32.
-            top_k_index: integers (T, k) in 0 … E − 1; None if the rows are E equal consecutive parts, one per
-                expert.
+            top_k_index: integers (T, k) in 0 … E − 1, or of `identity_experts` ids after them; None if the
+                rows are E equal consecutive parts, one per expert.
             top_k_weights: floats (T, k), or None likewise.
 
         Returns:
@@ -105,6 +110,7 @@ class QuantExperts(nn.Module):
             self.gate_up_bias,
             self.down_bias,
             self.gated,
+            identity_experts=self.identity_experts,
         )
 
     def dequantize(self) -> tuple[Tensor, Tensor]:

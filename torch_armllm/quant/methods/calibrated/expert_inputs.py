@@ -53,9 +53,10 @@ class ExpertInputs:
                 begin = expert * len(part)
                 counts[begin : begin + len(part), expert] = (part != 0).any(dim=1).float()
         else:
-            counts = torch.zeros(x.shape[0], experts)
+            counts = torch.zeros(x.shape[0], experts + self._layout.identity_experts)
             squared_weights = weights.detach().float().reshape(len(x), -1).square()
             counts.scatter_add_(1, chosen.reshape(len(x), -1).long(), squared_weights)
+            counts = counts[:, :experts]
         self._inputs.append(x)
         self._counts.append(counts)
 
