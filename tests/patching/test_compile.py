@@ -108,6 +108,13 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         16,
         0.25,
     ),
+    "select_tokens": lambda t: (
+        torch.randn(t, 2, 16),
+        torch.randn(t, 2),
+        torch.randn(2, 16, 16),
+        *paged(t),
+        *(16, 0.25, 3),
+    ),
     "sample": a_sampler,
     "sample_probabilities": lambda t: a_sampler(t)[:5],
     "best_tokens": lambda t: (rows(t, 30),),
@@ -161,6 +168,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         torch.randn(1, 2, t, t),
     ),
     "distance_bias": lambda t: (torch.randn(1, t, 2, 3), torch.randn(3, 6)),
+    "selection": lambda t: (torch.randn(1, t, 2, 16), torch.randn(1, t, 16), torch.randn(1, t, 2), 0.25, 3),
     "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
     "expand_kv": lambda t: (
         torch.randn(1, 1, t, 16),

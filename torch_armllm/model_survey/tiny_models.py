@@ -104,7 +104,7 @@ def _randomize(model: nn.Module) -> None:
         else:
             parameter.add_(torch.randn_like(parameter) * 0.05)
     for name, buffer in model.named_buffers():  # some weights are buffers
-        if buffer.is_floating_point() and name.endswith("bias"):
+        if buffer.is_floating_point() and name.endswith("bias") and buffer.dim() <= 2:  # wider ones are masks
             buffer.normal_(0.0, 0.1)
         elif buffer.is_floating_point() and name.endswith("norm.weight"):
             buffer.add_(torch.randn_like(buffer) * 0.05)
