@@ -21,6 +21,7 @@ from torch.fx.node import Node
 
 from torch_armllm.capture.markers.mla import float_weight
 from torch_armllm.capture.markers.selection import SELECTED
+from torch_armllm.capture.probing import module_name
 from torch_armllm.ops.linear import pack_int8
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
@@ -83,13 +84,28 @@ def not_absorbed_reason(module: fx.GraphModule) -> str | None:
     attentions = find_latent_attention(module)
     if not attentions:
         return None
-    if sum(is_op(n, armllm.attention.default) for n in module.graph.nodes) != len(attentions):
-        return "only some of its layers have latent attention"
-    if len({latent.sizes for latent in attentions}) > 1:
-        return "its layers differ in the sizes of their latents"
-    if any(latent.attention.args[5] or latent.attention.args[6] for latent in attentions):
-        return "its latent attention has a sliding window or a softcap"
+    latent_nodes = {latent.attention for latent in attentions}
+    first = attentions[0]
+    for node in module.graph.nodes:
+        if is_op(node, armllm.attention.default) and node not in latent_nodes:
+            return (
+                f"{module_name(node)} caches keys and values, and {module_name(first.attention)} latents; "
+                "the cache of a plan with latents has no keys and values"
+            )
+    for latent in attentions:
+        name = module_name(latent.attention)
+        if latent.sizes != first.sizes:
+            return (
+                f"{name} caches latents of {_shown(latent)} numbers, and {module_name(first.attention)} of "
+                f"{_shown(first)}; the latents of a plan's cache have one size"
+            )
+        if latent.attention.args[5] or latent.attention.args[6]:
+            return f"{name} has latent attention with a sliding window or a softcap, which no fused op has"
     return None
+
+
+def _shown(latent: LatentAttention) -> str:
+    return " + ".join(map(str, latent.sizes))
 
 
 def _tokens_first(graph: fx.Graph, node: Any) -> Node:

@@ -222,7 +222,10 @@ def _scores(softmax: Node) -> Node:
             continue
         visited.add(node)
         if is_op(node, *_LAYERS):
-            raise UnsupportedAttention("adds a learned bias to its scores")
+            raise UnsupportedAttention(
+                "adds a learned bias to its scores, which a layer computes; fused attention has biases of "
+                "the tokens' distance only"
+            )
         is_product = is_op(node, *_PRODUCTS) and _is_square(node)
         if is_product:
             found[node] = None

@@ -68,5 +68,8 @@ def length_dependence(base: nn.Module) -> str | None:
             return f"{where} loops over the tokens, and no fused op stands for its loop"
     for name, module in modules.items():
         if isinstance(module, nn.Conv1d) and module.groups != module.in_channels:
-            return f"{name} (Conv1d) mixes tokens and channels, which no fused op does"
+            return (
+                f"{name} (Conv1d) mixes tokens and channels, which no fused op does: causal_conv mixes the "
+                "tokens of each channel on its own"
+            )
     return None

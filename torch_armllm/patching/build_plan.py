@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
-from torch_armllm.capture.markers.indexer import find_indexers, max_dense_length
+from torch_armllm.capture.markers.indexer import unknown_selection
 from torch_armllm.capture.sample import Sample
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.kv_cache.shapes import Shape
@@ -65,9 +65,8 @@ def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> 
         CaptureError: the model cannot be captured, or no plan computes what its graph computed.
     """
     base = base_model_of(model)
-    indexers = find_indexers(base)
-    if indexers and max_dense_length(base) is None:
-        raise CaptureError(f"{type(indexers[0]).__name__} chooses which tokens are attended to")
+    if (reason := unknown_selection(base)) is not None:
+        raise CaptureError(reason)
     captured = capture(model)
     sample = captured.sample
     assert sample is not None

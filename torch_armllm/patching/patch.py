@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.export import CaptureError
-from torch_armllm.capture.markers.indexer import find_indexers
+from torch_armllm.capture.markers.indexer import dense_limit, find_indexers
 from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.hf.base_model import base_model_of, max_length_of
@@ -103,7 +103,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     shape, dense = built.shape, built.dense_length
     max_length = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
     if max_length is not None:
-        why = "attention is sparse" if max_length == dense else "attention is chunked"
+        why = dense_limit(base) if max_length == dense else "attention is chunked"
         report.notes.append(f"texts of more than {max_length} tokens run module by module: {why}")
     if cache_dtype is not None and isinstance(shape, StatesOnlyShape):
         report.notes.append(

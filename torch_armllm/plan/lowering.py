@@ -20,6 +20,7 @@ from torch_armllm.plan.expression import (
     pointwise_fields,
     viewed,
 )
+from torch_armllm.plan.missing_operators import describe_missing, layer_of
 from torch_armllm.plan.program import NOTHING, Field, Operand, Program, contiguous
 
 STEP_INPUTS = ("input_ids", "position_ids", "slots", "block_table", "query_start", "seq_lens")
@@ -42,19 +43,17 @@ class Unlowerable(RuntimeError):
     """
 
 
+class NoInstruction(Unlowerable):
+    """An operator has no instruction; others of the graph may have none either."""
+
+
+def _is_call(node: Node) -> bool:
+    """True if a node calls an operator whose results are tensors."""
+    return node.op == "call_function" and isinstance(node.meta.get("val"), Tensor | tuple | list | None)
+
+
 def _no_tokens(val: Tensor) -> Unlowerable:
     return Unlowerable(f"computes a tensor of shape {tuple(val.shape)}, which has no dimension of tokens")
-
-
-def _layer_of(node: Node) -> str:
-    """Returns the module that computes a node, as a path and its class; empty if the node does not say."""
-    modules = list(node.meta.get("nn_module_stack", {}).values())
-    if not modules:
-        return ""
-    path, kind = modules[-1]
-    name = (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
-    path = path.partition(".")[2]
-    return f"{path} ({name})" if path else name
 
 
 class CacheLayer:
@@ -258,9 +257,12 @@ class Lowering:
         """
         layer = "the model"
         for node in self.module.graph.nodes:
-            layer = _layer_of(node) or layer
+            layer = layer_of(node) or layer
             try:
                 self._visit(node)
+            except NoInstruction:
+                calls = [n for n in self.module.graph.nodes if _is_call(n)]
+                raise Unlowerable(describe_missing(calls, self.writers)) from None
             except Unlowerable as reason:
                 raise Unlowerable(f"{layer} {reason}") from reason
         return self.program
@@ -270,7 +272,7 @@ class Lowering:
             self._placeholder(node)
         elif node.op == "output":
             self._output(node.all_input_nodes[0])
-        elif node.op == "call_function" and isinstance(node.meta.get("val"), Tensor | tuple | list | None):
+        elif _is_call(node):
             self._call(node)
 
     def cache_layer(self, source: Node, layer: int) -> CacheLayer | None:
@@ -292,7 +294,7 @@ class Lowering:
     def _call(self, node: Node) -> None:
         lower = self.writers.get(node.target)
         if lower is None:
-            raise Unlowerable(f"computes {node.target}, for which plans have no instruction")
+            raise NoInstruction(f"computes {node.target}")
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             self._compute_pending()

@@ -126,15 +126,22 @@ def _factors(graph: fx.Graph, bias: Any) -> tuple[Node, Node]:
         elif is_op(bias, _aten.to, _aten._to_copy, _aten.type_as):
             bias = bias.args[0]
         else:
-            raise UnsupportedAttention(f"{module_name(place)} adds a learned bias to its scores")
+            raise _learned_bias(place)
     factors, profiles = bias.args
     for scale in reversed(scales):
         if isinstance(scale, Node):
             if tensor_of(scale).dim() != 4 or any(tensor_of(scale).shape[d] != 1 for d in (0, 1, 3)):
-                raise UnsupportedAttention(f"{module_name(place)} adds a learned bias to its scores")
+                raise _learned_bias(place)
             scale = insert_call(graph, _aten.transpose.int, scale, 1, 2)
         factors = insert_call(graph, _aten.mul.Tensor, factors, scale)
     return factors, profiles
+
+
+def _learned_bias(place: Any) -> UnsupportedAttention:
+    return UnsupportedAttention(
+        f"{module_name(place)} adds a learned bias to its scores, which depends on more than the tokens' "
+        "distance and a factor of the query"
+    )
 
 
 def _is_square(node: Any) -> bool:

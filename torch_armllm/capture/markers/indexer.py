@@ -44,6 +44,33 @@ def _num_selected(indexer: Any) -> int | None:
     return None
 
 
+def unknown_selection(base: nn.Module) -> str | None:
+    """Returns a sentence that names an indexer that selects neither tokens nor blocks of them; or None."""
+    for path, module in base.named_modules():
+        if module in find_indexers(base) and _num_selected(module) is None:
+            return (
+                f"{path} ({type(module).__name__}) selects what its layer attends to, and selects neither "
+                "tokens nor blocks of tokens, as fused ops need it"
+            )
+    return None
+
+
+def dense_limit(base: nn.Module) -> str:
+    """Returns a sentence that names the indexer that limits `max_dense_length`, and what it selects."""
+    length = max_dense_length(base)
+    path, indexer = next(
+        (path, module)
+        for path, module in base.named_modules()
+        if module in find_indexers(base) and _num_selected(module) == length
+    )
+    blocks = getattr(indexer, "topk_blocks", None)
+    what = f"{length} tokens" if blocks is None else f"{blocks} blocks of {indexer.block_size} tokens"
+    return (
+        f"{path} ({type(indexer).__name__}) selects {what} for attention, and plans attend to all tokens "
+        "up to that number only"
+    )
+
+
 def num_selected(base: nn.Module) -> int | None:
     """Returns how many tokens every indexer of a model selects singly; None if they do something else."""
     counts = {getattr(indexer, "index_topk", None) for indexer in find_indexers(base)}
