@@ -59,7 +59,7 @@ _ABSORBED = Bounds(usual=3e-2)
 
 BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("cohere_compass_text", "gemma4_unified", "granite", "phi"), _EARLY_ROUNDING),
-    **dict.fromkeys(("axk2", "deepseek_v2", "kimi_linear", "minicpm3", "youtu"), _ABSORBED),
+    **dict.fromkeys(("axk2", "deepseek_v2", "kimi_linear", "longcat_flash", "minicpm3", "youtu"), _ABSORBED),
     # Some tokens are routed to other experts; the experts of axk1 differ much.
     **dict.fromkeys(("bailing_hybrid", "deepseek_v3", "glm4_moe_lite"), _ABSORBED._replace(worst=0.6)),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "hy_v4"), _ABSORBED._replace(worst=0.6)),
