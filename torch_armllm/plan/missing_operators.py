@@ -17,7 +17,7 @@ _VERBS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset(("linalg_vector_norm", "var", "var_mean")), "normalizes in a way of its own"),
     (frozenset(("cos", "sin")), "computes sines and cosines in a way of its own"),
 )
-"""What a layer does that has one of some operators; the first of these that fits."""
+"""Operators, and what a layer does that has one of them; the first entry that fits counts."""
 
 
 def layer_of(node: Node) -> str:
