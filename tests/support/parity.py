@@ -38,7 +38,7 @@ CAPTURED = [
 """Families that must run as a graph of fused ops."""
 
 
-COUNT_PADDING = ("trocr",)
+COUNT_PADDING = ("mvp", "trocr")
 """Families whose forward drops positions: with padding on the left, they number tokens by their columns."""
 
 
