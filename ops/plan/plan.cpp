@@ -368,6 +368,15 @@ extern "C" __attribute__((visibility("default"))) bool armllm_plan_replay(int64_
   }
 }
 
+// Frees a plan without the dispatcher: a plan may be collected while a graph is traced, which would record
+// the op.
+extern "C" __attribute__((visibility("default"))) void armllm_plan_free(int64_t handle) noexcept {
+  try {
+    armllm::plan_free(handle);
+  } catch (...) {  // there is no such plan
+  }
+}
+
 STABLE_TORCH_LIBRARY_IMPL(armllm, CompositeExplicitAutograd, m) {
   m.impl("plan_create", TORCH_BOX(&armllm::plan_create));
   m.impl("plan_free", TORCH_BOX(&armllm::plan_free));

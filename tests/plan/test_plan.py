@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.ops.recorded import VOCABULARY, head
+from tests.support.graphs import export, ops
 from tests.support.models import token_ids
 from tests.support.patched_models import patched
 from torch_armllm.kv_cache.block_pool import BlockPool
@@ -171,3 +172,16 @@ def test_second_plan_with_a_cache_is_refused() -> None:
     other = patched("qwen3").base_model.forward.plan
     with pytest.raises(RuntimeError, match="the second plan must not use a cache"):
         body._run_then(body._handle, other._handle, inputs_of(), [torch.empty(TOKENS, 64)], TOKENS)
+
+
+def test_a_plan_freed_while_a_graph_is_traced_is_not_in_the_graph() -> None:
+    """The garbage collector may run at any time; an op that it calls would be recorded."""
+    plans = [NativePlan(head(64, torch.float32).program)]
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            plans.clear()
+            return x + 1
+
+    assert ops(export(Module(), torch.ones(1, 4))) == ["add"]
+    assert not plans

@@ -27,7 +27,7 @@ class NativePlan:
         self._handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
         self._run = torch.ops.armllm.plan_run.default
         self._run_then = torch.ops.armllm.plan_run_then.default
-        weakref.finalize(self, torch.ops.armllm.plan_free, self._handle)
+        weakref.finalize(self, _free(), self._handle)
 
     def run(self, inputs: StepInputs) -> Tensor:
         """See `Plan.run`."""
@@ -84,6 +84,14 @@ def _entry() -> Callable[[int, int, int, int | None], bool]:
     replay = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_replay
     replay.argtypes, replay.restype = (*(ctypes.c_int64,) * 3, ctypes.c_void_p), ctypes.c_bool
     return replay
+
+
+@functools.cache
+def _free() -> Callable[[int], None]:
+    """Returns the function that frees a plan; the op would be recorded by a trace that is under way."""
+    free = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_free
+    free.argtypes, free.restype = (ctypes.c_int64,), None
+    return free
 
 
 def _tensors(i: StepInputs) -> list[Tensor]:
