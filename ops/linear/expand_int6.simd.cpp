@@ -29,9 +29,13 @@ inline Bytes load_bytes(const uint8_t* p) {
 // Bytes shifted right, or left if kBits is negative.  The bits that come from the neighbor are masked later.
 template <int kBits>
 inline Bytes shifted(Bytes v) {
-  const Words words = reinterpret_cast<Words&>(v);
-  const Words moved = kBits >= 0 ? words >> (kBits >= 0 ? kBits : 0) : words << (kBits >= 0 ? 0 : -kBits);
-  return reinterpret_cast<const Bytes&>(moved);
+  Words words = reinterpret_cast<Words&>(v);
+  if constexpr (kBits >= 0) {
+    words = words >> kBits;
+  } else {
+    words = words << -kBits;
+  }
+  return reinterpret_cast<Bytes&>(words);
 }
 
 // All ones in the four bytes of row first + i where bit first + i of a plane is set.
