@@ -14,7 +14,7 @@ import torch
 
 from tests.fuzz.ops import plans, recorded, target
 from tests.fuzz.ops.arguments import Spec
-from tests.fuzz.ops.calls import CALLS, PLAN_OPS
+from tests.fuzz.ops.calls.every_op import CALLS, PLAN_OPS
 
 SEEDS = 4000
 PLAN_SEEDS = 1500

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.ops.arguments import Spec, build
-from tests.fuzz.ops.calls import variants
+from tests.fuzz.ops.calls.every_op import variants
 from tests.fuzz.ops.memory import GuardedMemory, Region
 from tests.fuzz.ops.mutations import INTEGERS, REALS, mutate_tensor
 from tests.fuzz.ops.recorded import VOCABULARY, Recorded, head, models, pieces

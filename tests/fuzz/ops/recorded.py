@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torch_armllm
 from tests.fuzz.ops.arguments import Spec
-from tests.fuzz.ops.calls import STATES, saved_states
+from tests.fuzz.ops.calls.recurrent import STATES, saved_states
 from tests.fuzz.ops.memory import GuardedMemory
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.model_survey.tiny_models import tiny_model

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.ops.arguments import Call, Spec, build
-from tests.fuzz.ops.calls import CALLS, variants
+from tests.fuzz.ops.calls.every_op import CALLS, variants
 from tests.fuzz.ops.memory import GuardedMemory, Region
 from tests.fuzz.ops.mutations import LAYOUT, mutate
 

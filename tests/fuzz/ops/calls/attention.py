@@ -1,0 +1,164 @@
+"""Random calls of ops that write and read caches of keys and values."""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+
+from tests.fuzz.ops.arguments import FLOATS, Call, Spec
+from tests.fuzz.ops.calls.draws import TOKENS, Makers, any_float, maybe
+from torch_armllm.ops.attention import BLOCK_SIZES, kv_cache_shapes
+
+
+def _cache(draw: Random, heads: int, size: int, value_size: int) -> tuple[Call, int, int]:
+    """Returns the caches of one layer, and their blocks and block size."""
+    blocks, block_size = draw.choice((1, 2, 3, 5)), draw.choice((16, 16, 16, 32, 64))
+    if draw.random() < 0.02:
+        blocks, block_size = 1, draw.choice(BLOCK_SIZES)
+    dtype = draw.choice((*FLOATS, torch.int8))
+    keys, values, scales = kv_cache_shapes(blocks, heads, size, value_size, block_size, dtype)
+    kind = "bytes" if dtype == torch.int8 else "normal"
+    call: Call = {"k_cache": Spec(keys, dtype, kind), "v_cache": Spec(values, dtype, kind)}
+    if scales is not None:
+        call |= {name: Spec(scales, torch.float32) for name in ("k_scales", "v_scales")}
+    return call, blocks, block_size
+
+
+def _slots(draw: Random, tokens: int, room: int) -> Spec:
+    """Slots of their own for all tokens, or −1."""
+    slots = draw.sample(range(room), min(tokens, room))
+    slots += [-1] * (tokens - len(slots))
+    return Spec((tokens,), torch.int64, slots)
+
+
+def _kv_write(draw: Random) -> Call:
+    heads, size, value_size = (
+        draw.choice((1, 2, 3)),
+        draw.choice((1, 8, 20, 32, 64)),
+        draw.choice((1, 8, 20, 64)),
+    )
+    cache, blocks, block_size = _cache(draw, heads, size, value_size)
+    tokens = draw.choice(TOKENS)
+    return cache | {
+        "k": Spec((tokens, heads, size), any_float(draw)),
+        "v": Spec((tokens, heads, value_size), any_float(draw)),
+        "slots": _slots(draw, tokens, blocks * block_size),
+    }
+
+
+def _sequences(draw: Random, blocks: int, block_size: int) -> tuple[Call, int]:
+    """Returns block table, starts and lengths of a few sequences, and their tokens."""
+    table, starts, lengths = [], [0], []
+    columns = draw.randint(1, 4)
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
+        length = draw.randint(1, columns * block_size)
+        new = draw.choice((0, 1, 1, 1, min(length, 5), min(length, 40)))
+        table += [draw.randrange(blocks) for _ in range(columns)]
+        starts.append(starts[-1] + new)
+        lengths.append(length)
+    count = len(lengths)
+    call: Call = {
+        "block_table": Spec((count, columns), torch.int32, table),
+        "query_start": Spec((count + 1,), torch.int32, starts),
+        "seq_lens": Spec((count,), torch.int32, lengths),
+        "max_seq_len": max(lengths, default=0) + draw.choice((0, 0, 1, 300)),
+    }
+    return call, starts[-1]
+
+
+def _paged_attention(draw: Random) -> Call:
+    heads, group = draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 3, 8))
+    size, value_size = draw.choice((1, 8, 20, 32, 64, 128)), draw.choice((1, 8, 20, 64, 128))
+    cache, blocks, block_size = _cache(draw, heads, size, value_size)
+    sequences, tokens = _sequences(draw, blocks, block_size)
+    return (
+        cache
+        | sequences
+        | {
+            "q": Spec((tokens, heads * group, size), any_float(draw)),
+            "scale": draw.choice((0.125, 1.0)),
+            "window": draw.choice((0, 0, 1, 5, 64)),
+            "softcap": draw.choice((0.0, 0.0, 10.0)),
+            "sinks": maybe(draw, Spec(draw.choice(((), (tokens,))) + (heads * group,), torch.float32)),
+            "alibi_slopes": maybe(draw, Spec((heads * group,), torch.float32)),
+            **_profiles(draw, tokens, heads * group),
+        }
+    )
+
+
+def _profiles(draw: Random, tokens: int, heads: int) -> Call:
+    """Returns the factors and profiles of a learned bias of distance, often none."""
+    if draw.random() < 0.6:
+        return {"relative": None, "profiles": None}
+    rank, extent = draw.choice((1, 3, 16)), draw.choice((1, 5, 16, 40, 300))
+    return {
+        "relative": Spec((tokens, heads, rank), torch.float32),
+        "profiles": Spec((rank, extent), torch.float32),
+    }
+
+
+def _mla(draw: Random) -> tuple[Spec, int, int]:
+    blocks, block_size = draw.choice((1, 2, 3)), draw.choice((16, 16, 32))
+    rank, rope = draw.choice((1, 8, 20, 64)), draw.choice((0, 1, 4, 16, 32))
+    return Spec((blocks, block_size, rank + rope), any_float(draw)), rank, rope
+
+
+def _mla_write(draw: Random) -> Call:
+    cache, rank, rope = _mla(draw)
+    tokens = draw.choice(TOKENS)
+    return {
+        "latent": Spec((tokens, rank), any_float(draw)),
+        "k_rope": Spec((tokens, rope), any_float(draw)),
+        "cache": cache,
+        "slots": _slots(draw, tokens, cache.shape[0] * cache.shape[1]),
+    }
+
+
+def _mla_attention(draw: Random) -> Call:
+    cache, rank, rope = _mla(draw)
+    sequences, tokens = _sequences(draw, cache.shape[0], cache.shape[1])
+    heads, dtype = draw.choice((1, 2, 3, 8)), any_float(draw)
+    return sequences | {
+        "q_latent": Spec((tokens, heads, rank), dtype),
+        "q_rope": Spec((tokens, heads, rope), dtype),
+        "cache": cache,
+        "scale": draw.choice((0.125, 1.0)),
+        "sinks": maybe(draw, Spec((heads,), torch.float32)),
+        "selected": maybe(draw, _selected(draw, sequences, tokens)),
+    }
+
+
+def _selected(draw: Random, sequences: Call, tokens: int) -> Spec:
+    """Returns positions that the tokens of a few sequences see, in ascending order."""
+    most = draw.choice((1, 2, 5, 16, 40))
+    starts, lengths = (sequences[name].values for name in ("query_start", "seq_lens"))  # type: ignore[union-attr]
+    positions: list[int] = []
+    for begin, end, length in zip(starts, starts[1:], lengths, strict=False):
+        for token in range(begin, end):
+            seen = length - end + token + 1
+            chosen = sorted(draw.sample(range(seen), min(seen, most)))
+            positions += chosen + [-1] * (most - len(chosen))
+    return Spec((tokens, most), torch.int32, positions)
+
+
+def _select_tokens(draw: Random) -> Call:
+    blocks, block_size, size = draw.choice((1, 2, 3)), draw.choice((16, 16, 32)), draw.choice((1, 8, 20, 64))
+    sequences, tokens = _sequences(draw, blocks, block_size)
+    heads = draw.choice((1, 2, 3, 5, 8))
+    return sequences | {
+        "q": Spec((tokens, heads, size), any_float(draw)),
+        "weights": Spec((tokens, heads), any_float(draw)),
+        "keys": Spec((blocks, block_size, size), any_float(draw)),
+        "scale": draw.choice((0.125, 1.0)),
+        "top_k": draw.choice((1, 2, 5, 16, 40)),
+    }
+
+
+ATTENTION: Makers = {
+    "kv_write": _kv_write,
+    "paged_attention": _paged_attention,
+    "mla_write": _mla_write,
+    "mla_attention": _mla_attention,
+    "select_tokens": _select_tokens,
+}

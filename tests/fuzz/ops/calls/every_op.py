@@ -1,0 +1,50 @@
+"""A maker of valid random calls for every op."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from random import Random
+
+import torch
+
+from tests.fuzz.ops.arguments import Call
+from tests.fuzz.ops.calls.attention import ATTENTION
+from tests.fuzz.ops.calls.draws import Makers
+from tests.fuzz.ops.calls.experts import EXPERTS
+from tests.fuzz.ops.calls.linear import LINEAR
+from tests.fuzz.ops.calls.packing import PACKING
+from tests.fuzz.ops.calls.recurrent import RECURRENT
+from tests.fuzz.ops.calls.rows import ROWS
+from tests.fuzz.ops.calls.sampling import SAMPLING
+
+
+@cache
+def variants() -> tuple[str, ...]:
+    """Returns the kernel variants that run on this CPU."""
+    return tuple(json.loads(torch.ops.armllm.isa_list())["runnable"])
+
+
+def _isa_select(draw: Random) -> Call:
+    return {"name": draw.choice(variants())}
+
+
+def _nothing(draw: Random) -> Call:
+    return {}
+
+
+CALLS: Makers = {
+    **LINEAR,
+    **PACKING,
+    **EXPERTS,
+    **ROWS,
+    **ATTENTION,
+    **RECURRENT,
+    **SAMPLING,
+    "isa_select": _isa_select,
+    "isa_list": _nothing,
+    "team_threads": _nothing,
+    "plan_tables": _nothing,
+}
+PLAN_OPS = ("plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free")
+"""Ops of the target ``plans``."""

@@ -1,0 +1,60 @@
+"""Random calls of ops of mixtures of experts."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import torch
+
+from tests.fuzz.ops.arguments import Call, Spec
+from tests.fuzz.ops.calls.draws import ACTIVATIONS, WIDTHS, Makers, any_float, leading, maybe, packed
+from torch_armllm.ops.linear.packed_layout import SCHEMES
+from torch_armllm.ops.tables import ENUMS
+
+
+def _int4_moe(draw: Random) -> Call:
+    scheme, hidden, inner = draw.choice(list(SCHEMES)), draw.choice(WIDTHS), draw.choice(WIDTHS)
+    experts, rows, dtype = draw.choice((1, 2, 3, 5, 8)), leading(draw), any_float(draw)
+    top_k, gated = draw.choice((1, 1, 2, 3)), draw.random() < 0.7
+    identities = draw.choice((0, 0, 1, 4))
+    parts = 2 if gated else 1
+    flat = (math.prod(rows), top_k) if draw.random() < 0.5 else (*rows, top_k)
+    return {
+        "x": Spec((*rows, hidden), dtype),
+        "expert_ids": Spec(flat, draw.choice((torch.int64, torch.int32)), (0, experts + identities - 1)),
+        "expert_weights": Spec(flat, any_float(draw)),
+        "gate_up": packed(scheme, inner, hidden, (experts,), parts),
+        "down": packed(scheme, hidden, inner, (experts,)),
+        "intermediate": inner,
+        "scheme": scheme,
+        "activation": draw.choice(ACTIVATIONS),
+        "limit": draw.choice((7.0, 0.5)),
+        "gate_up_bias": maybe(draw, Spec((experts, parts * inner), dtype)),
+        "down_bias": maybe(draw, Spec((experts, hidden), dtype)),
+        "gated": gated,
+        "weigh_input": draw.random() < 0.3,
+        "identity_experts": identities,
+    }
+
+
+def _moe_route(draw: Random) -> Call:
+    groups, each = draw.choice((1, 1, 1, 2, 4)), draw.choice((1, 2, 3, 8, 17, 64))
+    kept = draw.randint(1, groups)
+    return {
+        "logits": Spec((*leading(draw), groups * each), any_float(draw)),
+        "top_k": draw.randint(1, kept * each),
+        "scoring": draw.choice(list(ENUMS["Scoring"])),
+        "renormalize": draw.random() < 0.5,
+        "scale": draw.choice((1.0, 2.5)),
+        "correction_bias": maybe(draw, Spec((groups * each,), torch.float32)),
+        "groups": groups,
+        "top_k_groups": kept,
+        "epsilon": draw.choice((1e-20, 1e-6)),
+    }
+
+
+EXPERTS: Makers = {
+    "int4_moe": _int4_moe,
+    "moe_route": _moe_route,
+}

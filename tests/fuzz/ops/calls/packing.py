@@ -1,0 +1,70 @@
+"""Random calls of ops that pack weights, and of those that read them without multiplying."""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+
+from tests.fuzz.ops.arguments import Call, Spec
+from tests.fuzz.ops.calls.draws import DTYPES, WIDTHS, Makers, leading, packed
+from torch_armllm.ops.linear.packed_layout import (
+    SCHEMES,
+    group_span,
+    has_bf16_scales,
+    has_offsets,
+    has_zero_points,
+    panel_layout,
+)
+
+_INT4 = [name for name in SCHEMES if name != "i8"]
+
+
+def _pack_int4(draw: Random) -> Call:
+    scheme, k = draw.choice(_INT4), draw.choice(WIDTHS)
+    rows = (draw.choice(WIDTHS),) if draw.random() < 0.6 else (draw.choice((1, 2, 3)), draw.choice(WIDTHS))
+    layout = panel_layout(scheme, k)
+    columns = (layout.scale_groups,) if group_span(scheme) else ()
+    limits = (0, 15) if has_zero_points(scheme) else (-8, 7)
+    return {
+        "q": Spec((*rows, k), torch.int8, limits),
+        "multipliers": Spec((*rows, layout.groups), torch.uint8, (1, 16)) if scheme == "g32i" else None,
+        "scales": Spec((*rows, *columns), torch.bfloat16 if has_bf16_scales(scheme) else torch.float32),
+        "scheme": scheme,
+        "zeros": Spec((*rows, *columns), torch.uint8, (0, 15)) if has_zero_points(scheme) else None,
+        "offsets": Spec((*rows, *columns), torch.float32) if has_offsets(scheme) else None,
+    }
+
+
+def _pack_int8(draw: Random) -> Call:
+    rows = (draw.choice(WIDTHS),) if draw.random() < 0.6 else (draw.choice((1, 2, 3)), draw.choice(WIDTHS))
+    return {
+        "q": Spec((*rows, draw.choice(WIDTHS)), torch.int8, "bytes"),
+        "scales": Spec(rows, torch.float32),
+    }
+
+
+def _unpack_weight(draw: Random) -> Call:
+    scheme, k, n = draw.choice(list(SCHEMES)), draw.choice(WIDTHS), draw.choice(WIDTHS)
+    lead = () if draw.random() < 0.6 else (draw.choice((1, 2, 3)),)
+    return {"weight": packed(scheme, n, k, lead), "out_features": n, "in_features": k, "scheme": scheme}
+
+
+def _split_embedding(draw: Random) -> Call:
+    vocabulary, width = draw.choice((1, 5, 16, 17, 40)), draw.choice(WIDTHS)
+    scheme = draw.choice(("i8", "int6"))
+    return {
+        "ids": Spec(leading(draw), torch.int64, (0, vocabulary - 1)),
+        "weight": packed(scheme, vocabulary, width),
+        "rest": Spec((vocabulary, width), torch.int8, "bytes"),
+        "dtype": draw.choice(list(DTYPES.values())),
+        "scheme": scheme,
+    }
+
+
+PACKING: Makers = {
+    "pack_int4": _pack_int4,
+    "pack_int8": _pack_int8,
+    "unpack_weight": _unpack_weight,
+    "split_embedding": _split_embedding,
+}
