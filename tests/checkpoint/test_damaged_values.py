@@ -1,0 +1,113 @@
+"""Values that no tool writes, as NaN in a scale, are refused by the name of their tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.checkpoint.damaged_folders import awq, compressed, edit_tensors
+from tests.checkpoint.formats import test_gptq
+from tests.support import saved_folders
+from tests.support.models import tiny
+from torch_armllm import ArmInt4Config, Recipe, load
+from torch_armllm.checkpoint.load import load_model
+from torch_armllm.quant.inplace import quantize
+
+
+def test_zero_points_of_another_version(tmp_path: Path) -> None:
+    options = (32, True, 1, False)
+    settings = {**test_gptq.settings(*options), "checkpoint_format": "gptq_v2"}
+    saved_folders.write(tmp_path, "llama", test_gptq.encoder(*options), settings)
+    with pytest.raises(ValueError, match="sym is true and all zero points are 7, where 8 is expected"):
+        load(str(tmp_path / "quantized"), fuse=False)
+
+
+def spoil_scale(packed: Tensor, value: float = float("nan")) -> None:
+    packed.view(-1)[:4] = torch.tensor([value]).view(torch.uint8)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_norms_that_are_not_finite(value: float, saved: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.input_layernorm.weight"
+    folders = [saved, awq(tmp_path), tmp_path / "float"]
+    for folder in folders:
+        edit_tensors(folder, lambda state: state[name].view(-1)[3:4].fill_(value))
+        with pytest.raises(ValueError, match=rf"{name} in .* holds {value} at \(3,\), and finite values are"):
+            load(str(folder), fuse=False)
+    with pytest.raises(ValueError, match=f"{name} in .* holds {value}"):
+        load_model(str(folders[-1]))
+
+
+@pytest.mark.parametrize("scheme", ["g32i", "g32", "g64zb", "g32m", "int8", "int8g32", "int8g32m", "row"])
+def test_scales_that_are_not_finite(scheme: str, tmp_path: Path) -> None:
+    model = tiny("llama")
+    quantize(model, Recipe(scheme, importance=False), progress=False)
+    model.save_pretrained(tmp_path)
+    load(str(tmp_path), fuse=False)
+    name = "model.layers.1.mlp.down_proj.weight_packed"
+    start = 64 if scheme in ("g32", "g64zb", "g32m") else 0
+
+    def spoil(state: dict[str, Tensor]) -> None:
+        not_a_number = torch.full((2,), float("nan"), dtype=torch.bfloat16).view(torch.uint8)
+        state[name][-1, start : start + 4] = not_a_number
+
+    edit_tensors(tmp_path, spoil)
+    with pytest.raises(
+        ValueError, match=f"{name} in .*model.safetensors has a scale that is NaN, infinite or above"
+    ):
+        load(str(tmp_path), fuse=False)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), 8e37])
+def test_scales_of_compressed_tensors(value: float, tmp_path: Path) -> None:
+    folder, name = compressed(tmp_path), "model.layers.1.mlp.down_proj"
+    edit_tensors(folder, lambda state: state[f"{name}.weight_scale"].view(-1)[3:4].fill_(value))
+    with pytest.raises(ValueError, match=rf"{name}: a scale is NaN, infinite or above 2\^100"):
+        load(str(folder), fuse=False)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -3e38, 2.0**100])
+def test_scales_of_experts(value: float, tmp_path: Path) -> None:
+    model = tiny("qwen3_moe")
+    quantize(model, Recipe(importance=False), progress=False)
+    model.save_pretrained(tmp_path)
+    name = "model.layers.1.mlp.experts.down_packed"
+    edit_tensors(tmp_path, lambda state: spoil_scale(state[name][7, 2], value))
+    with pytest.raises(ValueError, match=f"{name} in .* has a scale that is NaN, infinite or above"):
+        load(str(tmp_path), fuse=False)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (97, r"holds 97, and a permutation of 0 … 63"),
+        (-1, "holds -1, and a perm"),
+        (None, "2 times, and a perm"),
+    ],
+)
+def test_orders_that_are_no_permutations(entry: int | None, message: str, tmp_path: Path) -> None:
+    options = (32, True, 1, True)
+    saved_folders.write(tmp_path, "llama", test_gptq.encoder(*options), test_gptq.settings(*options))
+    load(str(tmp_path / "quantized"), Recipe(head=None), fuse=False).save_pretrained(tmp_path / "saved")
+    name = "model.layers.0.self_attn.q_proj.order"
+
+    def damage(state: dict[str, Tensor]) -> None:
+        state[name][5] = int(state[name][4]) if entry is None else entry
+
+    edit_tensors(tmp_path / "saved", damage)
+    with pytest.raises(
+        ValueError, match=f"{name} in .*model.safetensors holds.*{message.removeprefix('holds')}"
+    ):
+        load(str(tmp_path / "saved"), fuse=False)
+
+
+def test_transformers_own_api_checks_too(saved: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    edit_tensors(saved, lambda state: state["model.norm.weight"].fill_(float("nan")))
+    with pytest.raises(ValueError, match=r"model.norm.weight in .*model.safetensors holds nan at \(0,\)"):
+        AutoModelForCausalLM.from_pretrained(saved)
+    assert ArmInt4Config().stored is None
