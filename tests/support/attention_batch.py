@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.ops import attention
+from torch_armllm.ops import attention, variants
+
+CACHES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+"""Dtypes of KV caches."""
+RUNNABLE = variants.machine().distinct("attention")
+"""A variant for each of the attention kernels that run on this machine."""
 
 
 @dataclass(frozen=True)
