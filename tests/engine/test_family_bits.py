@@ -10,12 +10,10 @@ import pytest
 import torch
 
 import torch_armllm
-from tests.support.engines import drain, submit
-from torch_armllm.engine.build import build_engine
-from torch_armllm.engine.config import EngineConfig
+from tests.support.exact_outputs import exact_outputs, prompt, small_engine
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
 
@@ -43,25 +41,17 @@ def model(family: str) -> Any:
 
 
 def engine(family: str, **options: Any) -> LLMEngine:
-    defaults = {"kv_cache_memory": 4 << 20, "max_num_seqs": 8, "max_model_len": 128}
-    return build_engine(model(family), None, EngineConfig(**{**defaults, **options}))
-
-
-def sequences(running: LLMEngine, prompts: list[list[int]]) -> list[Any]:
-    """Returns tokens and their exact log-probabilities."""
-    submit(running, prompts, PARAMS)
-    outputs = drain(running)
-    assert running.scheduler.blocks.free == running.scheduler.blocks.num_blocks
-    return [[(o.token_ids, o.logprobs) for o in output.outputs] for output in outputs]
+    usual = {"max_num_seqs": 8, "max_model_len": 128, "max_num_batched_tokens": 512}
+    return small_engine(model(family), **{**usual, **options})
 
 
 def prompts() -> list[list[int]]:
-    return [tiny_ids(1, length, seed)[0].tolist() for seed, length in enumerate(LENGTHS)]
+    return [prompt(length, seed) for seed, length in enumerate(LENGTHS)]
 
 
 @functools.cache
 def alone(family: str) -> list[Any]:
-    return [sequences(engine(family), [prompt])[0] for prompt in prompts()]
+    return [exact_outputs(engine(family), [each], PARAMS)[0] for each in prompts()]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,8 +59,8 @@ def test_batched_and_chunked_bits_equal_those_alone(family: str) -> None:
     forward = patched_forward(model(family))
     assert forward is not None and isinstance(forward.plan, NativePlan)
     assert len({tuple(tokens) for ((tokens, _),) in alone(family)}) > 1
-    assert sequences(engine(family), prompts()) == alone(family)
-    assert sequences(engine(family, max_num_batched_tokens=11), prompts()) == alone(family)
+    assert exact_outputs(engine(family), prompts(), PARAMS) == alone(family)
+    assert exact_outputs(engine(family, max_num_batched_tokens=11), prompts(), PARAMS) == alone(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -80,5 +70,5 @@ def test_preempted_bits_equal_those_alone(family: str) -> None:
     block = forward.shape.block_size * forward.shape.bytes_per_token
     for swap in (0, 4 * block):
         running = engine(family, kv_cache_memory=4 * block, swap_space=swap, enable_prefix_caching=False)
-        assert sequences(running, prompts()) == alone(family)
+        assert exact_outputs(running, prompts(), PARAMS) == alone(family)
         assert running.scheduler.preemptions > 0

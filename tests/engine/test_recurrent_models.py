@@ -13,13 +13,22 @@ from hypothesis import strategies as st
 
 import torch_armllm
 from tests.support.engines import drain, submit
-from torch_armllm.engine.build import build_engine
-from torch_armllm.engine.config import EngineConfig
+from tests.support.exact_outputs import (
+    CROWDED,
+    GREEDY,
+    OPTIONS,
+    check_forked,
+    check_preempted,
+    exact_outputs,
+    prompt,
+    prompt_lengths,
+    small_engine,
+)
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES, StateDtype
 from torch_armllm.kv_cache.shapes import with_state_dtype
-from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.ops import variants
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
@@ -43,7 +52,6 @@ FAMILIES = (
     "jamba, bfloat16 states",
     "recurrent_gemma, bfloat16 states",
 )
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1, ignore_eos=True)
 
 
 @functools.cache
@@ -64,9 +72,7 @@ def state_dtype(family: str) -> StateDtype:
 
 
 def engine(family: str, **options: Any) -> LLMEngine:
-    defaults = {"kv_cache_memory": 4 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 64}
-    defaults["state_dtype"] = state_dtype(family)  # type: ignore[assignment]
-    return build_engine(model(family), None, EngineConfig(**{**defaults, **options}))
+    return small_engine(model(family), **{"state_dtype": state_dtype(family), **options})
 
 
 def memory_of(family: str, blocks: int, slots: int) -> int:
@@ -78,46 +84,21 @@ def memory_of(family: str, blocks: int, slots: int) -> int:
     return max(2 * states, states + blocks * shape.block_size * shape.bytes_per_token)
 
 
-def sequences(running: LLMEngine, prompts: list[list[int]], params: Any) -> list[Any]:
-    """Returns tokens and their exact log-probabilities; checks that all memory is free again."""
-    submit(running, prompts, params)
-    outputs = drain(running)
-    blocks = running.scheduler.blocks
-    assert blocks.states is not None
-    assert blocks.states.free == len(blocks.states), "a state slot is lost"
-    assert blocks.swapped_states.free == len(blocks.swapped_states)
-    assert blocks.free == blocks.num_blocks and blocks.swap.free == blocks.swap_blocks
-    return [[(o.token_ids, o.logprobs) for o in output.outputs] for output in outputs]
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    ids: list[int] = tiny_ids(1, length, seed)[0].tolist()
-    return ids
-
-
 @functools.cache
 def alone(family: str, length: int, seed: int) -> Any:
-    return sequences(engine(family), [prompt(length, seed)], GREEDY)[0]
+    return exact_outputs(engine(family), [prompt(length, seed)])[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    lengths=st.lists(st.sampled_from((1, 2, 3, 31, 32, 33, 64, 90)), min_size=1, max_size=7),
-    options=st.sampled_from(
-        (
-            {},
-            {"max_num_seqs": 2},
-            {"max_num_batched_tokens": 16},
-            {"enable_chunked_prefill": False, "max_num_batched_tokens": 512, "max_model_len": 512},
-        )
-    ),
-)
+@given(lengths=prompt_lengths(1, 2, 3, 31, 32, 33, 64, 90), options=st.sampled_from(OPTIONS))
 def test_batched_and_chunked_bits_equal_those_alone(
     family: str, lengths: list[int], options: dict[str, Any]
 ) -> None:
     prompts = [prompt(length, seed) for seed, length in enumerate(lengths)]
-    found = sequences(engine(family, **options), prompts, GREEDY)
+    running = engine(family, **options)
+    found = exact_outputs(running, prompts)
+    assert running.scheduler.blocks.states is not None
     assert found == [alone(family, length, seed) for seed, length in enumerate(lengths)]
 
 
@@ -126,27 +107,14 @@ def test_batched_and_chunked_bits_equal_those_alone(
     "family", [family for family in FAMILIES if "mamba" not in family]
 )  # with attention: models without it need no blocks
 def test_preempted_bits_equal_those_alone(family: str, swap: int) -> None:
-    lengths = [28, 61, 29, 30, 31, 60]  # soon each needs one more block
     small = memory_of(family, blocks=5, slots=3)
-    running = engine(family, kv_cache_memory=small, max_num_seqs=3, swap_space=swap, max_model_len=101)
-    params = SamplingParams(temperature=0.0, max_tokens=40, logprobs=1, ignore_eos=True)
-    prompts = [prompt(length, seed) for seed, length in enumerate(lengths)]
-    expected = [sequences(engine(family), [p], params)[0] for p in prompts]
-    assert sequences(running, prompts, params) == expected
-    assert running.scheduler.preemptions > 0
+    make = functools.partial(engine, family)
+    check_preempted(make(kv_cache_memory=small, swap_space=swap, **CROWDED), make)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forked_sequences_have_states_of_their_own(family: str) -> None:
-    params = [
-        SamplingParams(n=n, temperature=1.0, seed=n, max_tokens=10, logprobs=1, ignore_eos=True)
-        for n in (1, 4, 3)
-    ]
-    prompts = [prompt(length, length) for length in (5, 40, 17)]
-    together = sequences(engine(family), prompts, params)
-    assert len({tuple(tokens) for tokens, _ in together[1]}) > 1
-    for number, each in enumerate(params):
-        assert sequences(engine(family, max_num_seqs=4), [prompts[number]], each)[0] == together[number]
+    check_forked(functools.partial(engine, family))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -156,8 +124,8 @@ def test_every_variant_returns_the_same_bits_in_any_batch(family: str) -> None:
     for variant in variants.machine().distinct("recurrent"):
         with variants.use(variant):
             running = engine(family)
-            together = sequences(running, prompts, GREEDY)
-            assert together == [sequences(engine(family), [p], GREEDY)[0] for p in prompts]
+            together = exact_outputs(running, prompts)
+            assert together == [exact_outputs(engine(family), [p])[0] for p in prompts]
 
 
 def test_aborted_requests_free_their_slots() -> None:
@@ -195,7 +163,7 @@ def test_bfloat16_states_take_half_the_memory(caplog: pytest.LogCaptureFixture) 
     sizes = [shape.bytes_per_sequence, short + (shape.bytes_per_sequence - short) // 2]
     assert [(1 << 20) // size for size in sizes] == slots
     text = prompt(90, 1)
-    assert sequences(wide, [text], GREEDY) != sequences(narrow, [text], GREEDY), "states are not rounded"
+    assert exact_outputs(wide, [text]) != exact_outputs(narrow, [text]), "states are not rounded"
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2", "mamba2"])
@@ -207,7 +175,7 @@ def test_state_dtype_without_effect_is_said(family: str, caplog: pytest.LogCaptu
         "lfm2": "state_dtype = bfloat16 has no effect, as its recurrent layers are convolutions",
     }.get(family)
     assert ("state_dtype" in caplog.text) == (said is not None) and (said or "") in caplog.text
-    assert len(sequences(running, [prompt(9, 1)], GREEDY)) == 1 if family != "llama" else True
+    assert len(exact_outputs(running, [prompt(9, 1)])) == 1 if family != "llama" else True
 
 
 def test_engine_says_what_it_cannot_do(caplog: pytest.LogCaptureFixture) -> None:
