@@ -1,7 +1,7 @@
 """Random configurations of model families: patched models against their unpatched twins.
 
     python -m tests.fuzz.models --seeds 1000          the seeds 0 … 999
-    python -m tests.fuzz.models --family afmoe --seeds 50 --first 7 --mode quantized
+    python -m tests.fuzz.models --family afmoe llama --seeds 50 --first 7 --mode quantized
 
 A seed draws a family and a configuration (see `tests.fuzz.configurations`), and a quantized model's schemes.
 The twin of a float model is the model as it was; that of a quantized model runs the same packed weights
@@ -131,25 +131,32 @@ def run(case: Case, mode: str = "float") -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the seeds, prints findings and counts; returns 1 if there is a finding."""
+    """Runs the seeds, prints findings, and counts by family and mode; returns 1 if there is a finding."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=100, help="number of seeds (100)")
     parser.add_argument("--first", type=int, default=0, help="first seed (0)")
-    parser.add_argument("--family", help="a model type; default: drawn")
+    parser.add_argument("--family", nargs="+", help="model types; default: each seed draws one")
     parser.add_argument(
         "--mode", choices=MODES, help="float or quantized weights; default: each seed in both"
     )
     options = parser.parse_args(arguments)
-    counts: Counter[str] = Counter()
-    began = time.monotonic()
-    for seed in range(options.first, options.first + options.seeds):
-        case = draw(seed, options.family)
-        for mode in MODES if options.mode is None else (options.mode,):
-            counts[_outcome(case, mode)] += 1
-    print(dict(counts), f"{time.monotonic() - began:.0f} s")
-    return 1 if counts["finding"] else 0
+    modes = MODES if options.mode is None else (options.mode,)
+    seeds = range(options.first, options.first + options.seeds)
+    findings = 0
+    for family in options.family or (None,):
+        began = time.monotonic()
+        counts: dict[str, Counter[str]] = {mode: Counter() for mode in modes}
+        for seed in seeds:
+            case = draw(seed, family)
+            for mode in modes:
+                counts[mode][_outcome(case, mode)] += 1
+        for mode, found in counts.items():
+            findings += found["finding"]
+            print(family or "drawn families", mode, dict(found), flush=True)
+        print(f"{time.monotonic() - began:.0f} s", flush=True)
+    return 1 if findings else 0
 
 
 def _outcome(case: Case, mode: str) -> str:
