@@ -20,24 +20,16 @@ import warnings
 from collections import Counter
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import torch_armllm
 from tests.fuzz.configurations import Case, draw
-from tests.support.parity import Texts, expected, steps, token_differences
+from tests.support.parity import ABSORBED_TOLERANCE, TOLERANCE, expected, worst_differences
 from torch_armllm import Recipe
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.recipe import kind_of
 
-TOLERANCE = 5e-4
-"""Largest difference of float32 logits, relative to the largest logit."""
-ABSORBED_TOLERANCE = 5e-2
-"""The same for INT8 latents: the plan rounds queries and attention outputs, the modules round latents."""
 MODES = ("float", "quantized")
-_TEXTS = 8
 
 
 class Unfit(Exception):
@@ -62,24 +54,6 @@ def _recipe(case: Case, model: Any) -> Recipe:
         allow_outliers=True,
         importance=False,
     )
-
-
-def _worst_differences(model: Any, twin: Any, tolerance: float) -> dict[str, float]:
-    """Returns each run's largest difference.
-
-    Float32 rounding may move an activation to the next integer, or a token to another expert; that token and
-    all after it differ then.  So a token's difference is the smallest over several random texts: a wrong
-    rewrite is wrong in all of them.
-    """
-    smallest: dict[str, Tensor] = {}
-    for number in range(_TEXTS):
-        texts = Texts.random(number)
-        found = token_differences(steps(model, texts), expected(twin, texts))
-        found = {name: row.nan_to_num(nan=float("inf")) for name, row in found.items()}
-        smallest = {name: torch.minimum(row, smallest.get(name, row)) for name, row in found.items()}
-        if all(float(row.max()) < tolerance for row in smallest.values()):
-            break
-    return {name: float(row.max()) for name, row in smallest.items()}
 
 
 def run(case: Case, mode: str = "float") -> str:
@@ -119,7 +93,7 @@ def run(case: Case, mode: str = "float") -> str:
     absorbed = recipe is not None and "int8_heads_linear" in report.ops
     tolerance = ABSORBED_TOLERANCE if absorbed else TOLERANCE
     try:
-        worst = _worst_differences(model, twin, tolerance)
+        worst = worst_differences(model, twin, tolerance)
     except UserWarning as warning:
         if "the plan supports at most" in str(warning):
             return "modules"  # its chunks of attention are shorter than the prompt

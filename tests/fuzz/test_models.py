@@ -44,7 +44,7 @@ def test_difference_is_a_finding(
         found["mixed"][0, 20] += 1e-2 * found["mixed"].abs().max()  # one token of one kind of step
         return found
 
-    monkeypatch.setattr("tests.fuzz.models.steps", wrong)
+    monkeypatch.setattr("tests.support.parity.steps", wrong)
     assert main(["--family", "llama", "--seeds", "1", "--first", "3", "--mode", mode]) == 1
     printed = capsys.readouterr().out
     assert "FINDING seed 3: llama(" in printed and "mixed by 0.01" in printed

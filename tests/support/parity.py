@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -42,30 +43,12 @@ COUNT_PADDING = ("mvp", "trocr")
 """Families whose forward drops positions: with padding on the left, they number tokens by their columns."""
 
 
-class Bounds(NamedTuple):
-    """Bounds of differences between a quantized model's logits and its emulation's, relative to the max."""
-
-    usual: float = 1e-3
-    """90th percentile of the differences"""
-    worst: float = 0.1
-    """largest difference: an activation may round differently, and a token may go to another expert"""
-
-
-_EARLY_ROUNDING = Bounds(usual=1e-2)
-"""One activation rounds differently early in the sequence, and all later tokens attend to it.  With weights
-from other seeds, these families differ by 1e-7."""
-_ABSORBED = Bounds(usual=3e-2)
-"""Absorbed latent attention rounds queries and attention outputs; the emulation rounds latents."""
-
-BOUNDS: dict[str, Bounds] = {
-    **dict.fromkeys(("cohere_compass_text", "gemma4_unified", "granite", "phi"), _EARLY_ROUNDING),
-    **dict.fromkeys(("axk2", "deepseek_v2", "kimi_linear", "longcat_flash", "minicpm3", "youtu"), _ABSORBED),
-    # Some tokens are routed to other experts; the experts of axk1 differ much.
-    **dict.fromkeys(("bailing_hybrid", "deepseek_v3", "glm4_moe_lite"), _ABSORBED._replace(worst=0.6)),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "hy_v4"), _ABSORBED._replace(worst=0.6)),
-    "axk1": _ABSORBED._replace(worst=1.0),
-}
-"""Bounds of the families that differ from the default."""
+TOLERANCE = 5e-4
+"""Largest difference of float32 logits, relative to the largest logit."""
+ABSORBED_TOLERANCE = 5e-2
+"""The same for INT8 latents: the plan rounds queries and attention outputs, the modules round latents."""
+_TEXTS = 8
+"""Random texts of which a token's difference is the smallest."""
 
 PADDING = 7
 """Difference in length between the two rows of `Texts`."""
@@ -95,6 +78,8 @@ class Texts(NamedTuple):
         return self.ids, self.rows[:1, PADDING:], self.rows[1:]
 
 
+Compare = Callable[[Any, Any, Texts], dict[str, Tensor]]
+"""Compares a patched model and its twin on texts; returns differences ``(T,)`` by run."""
 TEXTS = Texts.random(0)
 IDS = TEXTS.ids
 
@@ -161,17 +146,47 @@ def _steps(model: Any, ids: Tensor, rows: Tensor) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def own_forward_differences(model: Any, twin: Any) -> dict[str, tuple[float, float]]:
-    """Returns differences between two models' own forwards: a prompt and two decode steps."""
-    actual, expected_logits = (m(input_ids=IDS).logits for m in (model, twin))
-    result = differences({"prefill": actual}, [expected_logits] * 3)
+def own_forward_differences(model: Any, twin: Any, texts: Texts) -> dict[str, Tensor]:
+    """Returns differences between two models' own forwards, ``(T,)``: a prompt's, and those of `generate`."""
+    ids = texts.ids
+    actual, expected_logits = (m(input_ids=ids).logits for m in (model, twin))
+    result = token_differences({"prefill": actual}, [expected_logits] * 3)
     options: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "return_dict_in_generate": True}
     try:
-        expected_steps = twin.generate(IDS, output_logits=True, **options).logits
+        expected_steps = twin.generate(ids, output_logits=True, **options).logits
     except Exception:  # noqa: BLE001 - some tiny models cannot generate
         return result
-    actual_logits = model.generate(IDS, output_logits=True, **options).logits
-    return {**result, **differences({"first token": actual_logits[0]}, [expected_steps[0]] * 3)}
+    first = model.generate(ids, output_logits=True, **options).logits[0]
+    return {**result, **token_differences({"first token": first[None]}, [expected_steps[0][None]] * 3)}
+
+
+def worst_differences(
+    model: Any, twin: Any, tolerance: float, compare: Compare | None = None
+) -> dict[str, float]:
+    """Returns each run's largest difference between a patched model and its twin.
+
+    Float32 rounding may move an activation to the next integer, or a token to another expert; that token and
+    all after it differ then.  So a token's difference is the smallest over several random texts, as many as
+    it takes to be within the tolerance: a wrong rewrite is wrong in all of them.
+
+    Args:
+        model: the patched model.
+        twin: computes the same logits by its own forward.
+        tolerance: stops at texts with all differences below it.
+        compare: returns differences ``(T,)`` by run; default: those of `steps`.
+    """
+    smallest: dict[str, Tensor] = {}
+    for number in range(_TEXTS):
+        texts = Texts.random(number)
+        if compare is None:
+            found = token_differences(steps(model, texts), expected(twin, texts))
+        else:
+            found = compare(model, twin, texts)
+        found = {name: row.nan_to_num(nan=float("inf")) for name, row in found.items()}
+        smallest = {name: torch.minimum(row, smallest.get(name, row)) for name, row in found.items()}
+        if all(float(row.max()) < tolerance for row in smallest.values()):
+            break
+    return {name: float(row.max()) for name, row in smallest.items()}
 
 
 def differences(actual: dict[str, Tensor], expected_logits: list[Tensor]) -> dict[str, tuple[float, float]]:
@@ -207,20 +222,27 @@ def check_unquantized(family: str) -> None:
 
 
 def check_quantized(family: str) -> Report:
-    """Asserts that a family's quantized model matches its emulation; returns its report."""
+    """Asserts that a family's quantized model matches its emulation; returns its report.
+
+    A model with INT8 latents is checked with latents in floats too, which tells more: its logits differ less.
+    """
+    report = _check_quantized(family, Recipe(importance=False))
+    if "int8_heads_linear" in report.ops:
+        floats = _check_quantized(family, Recipe(importance=False, ignore=("*kv_b_proj",)))
+        assert "int8_heads_linear" not in floats.ops
+    return report
+
+
+def _check_quantized(family: str, recipe: Recipe) -> Report:
     model = tiny_model(family)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quantize(model, Recipe(importance=False), progress=False)
+        quantize(model, recipe, progress=False)
         twin = emulate(model)
         report = torch_armllm.patch(model, progress=False)
-    if report.captured:
-        result = differences(steps(model), expected(twin))
-    else:
-        assert family not in CAPTURED, report.capture_reason
-        result = own_forward_differences(model, twin)
-    bounds = BOUNDS.get(family, Bounds())
-    for name, (usual, worst) in result.items():
-        assert usual < bounds.usual, name
-        assert worst < bounds.worst, name
+    assert report.captured or family not in CAPTURED, report.capture_reason
+    tolerance = ABSORBED_TOLERANCE if "int8_heads_linear" in report.ops else TOLERANCE
+    compare = None if report.captured else own_forward_differences
+    for name, largest in worst_differences(model, twin, tolerance, compare).items():
+        assert largest < tolerance, name
     return report
