@@ -55,6 +55,7 @@ def dense_attention(
     factors: Tensor | None = None,
     profiles: Tensor | None = None,
     selected: Tensor | None = None,
+    *,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Computes causal attention of one sequence in float32; the reference implementation.
@@ -73,9 +74,9 @@ def dense_attention(
             positive; their product is added to the scores (ALiBi).
         factors: ``(1, T, q_heads, rank)``; each token mixes the profiles by them, and adds the mix to its
             scores.
-        bias: ``(1, q_heads, T, T)``, added to the scores.
         profiles: a bias by distance ``(rank, extent)``; there is none beyond the last distance.
         selected: bool ``(1, T, T)``, the tokens that each token attends to; None: all earlier ones.
+        bias: ``(1, q_heads, T, T)``, added to the scores.
 
     Returns:
         ``(1, T, q_heads, value_size)`` in the dtype of ``q``.
@@ -109,55 +110,19 @@ def dense_attention(
     return (weights @ values).transpose(1, 2).contiguous().to(q.dtype)
 
 
-def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-    slopes: Tensor | None = None,
-    factors: Tensor | None = None,
-    profiles: Tensor | None = None,
-    selected: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+def _biased_attention(*arguments: Any) -> Tensor:
+    *others, bias = arguments
+    return dense_attention(*others, bias=bias.float())
 
 
-def _biased_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-    bias: Tensor,
-) -> Tensor:
-    return dense_attention(q, k, v, layer, scale, window, softcap, sinks, bias=bias.float())
-
-
-def _biased_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-    bias: Tensor,
-) -> Tensor:
+def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
 _library.impl("attention", dense_attention, "CompositeExplicitAutograd")
 _library.impl("biased_attention", _biased_attention, "CompositeExplicitAutograd")
 torch.library.register_fake("armllm::attention", _fake, lib=_library)
-torch.library.register_fake("armllm::biased_attention", _biased_fake, lib=_library)
+torch.library.register_fake("armllm::biased_attention", _fake, lib=_library)
 
 
 def attention_function(
