@@ -135,6 +135,23 @@ def test_modules_that_compute_something_else_stay(family: str, part: str) -> Non
         assert module.forward is doubled
 
 
+@pytest.mark.parametrize(("times", "replaced"), [(1, True), (3, False)])
+def test_one_rounded_activation_does_not_hide_a_recurrence(times: int, replaced: bool) -> None:
+    """In a quantized layer an activation on the verge of two integers moves a whole token."""
+    model = tiny_model("minimax")
+    module = next(m for m in model.modules() if hasattr(m, "slope_rate"))
+    original, calls = module.forward, []
+
+    def rounded(*args, **kwargs):  # type: ignore[no-untyped-def]
+        out, *rest = original(*args, **kwargs)
+        calls.append(out)
+        return (out + 0.02 * (torch.arange(9) == 4)[:, None] if len(calls) <= times else out, *rest)
+
+    module.forward = rounded
+    with recurrent_modules.mark_recurrent_modules(model):
+        assert (module.forward is not rounded) == replaced
+
+
 def test_a_convolution_with_taps_of_each_token_is_several_convolutions() -> None:
     model = tiny_model("inkling2_text")
     names = ops(capture(model).graph_module)  # compares the graph's results with the model's
