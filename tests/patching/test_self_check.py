@@ -14,7 +14,9 @@ from torch_armllm import passes
 from torch_armllm.capture.sample import Sample
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.patching import build_plan
 from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.patching.self_check import tolerance
 from torch_armllm.plan.make import GraphPlan
 from torch_armllm.plan.native import NativePlan
 
@@ -101,6 +103,22 @@ def test_wrong_native_plan_is_replaced(monkeypatch: pytest.MonkeyPatch, tokens: 
     forward = model.base_model.forward
     assert isinstance(forward, PatchedForward) and isinstance(forward.plan, GraphPlan)
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
+
+
+def test_wrong_plan_is_found_where_rounding_changes_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding changes this model's hidden states by a tenth, and the plan's are wrong by a half."""
+    run = NativePlan.run
+    monkeypatch.setattr(NativePlan, "run", lambda self, inputs: run(self, inputs) * 1.5)
+    bounds = []
+
+    def recorded(sample: Sample, *options: Any) -> float:
+        bounds.append((sample.rounding, tolerance(sample, *options)))
+        return bounds[-1][1]
+
+    monkeypatch.setattr(build_plan, "tolerance", recorded)
+    report = torch_armllm.patch(tiny_model("gemma4_unified", torch.bfloat16), "int4", progress=False)
+    assert bounds[0][0] > 0.05 and bounds[0][1] < 0.45
+    assert any("its native plan computes other values" in note for note in report.notes), report.notes
 
 
 def test_modules_run_where_no_plan_is_right(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,8 @@ def tolerance(sample: Sample, dtype: torch.dtype, quantized: bool, cache_dtype: 
 
     The constants are a few times the largest errors of correct plans over all families of transformers, tiny
     and random.  In float32 they are below 1e-5; activations of quantized layers that round to the neighboring
-    integer make them 1e-2, and 7e-2 in one model.
+    integer make them 1e-2, and 8e-2 in one model.  Without the floor, correct plans differ by up to 2.1 times
+    the sample's rounding: 32 layers with routers in bfloat16.
 
     Args:
         sample: results of the captured graph.
@@ -33,7 +34,7 @@ def tolerance(sample: Sample, dtype: torch.dtype, quantized: bool, cache_dtype: 
     """
     floor = 0.1 if quantized else 5e-2 if dtype.itemsize < 4 else 2e-4
     cache = _CACHE_ROUNDING.get(cache_dtype, 0.0) if cache_dtype != dtype else 0.0
-    return floor + cache + 6 * sample.rounding
+    return floor + cache + 2 * sample.rounding
 
 
 @torch.no_grad()
