@@ -57,6 +57,34 @@ def _by_another_table(module: fx.GraphModule, node: Node) -> Node | None:
     return call(module.graph, aten.embedding.default, rows, ids)
 
 
+def _by_shifted_ids(module: fx.GraphModule, node: Node) -> Node | None:
+    """``table[ids + 2]`` is ``table[2:][ids]``, also if the ids were reshaped on the way."""
+    table, (ids, offset) = constant(module, node.args[0]), _unshifted(node.args[1])
+    if table is None or offset is None or not 0 <= offset < len(table):
+        return None
+    shape = value(node.args[1]).shape  # type: ignore[arg-type]
+    if value(ids).shape == (1, *shape):
+        ids = call(module.graph, aten.select.int, ids, 0, 0)
+    if value(ids).shape != shape:
+        return None
+    rows = new_constant(module, node, "rows_by_position", table[offset:]) if offset else node.args[0]
+    return call(module.graph, aten.embedding.default, rows, ids)
+
+
+def _unshifted(ids: Any) -> tuple[Any, int | None]:
+    """Returns ids before they were shifted or reshaped, and what was added; None if nothing was."""
+    offset = None
+    while is_op(ids, aten.add.Tensor, aten.sub.Tensor, aten.view, aten.unsqueeze, aten.squeeze, aten.select):
+        if is_op(ids, aten.add.Tensor, aten.sub.Tensor):
+            if not isinstance(ids.args[1], int) or ids.kwargs:
+                break
+            offset = (offset or 0) + (ids.args[1] if is_op(ids, aten.add.Tensor) else -ids.args[1])
+        elif is_op(ids, aten.select) and value(ids.args[0]).shape[ids.args[1]] != 1:
+            break
+        ids = ids.args[0]
+    return ids, offset
+
+
 def _same_row(module: fx.GraphModule, node: Node) -> Node | None:
     """The embedding of the same id for all tokens is a row of the table, repeated."""
     table, ids = constant(module, node.args[0]), node.args[1]
@@ -95,7 +123,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if is_op(node, aten.index.Tensor):
             rewrites = (_looked_up_rows, _adjacent_entries)
         elif is_op(node, aten.embedding.default):
-            rewrites = (_by_another_table, _same_row)
+            rewrites = (_by_another_table, _same_row, _by_shifted_ids)
         for rewrite in rewrites:
             with graph.inserting_before(node):
                 found = rewrite(module, node)

@@ -20,7 +20,7 @@ from torch_armllm.plan.native import NativePlan
 FAMILIES = (
     "gptj", "codegen", "gpt_neo", "gpt_neox", "bloom", "mpt", "xglm", "openai-gpt", "falcon", "falcon+alibi",
     "llama4_text", "phimoe", "gemma3n_text", "hy_v4", "longcat_flash",
-    "big_bird",
+    "big_bird", "doge", "bart", "pegasus",
 )  # fmt: skip
 OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon+alibi": {"alibi": True},

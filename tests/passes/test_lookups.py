@@ -36,6 +36,12 @@ class Lookup(nn.Module):
             return rows + torch.embedding(self.table, self.kinds[:, : ids.shape[1]].expand(1, -1))
         if self.kind == "the first of other ids":
             return rows + torch.embedding(self.table, self.others[:, : ids.shape[1]])
+        if self.kind == "shifted ids":
+            return rows + torch.embedding(self.table, (((ids % 6)[0] - 1)[None] + 3) - 0)
+        if self.kind == "shifted ids of a row":
+            return rows * torch.embedding(self.table, (ids % 6)[0] + 2)
+        if self.kind == "ids before the table":
+            return rows + torch.embedding(self.table, ids.clamp(1, 8) - 1)
         heads = rows.view(1, -1, 3, 2)
         return heads[:, :, getattr(self, self.kind)] * 2.0
 
@@ -45,6 +51,8 @@ EXPECTED = {
     "by another table": ("gather", "embedding"),
     "the same row": ("zeros", "expand"),
     "the first of equal ids": ("slice", "expand"),
+    "shifted ids": ("sub", "embedding"),
+    "shifted ids of a row": ("add", "embedding"),
     "adjacent": ("index", "slice"),
     "last": ("index", "slice"),
 }
@@ -66,8 +74,9 @@ def test_lookup_is_rewritten(kind: str) -> None:
         assert torch.equal(graph(tokens), module(tokens))
 
 
-def test_ids_that_may_differ_are_left() -> None:
-    module, ids = Lookup("the first of other ids"), torch.tensor([[3, 0, 8]])
+@pytest.mark.parametrize("kind", ["the first of other ids", "ids before the table"])
+def test_other_ids_are_left(kind: str) -> None:
+    module, ids = Lookup(kind), torch.tensor([[3, 0, 8]])
     graph = export(module, ids)
     assert lookups.run(graph, PassContext()) == 0
     assert ops(graph).count("embedding") == 2

@@ -34,7 +34,7 @@ CAPTURED = [
     "olmo_hybrid", "lfm2", "lfm2_moe", "lfm3", "bailing_hybrid", "granitemoehybrid", "nemotron_h",
     "falcon_h1", "bamba", "zamba2", "mamba2", "mamba", "falcon_mamba", "jamba", "minimax",
     "recurrent_gemma", "hy_v4", "inkling_text", "hrm_text", "big_bird", "zamba",
-    "inkling2_text",
+    "inkling2_text", "dots3_note_text", "doge", "bart", "mvp", "pegasus", "trocr",
 ]  # fmt: skip
 """Families that must run as a graph of fused ops."""
 
@@ -86,8 +86,12 @@ IDS = TEXTS.ids
 
 @torch.no_grad()
 def expected(model: Any, texts: Texts = TEXTS) -> list[Tensor]:
-    """Returns the logits of each text alone, by a model's own forward."""
-    return [model(input_ids=ids).logits for ids in texts.each]
+    """Returns the logits of each text alone, by a model's own forward; of `COUNT_PADDING`, also of a row
+    after padding."""
+    alone = [model(input_ids=ids).logits for ids in texts.each]
+    if model.config.model_type not in COUNT_PADDING:
+        return alone
+    return [*alone, model(**_padded(model, texts.rows)).logits[:1, PADDING:]]
 
 
 @torch.no_grad()
@@ -127,15 +131,20 @@ def _mixed(model: Any, texts: Texts) -> dict[str, Tensor]:
     return {name: torch.cat(rows)[None] for name, rows in zip(names, found, strict=True)}
 
 
-def _steps(model: Any, ids: Tensor, rows: Tensor) -> dict[str, Tensor]:
+def _padded(model: Any, rows: Tensor) -> dict[str, Tensor]:
+    """Returns the arguments of a call whose first row begins with padding."""
     mask = torch.ones_like(rows)
     mask[0, :PADDING] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0) + first_position_of(model.base_model)
-    together = model(input_ids=rows, attention_mask=mask, position_ids=positions).logits
+    return {"input_ids": rows, "attention_mask": mask, "position_ids": positions}
+
+
+def _steps(model: Any, ids: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    together = model(**_padded(model, rows)).logits
     whole = model(input_ids=ids)
     found = {"prefill": whole.logits, "longer row": together[1:]}
-    if model.config.model_type not in COUNT_PADDING:
-        found["shorter row"] = together[:1, PADDING:]
+    counts = model.config.model_type in COUNT_PADDING
+    found["padded row" if counts else "shorter row"] = together[:1, PADDING:]
     if not hasattr(whole, "past_key_values"):  # the family has no cache: `generate` computes all tokens again
         return found
     return {
@@ -203,10 +212,11 @@ def token_differences(actual: dict[str, Tensor], expected_logits: list[Tensor]) 
 
 
 def _relative(actual: dict[str, Tensor], expected_logits: list[Tensor]) -> dict[str, Tensor]:
-    whole, shorter, longer = expected_logits
+    whole, *rows = expected_logits
+    others = dict(zip(("shorter row", "longer row", "padded row"), rows, strict=False))
     result = {}
     for name, logits in actual.items():
-        other = shorter if name.endswith("shorter row") else longer if name.endswith("longer row") else whole
+        other = next((others[row] for row in others if name.endswith(row)), whole)
         result[name] = (logits.float() - other.float()).abs() / other.float().abs().max()
     return result
 
