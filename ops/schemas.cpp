@@ -41,7 +41,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, Tensor? k_scales=None, Tensor? v_scales=None, Tensor? alibi_slopes=None, Tensor? relative=None, Tensor? profiles=None) -> Tensor");
   // latent attention: cache (blocks, block size, rank + rope size)
   m.def("mla_write(Tensor latent, Tensor k_rope, Tensor(a!) cache, Tensor slots) -> ()");
-  m.def("mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, Tensor? sinks=None, Tensor? selected=None) -> Tensor");
+  m.def("mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, Tensor? sinks=None, Tensor? selected=None, int window=0) -> Tensor");
   // selection: of each token, int32 (T, top_k) positions in ascending order, then -1
   m.def("select_tokens(Tensor q, Tensor weights, Tensor keys, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int top_k) -> Tensor");
   // recurrent: a state of each sequence

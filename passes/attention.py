@@ -22,7 +22,7 @@ from torch_armllm.passes.lib.graph import (
     tokens_first,
     value,
 )
-from torch_armllm.passes.lib.paged_inputs import BLOCK_SIZE, add_paged_inputs
+from torch_armllm.passes.lib.paged_inputs import BLOCK_SIZE, add_paged_inputs, cache_name
 
 SCALES = ("k_scales", "v_scales")
 
@@ -30,17 +30,14 @@ SCALES = ("k_scales", "v_scales")
 def _cache_inputs(layout: CacheLayout, dtype: torch.dtype) -> dict[str, tuple[torch.dtype, tuple[Any, ...]]]:
     """Returns names, dtypes and shapes of the cache's tensors, in the order of `MixedCache`."""
     caches: dict[str, tuple[torch.dtype, tuple[Any, ...]]] = {}
-    for group, sizes in enumerate(layout.sizes):
+    for group, (kv_heads, head_size, value_size) in enumerate(layout.sizes):
+        sizes = (kv_heads, head_size, value_size)
         keys, values, scales = kv_cache_shapes(8, *sizes, BLOCK_SIZE, dtype, layout.count(group))
-        caches[_name("k_cache", group)] = (dtype, keys)
-        caches[_name("v_cache", group)] = (dtype, values)
+        caches[cache_name("k_cache", group)] = (dtype, keys)
+        caches[cache_name("v_cache", group)] = (dtype, values)
         if scales is not None:
-            caches.update({_name(name, group): (torch.float32, scales) for name in SCALES})
+            caches.update({cache_name(name, group): (torch.float32, scales) for name in SCALES})
     return caches
-
-
-def _name(tensor: str, group: int) -> str:
-    return f"{tensor}_{group}" if group else tensor
 
 
 def _profiles(module: fx.GraphModule, node: Node, factors: Any, profiles: Any) -> tuple[Any, Any]:
@@ -81,7 +78,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         group, number = position = layout.positions[layer]
         with graph.inserting_before(node):
             k_cache, v_cache, *scales = (
-                call(graph, aten.select.int, inputs[_name(tensor, group)], 0, number)
+                call(graph, aten.select.int, inputs[cache_name(tensor, group)], 0, number)
                 for tensor in ("k_cache", "v_cache", *SCALES)
                 if tensor in inputs
             )

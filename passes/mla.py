@@ -6,13 +6,12 @@ An expanded key of head h is ``[W_k[h] · latent, k_rope]`` and its value ``W_v[
 
 Each new token is projected once, whereas `expand_kv` would expand every cached position.  The graph gets the
 inputs of `torch_armllm.passes.lib.paged_inputs`; ``k_cache`` holds the latents of all layers,
-``(layers, blocks, block size, rank + rope size)``.
+``(layers, blocks, block size, rank + rope size)``, and ``k_cache_1`` … those of other sizes.
 """
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch.fx.node import Node
 
 from torch_armllm.capture.markers.mla import float_weight
 from torch_armllm.capture.markers.selection import SELECTED
-from torch_armllm.capture.probing import module_name
 from torch_armllm.ops.linear import pack_int8
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
@@ -35,77 +33,16 @@ from torch_armllm.passes.lib.graph import (
     tokens_first,
     value,
 )
+from torch_armllm.passes.lib.latents import (
+    LatentAttention,
+    find_latent_attention,
+    latent_layout,
+    not_absorbed_reason,
+)
 from torch_armllm.passes.lib.mla_rope import MlaRopeTables, match_rotation
-from torch_armllm.passes.lib.paged_inputs import BLOCK_SIZE, add_paged_inputs
+from torch_armllm.passes.lib.paged_inputs import BLOCK_SIZE, add_paged_inputs, cache_name
 
 armllm = torch.ops.armllm
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """An attention marker whose keys and values are expanded latents."""
-
-    attention: Node
-    expansion: Node
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Elements of a latent, and of the rotated part of a key."""
-        latent, k_rope = self.expansion.args[:2]
-        return int(value(latent).shape[-1]), int(value(k_rope).shape[-1])  # type: ignore[arg-type]
-
-    @property
-    def expanded(self) -> int:
-        """Elements of a token's expanded keys and values."""
-        heads, nope_size, value_size = self.up
-        return heads * (nope_size + self.sizes[1] + value_size)
-
-    @property
-    def up(self) -> tuple[int, int, int]:
-        """Number of heads, elements of a key without position, and elements of a value."""
-        heads, nope_size, value_size = self.expansion.args[3:6]
-        return int(heads), int(nope_size), int(value_size)  # type: ignore[arg-type]
-
-
-def find_latent_attention(module: fx.GraphModule) -> list[LatentAttention]:
-    """Returns all attentions on expanded latents of a graph."""
-    attentions = []
-    for node in module.graph.nodes:
-        if not is_op(node, armllm.attention.default):
-            continue
-        sides = node.args[1:3]
-        if all(is_op(s, operator.getitem) and is_op(s.args[0], armllm.expand_kv.default) for s in sides):
-            attentions.append(LatentAttention(node, sides[0].args[0]))
-    return attentions
-
-
-def not_absorbed_reason(module: fx.GraphModule) -> str | None:
-    """Returns why a graph's latent attention cannot run absorbed; None if it can, or if there is none."""
-    attentions = find_latent_attention(module)
-    if not attentions:
-        return None
-    latent_nodes = {latent.attention for latent in attentions}
-    first = attentions[0]
-    for node in module.graph.nodes:
-        if is_op(node, armllm.attention.default) and node not in latent_nodes:
-            return (
-                f"{module_name(node)} caches keys and values, and {module_name(first.attention)} latents; "
-                "the cache of a plan with latents has no keys and values"
-            )
-    for latent in attentions:
-        name = module_name(latent.attention)
-        if latent.sizes != first.sizes:
-            return (
-                f"{name} caches latents of {_shown(latent)} numbers, and {module_name(first.attention)} of "
-                f"{_shown(first)}; the latents of a plan's cache have one size"
-            )
-        if latent.attention.args[5] or latent.attention.args[6]:
-            return f"{name} has latent attention with a sliding window or a softcap, which no fused op has"
-    return None
-
-
-def _shown(latent: LatentAttention) -> str:
-    return " + ".join(map(str, latent.sizes))
 
 
 def _tokens_first(graph: fx.Graph, node: Any) -> Node:
@@ -195,8 +132,8 @@ class _Absorption:
             call(graph, armllm.rope_.default, queries, one_head, *table, q.interleaved, q.unzip)
             return queries, keys
 
-    def absorb(self, latent: LatentAttention, layer: int) -> None:
-        """Replaces one attention by its absorbed form."""
+    def absorb(self, latent: LatentAttention, cache_input: Node, layer: int) -> None:
+        """Replaces one attention by its absorbed form, on a layer of one of the caches."""
         graph, node = self.graph, latent.attention
         selected = (*node.args, *[None] * SELECTED)[SELECTED]
         latents, k_rope, weight_node, *_, scheme = latent.expansion.args
@@ -213,7 +150,7 @@ class _Absorption:
         q_latent = self._heads_linear(node, q_nope, keys.transpose(1, 2), "mla_keys", packed)
         sinks = as_float32(self.module, node, "sinks", node.args[7])
         with graph.inserting_before(node):
-            cache = call(graph, aten.select.int, self.inputs["k_cache"], 0, layer)
+            cache = call(graph, aten.select.int, cache_input, 0, layer)
             rows = _single_head(graph, latents)
             call(graph, armllm.mla_write.default, rows, rotated, cache, self.inputs["slots"])
             mixed = call(
@@ -221,7 +158,7 @@ class _Absorption:
                 armllm.mla_attention.default,
                 *(q_latent, queries, cache, self.inputs["block_table"], self.inputs["query_start"]),
                 *(self.inputs["seq_lens"], self.inputs["max_seq_len"], node.args[4]),
-                *(sinks, selected),
+                *(sinks, selected, node.args[5]),
             )
         out = self._heads_linear(node, mixed, values, "mla_values", packed)
         with graph.inserting_before(node):
@@ -239,14 +176,17 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     attentions = find_latent_attention(module)
     if not context.paged or not attentions or not_absorbed_reason(module) is not None:
         return 0
-    first = attentions[0]
-    latents: Any = first.expansion.args[0]
-    order = {layer: i for i, layer in enumerate(sorted({f.attention.args[3] for f in attentions}))}  # type: ignore[type-var]
-    shape = (len(order), 8, BLOCK_SIZE, sum(first.sizes))
-    caches = {"k_cache": (context.cache_dtype or value(latents).dtype, shape)}
+    latents: Any = attentions[0].expansion.args[0]
+    layout = latent_layout(attentions)
+    dtype = context.cache_dtype or value(latents).dtype
+    caches = {
+        cache_name("k_cache", group): (dtype, (layout.count(group), 8, BLOCK_SIZE, sum(sizes)))
+        for group, sizes in enumerate(layout.sizes)
+    }
     inputs = add_paged_inputs(module, latents, value(latents).shape[2], caches)
     absorption = _Absorption(module, inputs)
     for latent in attentions:
-        absorption.absorb(latent, order[latent.attention.args[3]])
+        group, number = layout.positions[latent.layer]
+        absorption.absorb(latent, inputs[cache_name("k_cache", group)], number)
     module.graph.eliminate_dead_code()
     return len(attentions)

@@ -67,6 +67,7 @@ def mla_attention(
     scale: float,
     sinks: Tensor | None = None,
     selected: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
     """Computes causal softmax attention of each sequence's last tokens over the sequence's cached latents.
 
@@ -87,6 +88,7 @@ def mla_attention(
         sinks: float32 ``(heads,)``: logits that enter the sum of the softmax but carry no value.
         selected: int32 ``(T, n)``, the positions that tokens of sequences of more than ``n`` positions attend
             to, as :func:`torch_armllm.ops.select.select_tokens` returns them; None: all positions.
+        window: number of visible positions up to a token's own; 0 for all.  Not together with ``selected``.
 
     Returns:
         ``(T, heads, rank)`` in the dtype of ``q_latent``, contiguous.  A token's result has the same bits
@@ -99,7 +101,17 @@ def mla_attention(
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, with the up-projections absorbed.
     """
     result: Tensor = torch.ops.armllm.mla_attention(
-        q_latent, q_rope, cache, block_table, query_start, seq_lens, max_seq_len, scale, sinks, selected
+        q_latent,
+        q_rope,
+        cache,
+        block_table,
+        query_start,
+        seq_lens,
+        max_seq_len,
+        scale,
+        sinks,
+        selected,
+        window,
     )
     return result
 
@@ -121,5 +133,6 @@ def _mla_attention_fake(
     scale: float,
     sinks: Tensor | None = None,
     selected: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
     return q_latent.new_empty(q_latent.shape)

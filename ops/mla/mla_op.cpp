@@ -66,7 +66,7 @@ void check_selected(const AttentionArgs& a, const Tensor& selected) {
 
 Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start,
                      Tensor seq_lens, int64_t max_seq_len, double scale, std::optional<Tensor> sinks,
-                     std::optional<Tensor> selected) {
+                     std::optional<Tensor> selected, int64_t window) {
   STD_TORCH_CHECK(q_latent.dim() == 3, "q_latent must have shape (tokens, heads, rank), not ",
                   shape_of(q_latent));
   const int64_t tokens = q_latent.size(0), heads = q_latent.size(1), rank = q_latent.size(2);
@@ -117,6 +117,9 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
   a.value_size = rank;
   a.block_size = latents.block_size;
   a.scale = static_cast<float>(scale);
+  a.window = window;
+  STD_TORCH_CHECK(!selected || window <= 0, "selected and a window of ", window,
+                  " exclude each other: a token attends to what it selects, or to its last positions");
   if (sinks) {
     STD_TORCH_CHECK(sinks->numel() == heads && type_of(*sinks) == ScalarType::Float,
                     "sinks must be float32, one for each of the ", heads, " heads");

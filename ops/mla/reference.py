@@ -25,6 +25,7 @@ def reference_mla_attention(
     scale: float,
     sinks: Tensor | None = None,
     selected: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.mla.mla_attention`."""
     rank = q_latent.shape[2]
@@ -38,7 +39,10 @@ def reference_mla_attention(
         blocks = block_table[index, : -(-length // cache.shape[1])]
         keys = cache[blocks.long()].flatten(0, 1)[:length].to(torch.float32)
         last = torch.arange(length - (end - begin), length)
-        hidden = torch.arange(length)[None] > last[:, None]
+        distance = last[:, None] - torch.arange(length)[None]
+        hidden = distance < 0
+        if window > 0:
+            hidden |= distance >= window
         if selected is not None and length > selected.shape[1]:
             for row, (token, position) in enumerate(zip(range(begin, end), last.tolist(), strict=True)):
                 kept = selected[token, : position + 1].long()

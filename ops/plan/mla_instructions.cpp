@@ -77,6 +77,7 @@ Instruction build(const fields::mla_attention& op) {
   set->latent.head_stride = op.latent_head_stride;
   set->rope.head_stride = op.rope_head_stride;
   args.scale = op.scale;
+  args.window = op.window;
   args.latent = true;
   args.kv_heads = 1;
   args.value_size = op.latent_size;

@@ -289,8 +289,11 @@ void check(const Checks& c, const fields::mla_attention& op) {
   if (op.rope_size > 0) c.needed(op.rope, "rope");
   if (op.top_k > 0) c.needed(op.selected, "selected");
   c.packed(op.selected, op.top_k, ElementType::i32);
+  STD_TORCH_CHECK(op.top_k == 0 || op.window <= 0,
+                  "plan: latent attention to selected positions has no window, not one of ", op.window);
   CacheNeed need = latents_of(op.cache, op.layer, op.latent_size + op.rope_size);
   add_sequences(need, op);
+  need.window = op.window;
   c.cache(need);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch_armllm.passes.lib.graph import is_op, value
 class CacheLayout:
     """Positions of the layers in a paged cache; layers are identified by their ``layer_idx``."""
 
-    sizes: tuple[tuple[int, int, int], ...]
-    """KV heads, head size and value size of each group of layers."""
+    sizes: tuple[tuple[int, ...], ...]
+    """KV heads, head size and value size of each group of layers; of latents: rank and rope size."""
     positions: dict[int, tuple[int, int]]
     """Group of each layer, and its index in the group; layers that share keys and values share a position."""
 
@@ -34,16 +35,26 @@ class CacheLayout:
 
 def cache_layout(module: fx.GraphModule) -> CacheLayout:
     """Returns the layout for the attention markers of a captured graph, before any pass."""
-    sizes: list[tuple[int, int, int]] = []
     stored: dict[tuple[Any, Any], int] = {}
     owners: dict[int, int] = {}
-    shapes: dict[int, tuple[int, int, int]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
     for node in module.graph.nodes:
         if is_op(node, torch.ops.armllm.attention.default):
             keys, values, layer = node.args[1:4]
             owners[layer] = stored.setdefault((keys, values), layer)
             kv_heads, head_size, value_size = map(int, (*value(keys).shape[1::2], value(values).shape[3]))
             shapes[layer] = (kv_heads, head_size, value_size)
+    return layout_of(shapes, owners)
+
+
+def layout_of(shapes: Mapping[int, tuple[int, ...]], owners: Mapping[int, int]) -> CacheLayout:
+    """Returns the layout of layers.
+
+    Args:
+        shapes: sizes of each layer's part of the cache.
+        owners: the layer whose part a layer reads and writes: its own, or an earlier one's.
+    """
+    sizes: list[tuple[int, ...]] = []
     counts: list[int] = []
     positions: dict[int, tuple[int, int]] = {}
     for layer in sorted(owners, key=lambda n: (owners[n] != n, n)):

@@ -104,8 +104,12 @@ def _complex(node: Any) -> MlaRotation | None:
 
 
 def match_rotation(node: Any) -> MlaRotation | None:
-    """Returns the rotation that computed a tensor; None if none matches."""
-    return _halves(node) or _unzipped(node) or _complex(node)
+    """Returns the rotation that computed a tensor; None if none matches.
+
+    Angles in float32 make a rotated tensor float32, which models convert back to the dtype of the input.
+    """
+    source = strip(node, *CONVERSIONS)
+    return _halves(source) or _unzipped(source) or _complex(node)
 
 
 def _polar_angles(module: fx.GraphModule, polar: Node) -> tuple[Node, torch.Tensor, float] | None:

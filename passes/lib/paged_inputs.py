@@ -33,6 +33,11 @@ from torch_armllm.passes.lib.graph import fake_mode
 BLOCK_SIZE = 32
 
 
+def cache_name(tensor: str, group: int) -> str:
+    """Returns the name of a group of layers' input."""
+    return f"{tensor}_{group}" if group else tensor
+
+
 def add_paged_inputs(
     module: fx.GraphModule, near: Node, tokens: Any, caches: dict[str, tuple[torch.dtype, tuple[Any, ...]]]
 ) -> dict[str, Node]:

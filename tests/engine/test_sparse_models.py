@@ -28,7 +28,7 @@ from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.ops import variants
 from torch_armllm.patching.state import patched_forward
 
-FAMILIES = ("deepseek_v32", "glm_moe_dsa")
+FAMILIES = ("deepseek_v32", "glm_moe_dsa", "dots3_note_text")
 
 
 @functools.cache
@@ -59,12 +59,13 @@ def test_batched_and_chunked_bits_equal_those_alone(
     assert found == [alone(family, length, seed) for seed, length in enumerate(lengths)]
 
 
+@pytest.mark.parametrize("family", ["deepseek_v32", "dots3_note_text"])
 @pytest.mark.parametrize("swap", [0, 1 << 20], ids=["recomputed", "swapped"])
-def test_preempted_bits_equal_those_alone(swap: int) -> None:
-    forward = patched_forward(model("deepseek_v32"))
+def test_preempted_bits_equal_those_alone(swap: int, family: str) -> None:
+    forward = patched_forward(model(family))
     assert forward is not None
     small = 5 * forward.shape.block_size * forward.shape.bytes_per_token
-    make = functools.partial(engine, "deepseek_v32")
+    make = functools.partial(engine, family)
     check_preempted(make(kv_cache_memory=small, swap_space=swap, **CROWDED), make)
 
 

@@ -32,6 +32,7 @@ class Batch:
     seq_lens: tuple[int, ...]
     query_lens: tuple[int, ...]
     sinks: Tensor | None = None
+    window: int = 0
 
     def arguments(self) -> tuple[Tensor | int | float | None, ...]:
         lens = self.query_lens
@@ -40,7 +41,7 @@ class Batch:
         scale = 1.0 / math.sqrt(self.cache.shape[-1])
         return (
             *(self.q_latent, self.q_rope, self.cache, self.block_table),
-            *(query_start, seq_lens, max(self.seq_lens, default=0), scale, self.sinks),
+            *(query_start, seq_lens, max(self.seq_lens, default=0), scale, self.sinks, None, self.window),
         )
 
     def run(self) -> Tensor:
@@ -71,6 +72,7 @@ def make_batch(
     cache_dtype: torch.dtype = torch.float32,
     dtype: torch.dtype = torch.float32,
     sinks: bool = False,
+    window: int = 0,
     seed: int = 0,
 ) -> Batch:
     """Makes a random batch.
@@ -87,6 +89,7 @@ def make_batch(
         cache_dtype: dtype of the cache.
         dtype: dtype of queries and latents before they are stored.
         sinks: with random attention sinks.
+        window: positions that a token sees.
         seed: seed of all random values.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -105,7 +108,7 @@ def make_batch(
         mla.mla_write(latents[:, :rank], latents[:, rank:], cache, slots)
     q = torch.randn(sum(query_lens), heads, rank + rope_size, generator=generator).to(dtype)
     logits = 3.0 * torch.randn(heads, generator=generator) if sinks else None
-    return Batch(q[..., :rank], q[..., rank:], cache, block_table, seq_lens, query_lens, logits)
+    return Batch(q[..., :rank], q[..., rank:], cache, block_table, seq_lens, query_lens, logits, window)
 
 
 def check(batch: Batch) -> None:
@@ -139,6 +142,12 @@ CASES = {
     "one block per split": make_batch((270,), (12,), block_size=256),
     "sinks": make_batch((600, 40, 3), (1, 40, 3), heads=5, sinks=True),
     "sinks in bfloat16": make_batch((300,), (30,), heads=20, cache_dtype=torch.bfloat16, sinks=True),
+    "window": make_batch((300, 9, 40), (7, 9, 1), window=13),
+    "window over splits": make_batch(
+        (900,), (3,), heads=16, window=500, cache_dtype=torch.bfloat16, dtype=torch.bfloat16
+    ),
+    "window of one position": make_batch((270,), (270,), window=1, cache_dtype=torch.float16),
+    "window of all": make_batch((40,), (40,), window=40, sinks=True),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=2),
 }
 
@@ -162,6 +171,7 @@ def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dt
     block_size=st.sampled_from(attention.BLOCK_SIZES),
     cache_dtype=st.sampled_from(FLOATS),
     sinks=st.booleans(),
+    window=st.sampled_from((0, 0, 1, 5, 16, 200, 2**40)),
     seed=st.integers(0, 99),
 )
 def test_random_shapes_match_reference(
@@ -171,6 +181,7 @@ def test_random_shapes_match_reference(
     block_size: int,
     cache_dtype: torch.dtype,
     sinks: bool,
+    window: int,
     seed: int,
 ) -> None:
     query_lens = tuple(n for _, n in sequences)
@@ -184,6 +195,7 @@ def test_random_shapes_match_reference(
             block_size=block_size,
             cache_dtype=cache_dtype,
             sinks=sinks,
+            window=window,
             seed=seed,
         )
     )
@@ -225,10 +237,16 @@ def test_equals_attention_of_expanded_heads(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("cache_dtype", FLOATS)
-def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("window", [0, 37, 300])
+def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype, window: int) -> None:
     query_lens = (60, 40, 1, 2)
     batch = make_batch(
-        (290, 40, 540, 5), query_lens, heads=5, cache_dtype=cache_dtype, dtype=torch.bfloat16, sinks=True
+        *((290, 40, 540, 5), query_lens),
+        heads=5,
+        cache_dtype=cache_dtype,
+        dtype=torch.bfloat16,
+        sinks=True,
+        window=window,
     )
     with variants.use(variant):
         together = batch.run().split(query_lens)
@@ -273,6 +291,15 @@ def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
     assert torch.equal(result[untouched], expected[untouched])
 
 
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_positions_before_the_window_are_not_read(variant: str) -> None:
+    batch = make_batch((300,), (3,), window=20)
+    freed = replace(batch, block_table=batch.block_table.clone())
+    freed.block_table[0, : (300 - 3 - 20 + 1) // 16] = -1
+    with variants.use(variant):
+        assert torch.equal(freed.run(), batch.run())
+
+
 def test_large_scores_match_reference() -> None:
     batch = make_batch((300,), (2,))
     check(replace(batch, q_latent=batch.q_latent * 1e4))
@@ -304,6 +331,7 @@ def test_opcheck() -> None:
     batch = make_batch((30, 20), (4, 1))
     torch.library.opcheck(torch.ops.armllm.mla_attention, batch.arguments())
     torch.library.opcheck(torch.ops.armllm.mla_attention, replace(batch, sinks=torch.zeros(3)).arguments())
+    torch.library.opcheck(torch.ops.armllm.mla_attention, replace(batch, window=3).arguments())
     cache = mla.new_latent_cache(2, 32, 8, 16, torch.bfloat16)
     torch.library.opcheck(
         torch.ops.armllm.mla_write, (torch.randn(3, 32), torch.randn(3, 8), cache, torch.arange(3))
@@ -338,6 +366,9 @@ def test_invalid_arguments_raise() -> None:
     for change, message in invalid:
         with pytest.raises(RuntimeError, match=message):
             replace(batch, **change).run()  # type: ignore[arg-type]
+    selected = torch.zeros(5, 2, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="selected and a window of 7 exclude each other"):
+        mla.mla_attention(*replace(batch, sinks=None).arguments()[:9], selected, 7)  # type: ignore[arg-type]
     latent, k_rope, cache = torch.zeros(2, 32), torch.zeros(2, 8), batch.cache
     with pytest.raises(RuntimeError, match="slot 99999 of token 1"):
         mla.mla_write(latent, k_rope, cache, torch.tensor([0, 99999]))

@@ -15,6 +15,8 @@ from torch_armllm.model_survey.tiny_models import tiny_ids
 from torch_armllm.patching.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
 
+COUNTS = {"glm_moe_dsa": (4, 2), "dots3_note_text": (2, 1)}
+"""Layers and indexers; all other families have two of each."""
 DENSE_LAYERS = {"mlp_layer_types": ["dense"] * 2}
 
 
@@ -38,7 +40,7 @@ def test_long_sequences_equal_transformers(family: str) -> None:
     mask[1, :19] = 0
     expected, alone = own_logits(sparse_model(family), ids), own_logits(sparse_model(family), ids[1:, 19:])
     model, report = patched(family)
-    layers, indexers = (4, 2) if family == "glm_moe_dsa" else (2, 2)
+    layers, indexers = COUNTS.get(family, (2, 2))
     found = {name: report.ops[name] for name in ("mla_attention", "mla_write", "rope_", "select_tokens")}
     assert found == {
         "mla_attention": layers,
@@ -73,8 +75,11 @@ def test_quantized_step_runs_as_a_native_plan(family: str) -> None:
     forward = patched_forward(model)
     assert forward is not None
     assert forward.max_length is None
-    layers, indexers = (4, 2) if family == "glm_moe_dsa" else (2, 2)
-    assert report.kv_bytes == (layers * (32 + 16) + indexers * 24) * 4
+    layers, indexers = COUNTS.get(family, (2, 2))
+    latents = 32 + 16 + 48 + 8 if family == "dots3_note_text" else layers * (32 + 16)
+    assert report.kv_bytes == (latents + indexers * 24) * 4
+    if family == "dots3_note_text":
+        assert report.kv_bytes_expanded == (4 * (16 + 16 + 16) + 6 * (12 + 8 + 24)) * 4
 
 
 @pytest.mark.parametrize(

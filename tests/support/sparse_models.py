@@ -13,6 +13,7 @@ from torch_armllm.model_survey.tiny_models import tiny_model
 FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v32": {},
     "axk2": {},
+    "dots3_note_text": {},  # the second layer has a sliding window, and latents of another size
     # the second and third layers attend to what the first selects
     "glm_moe_dsa": {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"]},
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,14 +22,7 @@ class LatentCache(NamedTuple):
 
 
 class MixedCache(tuple[Tensor | None, ...]):
-    """The tensors of a `KvCache` for each group of layers, concatenated group after group."""
-
-    def group(self, number: int) -> KvCache:
-        """Returns the tensors of one group's layers."""
-        fields = len(KvCache._fields)
-        k, v, *scales = self[fields * number : fields * (number + 1)]
-        assert k is not None and v is not None
-        return KvCache(k, v, *scales)
+    """The tensors of the caches of all groups of layers, concatenated group after group."""
 
 
 Cache = KvCache | LatentCache | MixedCache
@@ -97,8 +90,9 @@ class CacheShape:
 class MixedShape:
     """Shape of a cache in which layers differ in shape, or read the keys and values of other layers."""
 
-    groups: tuple[CacheShape, ...]
-    """Groups of layers of equal shape; the layers of a group need not be consecutive."""
+    groups: tuple[CacheShape | LatentShape, ...]
+    """Groups of layers of equal shape; the layers of a group need not be consecutive.  The last group of
+    latents has the indexers of all layers."""
     positions: tuple[tuple[int, int], ...]
     """Group of each layer, and its index in the group; layers that share keys and values share both."""
     states: StateShape = NO_STATES
@@ -128,13 +122,16 @@ class MixedShape:
         """Allocates empty blocks of all layers."""
         return MixedCache(tensor for group in self.groups for tensor in group.tensors(blocks))
 
-    def layer(self, cache: Cache, index: int) -> KvCache:
+    def layer(self, cache: Cache, index: int) -> KvCache | LatentCache:
         """Returns the tensors of one layer, as views of its group's."""
         assert isinstance(cache, MixedCache)
         group, number = self.positions[index]
-        return _layer(cache.group(group), number)
+        kinds: list[Any] = [LatentCache if isinstance(g, LatentShape) else KvCache for g in self.groups]
+        begin = sum(len(kind._fields) for kind in kinds[:group])
+        tensors = kinds[group](*cache[begin : begin + len(kinds[group]._fields)])
+        return self.groups[group].layer(tensors, number)
 
-    def at(self, index: int) -> CacheShape:
+    def at(self, index: int) -> CacheShape | LatentShape:
         """Returns the shape that writes and reads a layer."""
         return self.groups[self.positions[index][0]]
 
@@ -222,6 +219,12 @@ class StatesOnlyShape:
 
 
 Shape = CacheShape | MixedShape | LatentShape | StatesOnlyShape
+
+
+def latent_groups(shape: Shape) -> list[LatentShape]:
+    """Returns the shapes of a cache's latents; none if it holds keys and values."""
+    groups = shape.groups if isinstance(shape, MixedShape) else (shape,)
+    return [group for group in groups if isinstance(group, LatentShape)]
 
 
 def with_state_dtype(shape: Shape, dtype: torch.dtype) -> Shape:

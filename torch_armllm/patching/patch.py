@@ -14,7 +14,7 @@ from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
-from torch_armllm.kv_cache.shapes import LatentShape, StatesOnlyShape
+from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
 from torch_armllm.ops import variants
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
@@ -125,9 +125,8 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
     report.kv_bytes = shape.bytes_per_token
-    report.kv_bytes_expanded = (
-        shape.expanded * shape.dtype.itemsize if isinstance(shape, LatentShape) else None
-    )
+    latents = latent_groups(shape)
+    report.kv_bytes_expanded = sum(g.expanded * g.dtype.itemsize for g in latents) if latents else None
     report.ops = _count_ops(built.graph)
     model.forward = by_plan
     return forward

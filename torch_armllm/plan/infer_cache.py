@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,8 +14,8 @@ from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Sh
 from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.passes.lib.cache_layout import CacheLayout
 from torch_armllm.passes.lib.graph import is_op, value
+from torch_armllm.passes.lib.latents import find_latent_attention, latent_layout, not_absorbed_reason
 from torch_armllm.passes.lib.state_layout import state_layout
-from torch_armllm.passes.mla import find_latent_attention, not_absorbed_reason
 from torch_armllm.passes.selection import index_sizes
 
 
@@ -54,13 +55,14 @@ def _kv_shape(
     if len(key_dtypes) != 1:
         raise CaptureError("its layers differ in the dtype of their keys and values")
     cache_dtype = dtype or key_dtypes.pop()
-    groups = tuple(CacheShape(layout.count(i), *sizes, cache_dtype) for i, sizes in enumerate(layout.sizes))
-    if layout.uniform:
-        return groups[0]
-    return MixedShape(groups, tuple(layout.positions[layer] for layer in sorted(layout.positions)))
+    groups = [
+        CacheShape(layout.count(i), kv_heads, head_size, value_size, cache_dtype)
+        for i, (kv_heads, head_size, value_size) in enumerate(layout.sizes)
+    ]
+    return _shape_of(groups, layout)
 
 
-def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> LatentShape | None:
+def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> Shape | None:
     """Returns the shape of a cache of latents; None if the model has no latent attention."""
     if not any(is_latent_attention(part) for part in base.modules()):
         return None
@@ -68,16 +70,23 @@ def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | 
     reason = not_absorbed_reason(module) if attentions else "it expands its latents in an unknown way"
     if reason is not None:
         raise CaptureError(reason)
-    layers = {latent.attention.args[3]: latent for latent in attentions}
-    latent_dtype = value(attentions[0].expansion.args[0]).dtype  # type: ignore[arg-type]
-    expanded = sum(latent.expanded for latent in layers.values())
+    layers = {latent.layer: latent for latent in attentions}
+    layout = latent_layout(attentions)
+    cache_dtype = dtype or value(attentions[0].expansion.args[0]).dtype  # type: ignore[arg-type]
+    groups = []
+    for group, (rank, rope_size) in enumerate(layout.sizes):
+        members = [layer for layer, (of, _) in layout.positions.items() if of == group]
+        expanded = sum(layers[layer].expanded for layer in members)
+        groups.append(LatentShape(len(members), rank, rope_size, cache_dtype, expanded=expanded))
     try:
         indexers, index_size = index_sizes(module)
     except ValueError as reason:
         raise CaptureError(str(reason)) from None
-    return LatentShape(
-        *(len(layers), *attentions[0].sizes, dtype or latent_dtype),
-        expanded=expanded,
-        indexers=indexers,
-        index_size=index_size,
-    )
+    groups[-1] = replace(groups[-1], indexers=indexers, index_size=index_size)
+    return _shape_of(groups, layout)
+
+
+def _shape_of(groups: Sequence[CacheShape | LatentShape], layout: CacheLayout) -> Shape:
+    if layout.uniform:
+        return groups[0]
+    return MixedShape(tuple(groups), tuple(layout.positions[layer] for layer in sorted(layout.positions)))

@@ -63,7 +63,7 @@ def _write(low: Lowering, node: Node, latent: Any, k_rope: Any, cache: Any, slot
 
 def _attention(
     low: Lowering, node: Node, q_latent: Any, q_rope: Any, cache: Any, table: Any, starts: Any, lengths: Any,
-    max_seq_len: Any, scale: float, sinks: Any = None, selected: Any = None,
+    max_seq_len: Any, scale: float, sinks: Any = None, selected: Any = None, window: int = 0,
 ) -> Operand:  # fmt: skip
     latents, rope, layer = low.heads(q_latent), low.heads(q_rope), low.locations[cache]
     chosen = NOTHING if selected is None else low.rows(selected)
@@ -87,6 +87,7 @@ def _attention(
         rope_head_stride=rope.head_stride,
         selected=chosen,
         top_k=0 if selected is None else chosen.width,
+        window=window,
         scale=scale,
     )
     return out
