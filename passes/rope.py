@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op
+from torch_armllm.passes.lib.graph import aten, call, is_op, value
 from torch_armllm.passes.lib.rope_match import RopeTables, match_rope
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
@@ -24,11 +24,13 @@ class _Heads:
 
     Attributes:
         node: before the norms, ``(1, heads, T, size)``.
+        end: after the norms, without further elements that an attention reads beside them.
         norms: of the heads, the last one first.
         by_token: True if ``node`` is ``(1, T, heads, size)``.
     """
 
     node: Any
+    end: Any
     norms: tuple[Node, ...] = ()
     by_token: bool = False
 
@@ -37,17 +39,31 @@ def _before_norms(operand: Any) -> _Heads | None:
     """Follows an attention's operand through the norms of its heads; None if anything else reads it."""
     if not all(is_op(user, torch.ops.armllm.attention.default) for user in operand.users):
         return None
-    heads = _Heads(operand)
+    end = _without_bias(operand)
+    heads = _Heads(end, end)
     while True:
         node = heads.node
         if is_op(node, *_NORMS):
-            heads = _Heads(node.args[0], (*heads.norms, node), heads.by_token)
+            heads = _Heads(node.args[0], end, (*heads.norms, node), heads.by_token)
         elif is_op(node, aten.transpose.int) and node.args[1:] == (1, 2) and is_op(node.args[0], *_NORMS):
-            heads = _Heads(node.args[0], heads.norms, not heads.by_token)
+            heads = _Heads(node.args[0], end, heads.norms, not heads.by_token)
         else:
             return heads
         if len(heads.node.users) != 1:
             return None
+
+
+def _without_bias(operand: Any) -> Any:
+    """Returns queries or keys without the element of a key's bias, if nothing else reads them."""
+    if is_op(operand, aten.constant_pad_nd.default):
+        source = operand.args[0]
+    elif is_op(operand, aten.cat.default) and operand.args[1:] == (-1,) and len(operand.args[0]) == 2:
+        source, added = operand.args[0]
+        if value(added).shape[-1] != 1 or value(source).shape[-1] == 1:
+            return operand
+    else:
+        return operand
+    return source if len(source.users) == 1 else operand
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -81,7 +97,7 @@ class _Operand:
     x: Node
     table: Any
     make_table: Callable[[], tuple[Node, Node]]
-    norms: tuple[Node, ...]
+    heads: _Heads
     layout: tuple[bool, ...] = (False,)
 
 
@@ -100,7 +116,7 @@ class _RopeRewriter:
         match = None if heads is None or heads.by_token else match_rope(heads.node)
         if heads is None or match is None or len(match.x.users) != 1:
             return None
-        return _Operand(match.x, (match.cos, match.sin), lambda: self.tables.get(match, before), heads.norms)
+        return _Operand(match.x, (match.cos, match.sin), lambda: self.tables.get(match, before), heads)
 
     def _probed(self, operand: Any, before: Node) -> _Operand | None:
         heads = _before_norms(operand)
@@ -109,35 +125,37 @@ class _RopeRewriter:
             return None
         x, rotation = probed
         layout = (rotation.interleaved, rotation.unzip)
-        return _Operand(x, rotation, lambda: self.tables.get_probed(rotation, before), heads.norms, layout)
+        return _Operand(x, rotation, lambda: self.tables.get_probed(rotation, before), heads, layout)
 
     def rewrite(self, node: Node) -> bool:
         """Inserts the op before one attention; returns False if its operands are no known rotations."""
         q, k = node.args[:2]
         if q in self.rotated:  # before an earlier attention to the same keys
             return True
+        longer = [x for x in (q, k) if isinstance(x, Node) and _without_bias(x) is not x]
+        before = min([node, *longer])
         for find in (self._matched, self._probed):
-            queries = find(q, node)
+            queries = find(q, before)
             if queries is not None and k in self.rotated:
-                self._rotate(node, queries, None)
+                self._rotate(before, queries, None)
                 return True
-            keys = find(k, node) if k not in self.rotated else None
+            keys = find(k, before) if k not in self.rotated else None
             if queries is not None and keys is not None and queries.table == keys.table:
-                self._rotate(node, queries, keys)
+                self._rotate(before, queries, keys)
                 return True
         return False
 
-    def _rotate(self, node: Node, q: _Operand, k: _Operand | None) -> None:
+    def _rotate(self, before: Node, q: _Operand, k: _Operand | None) -> None:
         table = q.make_table()
         graph = self.graph
-        with graph.inserting_before(node):
+        with graph.inserting_before(before):
             keys = call(graph, aten.slice.Tensor, q.x, 2, 0, 0) if k is None else k.x
             call(graph, torch.ops.armllm.rope_.default, q.x, keys, *table, *q.layout)
-            for position, side in ((0, q), (1, k)):
+            for side in (q, k):
                 if side is not None:
                     heads = side.x
-                    for norm in reversed(side.norms):
+                    for norm in reversed(side.heads.norms):
                         heads = call(graph, norm.target, heads, *norm.args[1:])
                     rotated = call(graph, aten.transpose.int, heads, 1, 2)
-                    node.args[position].replace_all_uses_with(rotated)  # type: ignore[union-attr]
+                    side.heads.end.replace_all_uses_with(rotated)
                     self.rotated.add(rotated)

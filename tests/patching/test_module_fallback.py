@@ -88,3 +88,32 @@ def test_repeated_attention_has_its_own_cache_layer() -> None:
     # the modules run if an output is requested that the plan does not have
     last = continued(model, ids[:, 20:], [10], cache, output_hidden_states=True)
     torch.testing.assert_close(torch.cat([first, last], 1), whole, rtol=1e-3, atol=1e-3)
+
+
+def doge(patched: bool, **options: Any) -> Any:
+    model = tiny_model("doge", **options)
+    if patched:
+        model.report = torch_armllm.patch(model, None, progress=False)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:torch_armllm")
+@torch.no_grad()
+def test_longer_texts_with_other_operators_continue_by_modules() -> None:
+    """Doge hides keys of low biases beyond ``keep_window_size``; its keys are longer than the modules'."""
+    model, own, ids = doge(True, keep_window_size=256), doge(False, keep_window_size=256), tiny_ids(1, 270)
+    assert model.report.captured
+    (note,) = [note for note in model.report.notes if "texts of more than 256 tokens" in note]
+    assert "DogeAttention, such as layers.0.self_attn" in note
+    cache = DynamicCache(config=model.config)
+    got = continued(model, ids, [200, 56, 14], cache)
+    assert type(cache) is DynamicCache
+    expected = continued(own, ids, [200, 56, 14], DynamicCache(config=own.config))
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_plan_of_few_tokens_is_not_made() -> None:
+    report = doge(True, keep_window_size=64).report
+    assert not report.captured
+    assert "DogeAttention, such as layers.0.self_attn" in str(report.capture_reason)
+    assert "depends on the number of tokens in its choice of operators" in str(report.capture_reason)

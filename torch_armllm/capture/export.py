@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch_armllm.capture.counted_positions import use_position_ids
 from torch_armllm.capture.eager_attention import IMPLEMENTATION as EAGER
 from torch_armllm.capture.eager_attention import mark_attention, number_layers
-from torch_armllm.capture.export_errors import export_reason
+from torch_armllm.capture.export_errors import export_reason, length_limit
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import (
     attention,
@@ -44,12 +44,22 @@ from torch_armllm.hf.base_model import base_model_of, first_position_of, max_len
 from torch_armllm.system.exclusive import PROCESS_LOCK
 
 _MOST_TOKENS = 1 << 24
+_FEWEST_TOKENS = 256
+"""A graph that computes shorter texts only is of little use."""
 _FEW = 6
 """Tokens that indexers select while they are compared with their markers: fewer than the sample has."""
 
 
 class CaptureError(RuntimeError):
     """The model cannot be captured; the message states the reason."""
+
+
+class ShorterTextsOnly(CaptureError):
+    """The model chooses other operators for texts of more than ``most_tokens`` tokens."""
+
+    def __init__(self, message: str, most_tokens: int) -> None:
+        super().__init__(message)
+        self.most_tokens = most_tokens
 
 
 @dataclass
@@ -65,10 +75,14 @@ class CapturedGraph:
     """Attribute of the graph module → fully qualified name in the base model."""
     sample: Sample | None = None
     """Results of the graph as it was captured; None before they are checked."""
-    repeats_attention: bool = False
-    """True if a layer attends several times to the same keys; each attention then has its own cache layer."""
-    dense_length: int | None = None
-    """Most tokens of a sequence that it computes, if it lacks the model's indexers; None: any number."""
+    has_other_cache: bool = False
+    """True if the model's modules cannot read what the graph caches.  A layer that attends several times to
+    the same keys has several cache layers, and keys may have an element for their bias."""
+    most_tokens: int | None = None
+    """Most tokens of a sequence that it computes: it lacks the model's indexers, or longer texts run other
+    operators; None: any number."""
+    length_reason: str = ""
+    """Sentence that says why, if longer texts run other operators."""
 
 
 class _BaseForward(nn.Module):
@@ -130,7 +144,7 @@ def _attention_layers(captured: CapturedGraph) -> list[Any]:
 def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
     first = first_position_of(base)
     limit = position_limit(base.config)
-    limits = (max_length_of(base), captured.dense_length, limit and limit - first)
+    limits = (max_length_of(base), captured.most_tokens, limit and limit - first)
     ids = sample_ids(_vocab_size(base), min([sum(STEPS), *(n for n in limits if n)]))
     positions = first + torch.arange(ids.shape[1])[None]
     captured.sample = compare_outputs(base, captured.graph_module, ids, positions)
@@ -149,7 +163,7 @@ def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
         ]
         if len({(n.args[3], n.args[1]) for n in nodes}) != len(set(layers)):
             raise CaptureError(f"{kind} runs one layer several times")
-        captured.repeats_attention = True
+        captured.has_other_cache = True
         for number, node in enumerate(nodes):
             node.update_arg(3, number)
         captured.graph_module.recompile()
@@ -223,7 +237,9 @@ def _exported(base: nn.Module) -> CapturedGraph:
         except (CaptureError, UnknownSelection):
             pass  # the graph without its indexers serves short sequences
     captured = _exported_without_indexers(base)
-    captured.dense_length = indexer.max_dense_length(base)
+    dense = indexer.max_dense_length(base)
+    if dense is not None and (captured.most_tokens is None or dense <= captured.most_tokens):
+        captured.most_tokens, captured.length_reason = dense, ""
     return captured
 
 
@@ -246,24 +262,35 @@ def _exported_with_selections(base: nn.Module) -> CapturedGraph:
 
 
 def _exported_without_indexers(base: nn.Module) -> CapturedGraph:
+    try:
+        return _exported_for_texts_of(_MOST_TOKENS, base)
+    except ShorterTextsOnly as reason:
+        captured = _exported_for_texts_of(reason.most_tokens, base)
+        captured.most_tokens, captured.length_reason = reason.most_tokens, str(reason)
+        return captured
+
+
+def _exported_for_texts_of(most_tokens: int, base: nn.Module) -> CapturedGraph:
     if sdpa.calls_sdpa(base):
         with sdpa.mark_calls():
-            captured = _export(base, sdpa.IMPLEMENTATION)
+            captured = _export(base, sdpa.IMPLEMENTATION, most_tokens)
         _check_tokens(base, captured)
     else:
         try:
-            captured = _export_with_layer_reuse(base, _implementation(base))
+            captured = _export_with_layer_reuse(base, _implementation(base), most_tokens)
         except LayersDiffer:
-            captured = _export(base, _implementation(base))
+            captured = _export(base, _implementation(base), most_tokens)
             _check_tokens(base, captured)
     return captured
 
 
-def _export_with_layer_reuse(base: nn.Module, implementation: str) -> CapturedGraph:
+def _export_with_layer_reuse(
+    base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKENS
+) -> CapturedGraph:
     """Exports one layer of each kind and copies it: the same graph in a fraction of the time."""
     reuse = LayerReuse(base)
     with reuse.export_once():
-        captured = _export(base, implementation)
+        captured = _export(base, implementation, most_tokens)
     _check_tokens(base, captured)
     reuse.insert_copies(captured.graph_module, captured.names)
     return captured
@@ -325,7 +352,7 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
             program = torch.export.export(
                 _BaseForward(base), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
             )
-            distance_bias.resolve_biases(program.graph)
+            longer_keys = distance_bias.resolve_biases(program.graph)
             masked_windows.apply(program.graph)
             if implementation == indexer.SELECTING:
                 assert top_k is not None
@@ -335,8 +362,12 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
     except Exception as error:
         if "Constraints violated" in str(error) and (loop := length_dependence(base)):
             raise CaptureError(loop) from error
+        limit = length_limit(error)
+        if most_tokens == _MOST_TOKENS and limit is not None and limit >= _FEWEST_TOKENS:
+            raise ShorterTextsOnly(export_reason(error, base), limit) from error
         raise CaptureError(export_reason(error, base)) from error
     forget_inputs(program.graph)
     captured = weights_as_attributes(program)
+    captured.has_other_cache = longer_keys
     use_position_ids(captured.graph_module, first_position_of(base), indices=False)
     return captured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -14,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 
 _LIBRARY = os.path.dirname(os.path.abspath(torch.__file__))
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OTHER_LENGTHS = (2, 3, 64, 1009)
+_OTHER_LENGTHS = (2, 3, 64, 1009, 1 << 22)
 
 
 def export_reason(error: Exception, base: nn.Module) -> str:
@@ -33,6 +34,18 @@ def export_reason(error: Exception, base: nn.Module) -> str:
         return f"{place} chooses its operators by values that it computes, such as counts of tokens"
     lines = str(error).strip().splitlines()
     return f"{place} cannot be exported: {type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def length_limit(error: Exception) -> int | None:
+    """Returns the most tokens for which a model that cannot be exported chooses the same operators.
+
+    None if that is not known, or not all fewer tokens are computed in that way.
+
+    Args:
+        error: raised by ``torch.export.export``.
+    """
+    advice = re.search(r"Suggested fixes:\s*tokens = Dim\('tokens', max=(\d+)\)", str(error))
+    return int(advice[1]) if advice else None
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

@@ -38,15 +38,16 @@ class BuiltPlan:
         plan: computes a step.
         shape: shape of its KV cache.
         graph: the rewritten graph.
-        repeats_attention, dense_length: see `CapturedGraph`.
+        has_other_cache, most_tokens, length_reason: see `CapturedGraph`.
         notes: remarks for the report.
     """
 
     plan: Plan
     shape: Shape
     graph: fx.GraphModule
-    repeats_attention: bool
-    dense_length: int | None
+    has_other_cache: bool
+    most_tokens: int | None
+    length_reason: str
     notes: list[str] = field(default_factory=list)
 
 
@@ -132,7 +133,10 @@ class _Builder:
         notes = list(self.notes)
         if why_not_native is not None:
             notes.append(f"{NODE_BY_NODE}{why_not_native}{_SLOWER}")
-        return BuiltPlan(plan, shape, graph, captured.repeats_attention, captured.dense_length, notes)
+        return BuiltPlan(
+            *(plan, shape, graph, captured.has_other_cache, captured.most_tokens, captured.length_reason),
+            notes,
+        )
 
     def find_guilty_pass(self, sample: Sample, bound: float) -> str | None:
         """Captures the model again and returns the first pass that changes its results; None if none does."""

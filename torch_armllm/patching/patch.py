@@ -100,16 +100,16 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         report.capture_reason = str(error)
         return None
     report.notes += built.notes
-    shape, dense = built.shape, built.dense_length
-    max_length = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
+    shape, most = built.shape, built.most_tokens
+    max_length = min((n for n in (max_length_of(base), most) if n is not None), default=None)
     if max_length is not None:
-        why = dense_limit(base) if max_length == dense else "attention is chunked"
+        why = "attention is chunked" if max_length != most else built.length_reason or dense_limit(base)
         report.notes.append(f"texts of more than {max_length} tokens run module by module: {why}")
     if cache_dtype is not None and isinstance(shape, StatesOnlyShape):
         report.notes.append(
             "kv_cache_dtype has no effect: all layers are recurrent, and have no keys and values"
         )
-    needs_recompute = bool(find_indexers(base)) or built.repeats_attention or bool(shape.states)
+    needs_recompute = bool(find_indexers(base)) or built.has_other_cache or bool(shape.states)
     vocabulary = model.get_input_embeddings().num_embeddings
     forward = PatchedForward(
         *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)

@@ -149,7 +149,9 @@ def attention_function(
         UnsupportedAttention: the model passes a mask or a keyword that the kernels do not support.
     """
     if attention_mask is not None:
-        raise UnsupportedAttention(f"{type(module).__name__} builds its own attention mask")
+        if position_bias is not None or attention_mask.dim() != 4 or not attention_mask.is_floating_point():
+            raise UnsupportedAttention(f"{type(module).__name__} builds its own attention mask")
+        position_bias = attention_mask  # no mask function makes one, so the module has added a bias
     unknown = [k for k, v in kwargs.items() if v is not None and k not in _HANDLED | _IGNORED]
     if unknown:
         raise UnsupportedAttention(

@@ -17,11 +17,13 @@ from torch import Tensor, fx, nn
 from torch.fx.node import Node
 
 from torch_armllm.capture.attention_operands import insert_call
+from torch_armllm.capture.markers import key_bias
 from torch_armllm.capture.markers.attention import UnsupportedAttention, mixed_profiles
 from torch_armllm.capture.probing import is_op, module_name, tensor_of
 
 _aten = torch.ops.aten
 _library = torch.library.Library("armllm", "FRAGMENT")
+_NO_PROFILES: tuple[Any, ...] = ()
 _library.define("distance_bias(Tensor factors, Tensor profiles) -> Tensor")
 
 
@@ -92,19 +94,30 @@ def mark_distance_biases(model: nn.Module) -> Iterator[None]:
             del module.__dict__["forward"]
 
 
-def resolve_biases(graph: fx.Graph) -> None:
+def resolve_biases(graph: fx.Graph) -> bool:
     """Gives attention the factors and profiles of its bias, in place of one number for each pair of tokens.
+
+    A bias of the key alone becomes an element of the key.
+
+    Returns:
+        True if keys have one more element.
 
     Raises:
         UnsupportedAttention: a bias is something else; the message names its layer.
     """
+    longer_keys = False
     nodes = [n for n in graph.nodes if n.target is torch.ops.armllm.biased_attention.default]
     for node in nodes:
-        *arguments, bias = node.args
+        q, k, v, layer, scale, *arguments, bias = node.args
         with graph.inserting_before(node):
-            factors, profiles = _factors(graph, bias)
+            operands, mixed = key_bias.joined(graph, q, k, scale, bias), _NO_PROFILES
+            if operands is None:
+                operands, mixed = (q, k), (None, *_factors(graph, bias))
+            else:
+                longer_keys = True
             marker = insert_call(
-                graph, torch.ops.armllm.attention.default, *arguments, None, factors, profiles
+                *(graph, torch.ops.armllm.attention.default, *operands, v, layer, scale),
+                *(*arguments, *mixed),
             )
         marker.meta.update({k: v for k, v in node.meta.items() if k != "val"})
         node.replace_all_uses_with(marker)
@@ -114,6 +127,7 @@ def resolve_biases(graph: fx.Graph) -> None:
             if is_op(node, _aten._assert_tensor_metadata):  # such a node keeps the biases alive
                 graph.erase_node(node)
         graph.eliminate_dead_code()
+    return longer_keys
 
 
 def _factors(graph: fx.Graph, bias: Any) -> tuple[Node, Node]:
@@ -140,7 +154,7 @@ def _factors(graph: fx.Graph, bias: Any) -> tuple[Node, Node]:
 def _learned_bias(place: Any) -> UnsupportedAttention:
     return UnsupportedAttention(
         f"{module_name(place)} adds a learned bias to its scores, which depends on more than the tokens' "
-        "distance and a factor of the query"
+        "distance and a factor of the query, or than the key"
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import aten, constant
-from torch_armllm.plan.expression import Expression
+from torch_armllm.plan.expression import Expression, number
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
 from torch_armllm.plan.program import NOTHING, Operand
 
@@ -136,6 +136,19 @@ def _join(low: Lowering, node: Node, parts: Any, dim: int, stacked: bool) -> Ope
     return out
 
 
+def _pad(low: Lowering, node: Node, source: Any, pad: Sequence[int], value: float = 0.0) -> Operand:
+    """Appends entries of one value to the last dimension of a token."""
+    if len(pad) != 2 or pad[0] != 0 or pad[1] < 0:
+        raise Unlowerable("pads in another place than at the end of the last dimension")
+    rows, out = low.expression(source), low.new(node)
+    inner = out.inner[:-1]
+    begin = out.inner[-1] - pad[1]
+    low.compute(rows, out.view((*inner, begin), out.steps))
+    added = out.view((*inner, pad[1]), out.steps, begin * out.steps[-1])
+    low.compute(replace(number(value), inner=added.inner, dtype=out.dtype), added)
+    return out
+
+
 def _cat(low: Lowering, node: Node, parts: Any, dim: int = 0) -> Operand:
     return _join(low, node, parts, dim, stacked=False)
 
@@ -168,6 +181,7 @@ WRITERS: dict[Any, Writer] = {
     aten.concat.default: _cat,
     aten.concatenate.default: _cat,
     aten.stack.default: _stack,
+    aten.constant_pad_nd.default: _pad,
     aten.slice.Tensor: _slice,
     aten.chunk.default: _split,
     aten.split.Tensor: _split,

@@ -125,7 +125,8 @@ def _mla_attention(draw: Random) -> Call:
         "cache": cache,
         "scale": draw.choice((0.125, 1.0)),
         "sinks": maybe(draw, Spec((heads,), torch.float32)),
-        "selected": maybe(draw, _selected(draw, sequences, tokens)),
+        "selected": (selected := maybe(draw, _selected(draw, sequences, tokens))),
+        "window": 0 if selected is not None else draw.choice((0, 0, 1, 5, 17, 300)),
     }
 
 
