@@ -44,6 +44,9 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, Tensor? sinks=None, Tensor? selected=None, int window=0) -> Tensor");
   // selection: of each token, int32 (T, top_k) positions in ascending order, then -1
   m.def("select_tokens(Tensor q, Tensor weights, Tensor keys, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int top_k) -> Tensor");
+  // selection of blocks: of each token and head, int32 (T, heads, top_k) blocks in ascending order, then -1
+  m.def("select_blocks(Tensor q, Tensor keys, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, int span, int top_k, int nearest) -> Tensor");
+  m.def("block_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor chosen, int span, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, Tensor? k_scales=None, Tensor? v_scales=None) -> Tensor");
   // recurrent: a state of each sequence
   m.def("causal_conv(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, bool silu=False, Tensor? save_slots=None) -> Tensor");
   m.def("gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, float scale, bool normalize=False, bool delta=True, Tensor? save_slots=None) -> Tensor");

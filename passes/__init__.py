@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from torch import fx
 
 import torch_armllm.capture.markers.attention
+import torch_armllm.capture.markers.block_selection
 import torch_armllm.capture.markers.experts
 import torch_armllm.capture.markers.mla
 import torch_armllm.capture.markers.recurrent_ops
@@ -18,6 +19,7 @@ import torch_armllm.ops  # noqa: F401  (registers the ops that they insert)
 from torch_armllm.passes import (
     add_norm,
     attention,
+    block_selection,
     clean,
     constant_masks,
     dense_experts,
@@ -69,6 +71,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("heads_linear", heads_linear.run),
     ("add_norm", add_norm.run),
     ("attention", attention.run),
+    ("block_selection", block_selection.run),
     ("recurrent", recurrent.run),
     ("dead_code", clean.run),
 )

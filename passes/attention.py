@@ -25,6 +25,7 @@ from torch_armllm.passes.lib.graph import (
 from torch_armllm.passes.lib.paged_inputs import BLOCK_SIZE, add_paged_inputs, cache_name
 
 SCALES = ("k_scales", "v_scales")
+STEPS = ("block_table", "query_start", "seq_lens", "max_seq_len")
 
 
 def _cache_inputs(layout: CacheLayout, dtype: torch.dtype) -> dict[str, tuple[torch.dtype, tuple[Any, ...]]]:
@@ -52,16 +53,19 @@ def _profiles(module: fx.GraphModule, node: Node, factors: Any, profiles: Any) -
     return as_float32(module, node, "relative", rows), bank
 
 
+def _is_latent(node: Node) -> bool:
+    """True if an attention is left to another pass, as it reads tokens that are selected singly."""
+    return len(node.args) > SELECTED and is_op(node.args[SELECTED], torch.ops.armllm.selection.default)
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all attentions to all tokens; does nothing if the context is not paged.
+    """Rewrites all attentions to all tokens or to selected blocks; does nothing if the context is not paged.
 
     Returns:
         The number of attentions rewritten.
     """
     graph = module.graph
-    nodes = [
-        n for n in graph.nodes if is_op(n, torch.ops.armllm.attention.default) and len(n.args) <= SELECTED
-    ]
+    nodes = [n for n in graph.nodes if is_op(n, torch.ops.armllm.attention.default) and not _is_latent(n)]
     if not context.paged or not nodes:
         return 0
     layout = context.layout or cache_layout(module)
@@ -71,8 +75,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     )
     written: set[tuple[int, int]] = set()
     for node in nodes:
-        q, k, v, layer, scale, window, softcap, sinks, *biases = node.args
-        slopes, factors, profiles = (*biases, None, None, None)[:3]
+        q, k, v, layer, scale, window, softcap, sinks, *others = node.args
+        slopes, factors, profiles, blocks = (*others, *[None] * 4)[:4]
         sinks = as_float32(module, node, "sinks", sinks)
         relative, bank = _profiles(module, node, factors, profiles)
         group, number = position = layout.positions[layer]
@@ -87,14 +91,17 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
                 keys, values = (tokens_first(graph, x) for x in (k, v))
                 write = torch.ops.armllm.kv_write.default
                 call(graph, write, keys, values, k_cache, v_cache, inputs["slots"], *scales)
-            out = call(
-                graph,
-                torch.ops.armllm.paged_attention.default,
-                *(tokens_first(graph, q), k_cache, v_cache, inputs["block_table"], inputs["query_start"]),
-                *(inputs["seq_lens"], inputs["max_seq_len"], scale, window, softcap, sinks),
-                *(scales if scales else (None, None)),
-                *(slopes, relative, bank),
-            )
+            queries = tokens_first(graph, q)
+            steps = [inputs[name] for name in STEPS]
+            some_scales = scales if scales else (None, None)
+            if blocks is None:
+                op = torch.ops.armllm.paged_attention.default
+                biases = (slopes, relative, bank)
+                arguments = (k_cache, v_cache, *steps, scale, window, softcap, sinks, *some_scales, *biases)
+            else:
+                op = torch.ops.armllm.block_attention.default
+                arguments = (k_cache, v_cache, blocks, blocks.args[2], *steps, scale, *some_scales)
+            out = call(graph, op, queries, *arguments)
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)
     graph.eliminate_dead_code()

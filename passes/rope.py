@@ -15,6 +15,8 @@ from torch_armllm.passes.lib.graph import aten, call, is_op, value
 from torch_armllm.passes.lib.rope_match import RopeTables, match_rope
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
+_READERS = (torch.ops.armllm.attention.default, torch.ops.armllm.block_selection.default)
+"""Markers whose first operands are queries and keys."""
 _NORMS = (torch.ops.armllm.rms_norm.default, torch.ops.armllm.layer_norm.default)
 
 
@@ -37,7 +39,7 @@ class _Heads:
 
 def _before_norms(operand: Any) -> _Heads | None:
     """Follows an attention's operand through the norms of its heads; None if anything else reads it."""
-    if not all(is_op(user, torch.ops.armllm.attention.default) for user in operand.users):
+    if not all(is_op(user, *_READERS) for user in operand.users):
         return None
     end = _without_bias(operand)
     heads = _Heads(end, end)
@@ -67,7 +69,7 @@ def _without_bias(operand: Any) -> Any:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites the rotation of every attention's queries and keys.
+    """Rewrites the rotation of the queries and keys of every attention and indexer of blocks.
 
     The op rotates in place: queries and keys are results of a linear layer or a norm that nothing else reads.
     If something does, the attention is not changed.  Keys that several attentions read are rotated before the
@@ -81,7 +83,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     rewriter = _RopeRewriter(module)
     num_rewritten = 0
     for node in list(graph.nodes):
-        if is_op(node, torch.ops.armllm.attention.default):
+        if is_op(node, *_READERS):
             num_rewritten += rewriter.rewrite(node)
     graph.eliminate_dead_code()
     return num_rewritten
@@ -128,7 +130,7 @@ class _RopeRewriter:
         return _Operand(x, rotation, lambda: self.tables.get_probed(rotation, before), heads, layout)
 
     def rewrite(self, node: Node) -> bool:
-        """Inserts the op before one attention; returns False if its operands are no known rotations."""
+        """Inserts the op before one marker; returns False if its operands are no known rotations."""
         q, k = node.args[:2]
         if q in self.rotated:  # before an earlier attention to the same keys
             return True

@@ -8,7 +8,6 @@ recognized rotations are done in place.
 from __future__ import annotations
 
 import operator
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,29 +17,12 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, is_op, strip, value
+from torch_armllm.passes.lib.index_keys import index_sizes, selections, write_keys
 from torch_armllm.passes.lib.mla_rope import MlaRopeTables, MlaRotation, match_rotation
 from torch_armllm.passes.lib.paged_inputs import add_index_input, paged_inputs
 from torch_armllm.passes.mla import leads_only_to
 
 armllm = torch.ops.armllm
-
-
-def selections(module: fx.GraphModule) -> list[Any]:
-    """Returns the indexers' markers of a graph."""
-    return [n for n in module.graph.nodes if is_op(n, armllm.selection.default)]
-
-
-def index_sizes(module: fx.GraphModule) -> tuple[int, int]:
-    """Returns the number of indexers of a graph, and the elements of their keys; zeros without indexers.
-
-    Raises:
-        ValueError: the indexers differ in the sizes of their keys.
-    """
-    found = selections(module)
-    sizes = {int(value(node.args[1]).shape[-1]) for node in found}
-    if len(sizes) > 1:
-        raise ValueError(f"its indexers differ in the sizes of their keys: {sorted(sizes)}")
-    return len(found), sizes.pop() if sizes else 0
 
 
 @dataclass(frozen=True)
@@ -113,11 +95,7 @@ class _Selection:
         q, k = self._operands(marker)
         with graph.inserting_before(marker):
             cache = call(graph, aten.select.int, self.cache, 0, number)
-            middle = int(value(k).shape[-1]) // 2
-            parts = (
-                call(graph, aten.slice.Tensor, k, -1, *ends) for ends in ((0, middle), (middle, sys.maxsize))
-            )
-            call(graph, armllm.mla_write.default, *parts, cache, self.inputs["slots"])
+            write_keys(graph, k, cache, self.inputs["slots"])
             factors = call(graph, aten.select.int, weights, 0, 0)
             steps = (self.inputs[name] for name in ("block_table", "query_start", "seq_lens", "max_seq_len"))
             chosen = call(graph, armllm.select_tokens.default, q, factors, cache, *steps, scale, top_k)
@@ -131,7 +109,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     Returns:
         The number of markers rewritten.
     """
-    found, inputs = selections(module), paged_inputs(module)
+    found, inputs = selections(module, armllm.selection.default), paged_inputs(module)
     if not found or not inputs:
         return 0
     dtype = value(inputs["k_cache"]).dtype

@@ -15,6 +15,7 @@ from torch_armllm.ops.attention.cache_layout import (
     new_kv_cache,
     values_by_token,
 )
+from torch_armllm.ops.attention.chosen_blocks import block_attention, reference_block_attention
 from torch_armllm.ops.attention.reference import reference_kv_write, reference_paged_attention
 
 __all__ = [
@@ -22,11 +23,13 @@ __all__ = [
     "GROUPS",
     "HUGE_PAGE",
     "KvCache",
+    "block_attention",
     "keys_by_token",
     "kv_cache_shapes",
     "kv_write",
     "new_kv_cache",
     "paged_attention",
+    "reference_block_attention",
     "reference_kv_write",
     "reference_paged_attention",
     "values_by_token",

@@ -29,6 +29,7 @@ struct Place {
 
 struct Sequence {
   int64_t first_token, tokens, length;
+  int64_t kv_head, kv_heads;    // the first one that attends, and how many do
   int64_t first_split, splits;  // the splits that at least one of the tokens sees
   int64_t rows;                 // (token, query head) pairs per kv head
   int64_t row_tiles;            // per kv head
@@ -50,11 +51,22 @@ int64_t tile_rows(const AttentionArgs& a) {
   return std::clamp(round_up(ceil_div(all, a.threads), 2), std::min(kFewLatentRows, rows), rows);
 }
 
+int64_t partial_floats(const AttentionArgs& a, const Sequence& s) {
+  return s.kv_heads * s.rows * s.splits * partial_width(a);
+}
+
+// True if parts alone keep all threads busy.
+bool are_many_parts(const AttentionArgs& a) {
+  return a.parts != nullptr && a.sequences >= kTilesAThread * a.threads;
+}
+
 Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
   Sequence s;
+  s.kv_head = 0, s.kv_heads = a.kv_heads;
   if (a.parts != nullptr) {
     const SequencePart& part = a.parts[index];
     s.first_token = part.first_token, s.tokens = part.tokens, s.length = part.length;
+    if (part.kv_head >= 0) s.kv_head = part.kv_head, s.kv_heads = 1;
   } else {
     s.first_token = a.query_start[index];
     s.tokens = a.query_start[index + 1] - s.first_token;
@@ -66,22 +78,20 @@ Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
   s.splits = s.tokens > 0 ? ceil_div(s.length, kSplit) - s.first_split : 0;
   s.rows = s.tokens * group_of(a);
   s.row_tiles = ceil_div(s.rows, tile_rows(a));
-  s.spread = s.splits > 1 && s.row_tiles <= kSpreadTiles &&
-             at.partial + s.tokens * a.q_heads * s.splits * partial_width(a) <= kPartialFloats;
+  s.spread = s.splits > 1 && s.row_tiles <= kSpreadTiles && !are_many_parts(a) &&
+             at.partial + partial_floats(a, s) <= kPartialFloats;
   const int64_t all = a.sequences * a.kv_heads * s.row_tiles * s.splits;
   s.splits_a_tile = std::clamp<int64_t>(all / (kTilesAThread * a.threads), 1, kMostSplits);
   return s;
 }
 
-int64_t pieces_of(const AttentionArgs& a, const Sequence& s) {
-  return a.kv_heads * s.row_tiles * s.split_tiles();
-}
+int64_t pieces_of(const Sequence& s) { return s.kv_heads * s.row_tiles * s.split_tiles(); }
 
 Place after(const AttentionArgs& a, const Sequence& s, Place at) {
-  at.piece += pieces_of(a, s);
+  at.piece += pieces_of(s);
   if (s.spread) {
-    at.merge += a.kv_heads * s.row_tiles;
-    at.partial += s.tokens * a.q_heads * s.splits * partial_width(a);
+    at.merge += s.kv_heads * s.row_tiles;
+    at.partial += partial_floats(a, s);
   }
   return at;
 }
@@ -128,8 +138,8 @@ struct Partials {
 
   Partials(const AttentionArgs& a, const Found& f, int64_t kv_head, int64_t split, int64_t row) {
     const int64_t rows = f.sequence.rows, width = value_stride(a.value_size);
-    const int64_t all = a.kv_heads * f.sequence.splits * rows;
-    const int64_t at = (kv_head * f.sequence.splits + split) * rows + row;
+    const int64_t all = f.sequence.kv_heads * f.sequence.splits * rows;
+    const int64_t at = ((kv_head - f.sequence.kv_head) * f.sequence.splits + split) * rows + row;
     float* base = reinterpret_cast<float*>(static_cast<char*>(a.scratch) + index_bytes(a)) + f.place.partial;
     values = base + at * width;
     maximum = base + all * width + at;
@@ -166,7 +176,7 @@ struct Run {
             s.length - s.tokens + token};
   }
   const int32_t* blocks() const {
-    return a.block_table + (a.parts != nullptr ? a.parts[f.index].sequence : f.index) * a.block_table_stride;
+    return a.parts != nullptr ? a.parts[f.index].blocks : a.block_table + f.index * a.block_table_stride;
   }
   int64_t first_split() const { return at(0).first() / kSplit; }
   int64_t end_split() const { return ceil_div(at(rows - 1).last(), kSplit); }
@@ -348,8 +358,8 @@ void merge_rows(const Run& run) {
 Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
   const int64_t most = tile_rows(a), rows = f.sequence.rows;
   // The last rows of a prompt see the most keys.  They come first, so that no phase ends with a long tile.
-  const int64_t row = (f.sequence.row_tiles - 1 - index / a.kv_heads) * most;
-  return Run{a, f, index % a.kv_heads, row, rows - row < most ? rows - row : most};
+  const int64_t heads = f.sequence.kv_heads, row = (f.sequence.row_tiles - 1 - index / heads) * most;
+  return Run{a, f, f.sequence.kv_head + index % heads, row, rows - row < most ? rows - row : most};
 }
 
 Piece piece_of(const AttentionArgs& a, const Found& f, int64_t index) {
@@ -379,7 +389,7 @@ struct Walk {
   Piece piece() const { return piece_of(a, found, index); }
   void advance_to(int64_t piece) {
     if (a.sequences > kIndexed) found = find(a, &Place::piece, piece);
-    while (piece >= found.place.piece + pieces_of(a, found.sequence)) {
+    while (piece >= found.place.piece + pieces_of(found.sequence)) {
       found.place = after(a, found.sequence, found.place);
       found.sequence = sequence_of(a, ++found.index, found.place);
     }
@@ -415,9 +425,11 @@ void attend_pieces(const AttentionArgs& a, std::atomic<int64_t>& taken) {
   }
 }
 
-// True for a decode step: one token per sequence.  In prefill, the many rows of a piece reuse the keys that
-// the first rows load, so pieces are not prefetched.
-bool is_step(const AttentionArgs& a) { return a.tokens == a.sequences; }
+// True for a decode step: one token per sequence or part.  In prefill, the many rows of a piece reuse the
+// keys that the first rows load, so pieces are not prefetched.
+bool is_step(const AttentionArgs& a) {
+  return a.parts != nullptr ? a.single_tokens : a.tokens == a.sequences;
+}
 
 }  // namespace
 

@@ -28,6 +28,7 @@ namespace armllm {
 constexpr int64_t kSplit = 256;    // positions of a split; a multiple of every block size
 constexpr int64_t kKeyLanes = 16;  // block sizes are multiples of this
 constexpr int64_t kMostTileRows = 64;
+constexpr int64_t kMostSpan = int64_t{1} << 24;  // positions of a block that block_attention chooses
 
 enum class CacheType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
 
@@ -60,13 +61,14 @@ struct LatentWriteArgs {
 };
 
 // Consecutive tokens that attend to the same positions: the new tokens of a sequence, or a single token with
-// positions of its own.
+// positions or blocks of its own.
 struct SequencePart {
   int64_t first_token, tokens;
   int64_t length;            // positions, the tokens' own included
-  int64_t sequence;          // row of the block table
+  const int32_t* blocks;     // cache blocks of the positions in order
   const int32_t* positions;  // [length] of a single token, in ascending order; nullptr: 0 … length − 1
   int64_t end;               // one past the last position that the single token may attend to
+  int64_t kv_head = -1;      // the only kv head that attends; negative: all
 };
 
 struct AttentionArgs {
@@ -82,7 +84,8 @@ struct AttentionArgs {
   const int32_t* query_start = nullptr;  // [sequences + 1] first packed token of each sequence
   const int32_t* seq_lens = nullptr;     // [sequences] positions in the cache, including this step's tokens
   int64_t sequences = 0, tokens = 0;
-  const SequencePart* parts = nullptr;  // [sequences] instead of query_start and seq_lens, if latent
+  const SequencePart* parts = nullptr;  // [sequences] instead of query_start, seq_lens and the block table
+  bool single_tokens = false;           // true if each part has one token, whose keys are then prefetched
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
   float scale = 1.0f;
   int64_t window = 0;    // > 0: a query at position p sees only p − window + 1 … p

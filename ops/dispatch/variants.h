@@ -14,17 +14,18 @@
 namespace armllm {
 
 // X(table, family, kind of arithmetic in its inner loops)
-#define ARMLLM_FAMILIES(X)                 \
-  X(LinearKernels, linear, kIntegers)      \
-  X(DenseKernels, dense, kFloats)          \
-  X(AttentionKernels, attention, kFloats)  \
-  X(NormKernels, norm, kLanes)             \
-  X(RopeKernels, rope, kLanes)             \
-  X(ActivationKernels, activation, kLanes) \
-  X(MoeKernels, moe, kLanes)               \
-  X(PointwiseKernels, pointwise, kLanes)   \
-  X(RecurrentKernels, recurrent, kLanes)   \
-  X(SelectKernels, select, kFloats)        \
+#define ARMLLM_FAMILIES(X)                     \
+  X(LinearKernels, linear, kIntegers)          \
+  X(DenseKernels, dense, kFloats)              \
+  X(AttentionKernels, attention, kFloats)      \
+  X(NormKernels, norm, kLanes)                 \
+  X(RopeKernels, rope, kLanes)                 \
+  X(ActivationKernels, activation, kLanes)     \
+  X(MoeKernels, moe, kLanes)                   \
+  X(PointwiseKernels, pointwise, kLanes)       \
+  X(RecurrentKernels, recurrent, kLanes)       \
+  X(SelectKernels, select, kFloats)            \
+  X(BlockSelectKernels, block_select, kFloats) \
   X(SampleKernels, sample, kLanes)
 
 // kLanes: row operations on the lanes of simd.h.

@@ -50,18 +50,20 @@ void LatentAttention::divide() {
   SequencePart* next = selection.parts;
   for (int64_t b = 0; b < selection.sequences; ++b) {
     const int64_t first = a.query_start[b], tokens = a.query_start[b + 1] - first, length = a.seq_lens[b];
+    const int32_t* blocks = a.block_table + b * a.block_table_stride;
     if (length <= selection.most) {
-      *next++ = {first, tokens, length, b, nullptr, length};
+      *next++ = {first, tokens, length, blocks, nullptr, length};
       continue;
     }
     for (int64_t t = 0; t < tokens; ++t) {
       const int64_t end = length - tokens + t + 1;
       const int32_t* positions = selection.positions + (first + t) * selection.most;
-      *next++ = {first + t, 1, std::min(end, selection.most), b, positions, end};
+      *next++ = {first + t, 1, std::min(end, selection.most), blocks, positions, end};
     }
   }
   a.parts = selection.parts;
   a.sequences = next - selection.parts;
+  a.single_tokens = a.tokens == a.sequences;
 }
 
 int64_t LatentAttention::tiles(int phase) const {

@@ -3,6 +3,7 @@
 #include "linear/heads.h"
 #include "mla/mla.h"
 #include "plan/instruction_builders.h"
+#include "plan/layer_cache.h"
 #include "select/select.h"
 
 namespace armllm {
@@ -21,10 +22,6 @@ void bind_heads(Task& task, const Frame& frame, const Fields& op) {
   task.args.x = frame.rows(op.x);
   task.args.out = frame.rows(op.out);
   task.args.tokens = frame.tokens;
-}
-
-char* layer_of(const Tensor& all, int64_t layer) {
-  return static_cast<char*>(all.data_ptr()) + layer * all.stride(0) * size_of(dtype_of(all, "cache"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "plan/operand_checks.h"
 #include "pointwise/pointwise.h"
 #include "recurrent/recurrent.h"
+#include "select/select_blocks.h"
 
 namespace armllm {
 namespace {
@@ -305,6 +306,38 @@ void check(const Checks& c, const fields::select_tokens& op) {
   c.packed(op.out, op.top_k, ElementType::i32);
   c.needed(op.q, "q"), c.needed(op.weights, "weights"), c.needed(op.out, "out");
   CacheNeed need = latents_of(op.cache, op.layer, op.head_size);
+  add_sequences(need, op);
+  c.cache(need);
+}
+
+void check(const Checks& c, const fields::select_blocks& op) {
+  c.written({op.out});
+  for (int64_t size : {op.heads, op.head_size, op.span, op.top_k}) c.positive(size, "a size of an indexer");
+  STD_TORCH_CHECK(op.span % kKeyRows == 0 && op.span <= kMostSpan && op.nearest >= 0,
+                  "plan: an indexer selects blocks of ", op.span, " positions, ", op.nearest,
+                  " of them always");
+  c.rows(op.q, (op.heads - 1.0) * op.head_stride + op.head_size);
+  c.packed(op.out, double(op.heads) * op.top_k, ElementType::i32);
+  c.needed(op.q, "q"), c.needed(op.out, "out");
+  CacheNeed need = latents_of(op.cache, op.layer, op.head_size);
+  add_sequences(need, op);
+  c.cache(need);
+}
+
+void check(const Checks& c, const fields::block_attention& op) {
+  for (int64_t size : {op.head_size, op.q_heads, op.choosers, op.span, op.top_k})
+    c.positive(size, "a size of block attention");
+  STD_TORCH_CHECK(op.span <= kMostSpan, "plan: chosen blocks have ", op.span, " positions");
+  c.rows(op.q, double(op.q_heads) * op.head_size);
+  c.same_type({op.q, op.out});
+  c.packed(op.chosen, double(op.choosers) * op.top_k, ElementType::i32);
+  c.needed(op.q, "q"), c.needed(op.chosen, "chosen");
+  CacheNeed need = cache_of(op);
+  need.q_heads = op.q_heads;
+  need.k_room = need.head_size;
+  need.v_room = c.room(op.out);
+  need.span = op.span;
+  need.choosers = op.choosers;
   add_sequences(need, op);
   c.cache(need);
 }

@@ -58,6 +58,10 @@ Blocks check_keys(const CacheNeed& need, const std::vector<Tensor>& inputs) {
                       (need.q_heads > 0 || need.head_size <= need.k_room / heads),
                   "plan: it was made for another cache than one with ", cache.kv_heads, " heads of size ",
                   need.head_size, " and values of size ", cache.value_size);
+  STD_TORCH_CHECK(need.span % cache.block_size == 0, "block attention chooses blocks of ", need.span,
+                  " positions, which must be a multiple of the cache's block size, ", cache.block_size);
+  STD_TORCH_CHECK(need.choosers == 0 || cache.kv_heads % need.choosers == 0, "plan: ", need.choosers,
+                  " heads choose blocks for ", cache.kv_heads, " kv heads");
   return {cache.blocks, cache.block_size};
 }
 

@@ -31,13 +31,14 @@ struct CacheNeed {
   int64_t slots = -1;                                             // input, of kv_write
   int64_t block_table = 0, query_start = 0, seq_lens = 0;         // inputs, of attention
   int64_t window = 0;
+  int64_t span = 0, choosers = 0;  // of block attention: multiple of the block size, divisor of the kv heads
 
   // True if the two differ in nothing but layers and rooms.
   bool alike(const CacheNeed& o) const {
     return latent == o.latent && k == o.k && v == o.v && k_scales == o.k_scales && v_scales == o.v_scales &&
            head_size == o.head_size && q_heads == o.q_heads && slots == o.slots &&
            block_table == o.block_table && query_start == o.query_start && seq_lens == o.seq_lens &&
-           window == o.window;
+           window == o.window && span == o.span && choosers == o.choosers;
   }
 };
 

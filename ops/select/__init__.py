@@ -1,13 +1,14 @@
-"""Selection of the tokens that a query attends to, by the scores of an indexer (sparse attention)."""
+"""Selection of what a query attends to, tokens or blocks, by the scores of an indexer (sparse attention)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.select.blocks import reference_select_blocks, select_blocks
 from torch_armllm.ops.select.reference import reference_select_tokens
 
-__all__ = ["reference_select_tokens", "select_tokens"]
+__all__ = ["reference_select_blocks", "reference_select_tokens", "select_blocks", "select_tokens"]
 
 
 def select_tokens(

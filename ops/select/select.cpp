@@ -22,23 +22,6 @@ int64_t wave_of(const SelectArgs& a) {
 // True if every token sees so few positions that it selects all of them.
 bool selects_all(const SelectArgs& a) { return a.max_seq_len <= a.most; }
 
-// A new token, its sequence and the number of positions that it sees.
-struct Seen {
-  int64_t token, sequence, positions;
-};
-
-Seen seen_by(const SelectArgs& a, int64_t token) {
-  const int32_t* starts = a.query_start;
-  const int64_t sequence = std::upper_bound(starts, starts + a.sequences + 1, token) - starts - 1;
-  return {token, sequence, a.seq_lens[sequence] - starts[sequence + 1] + token + 1};
-}
-
-const char* key_of(const SelectArgs& a, int64_t sequence, int64_t position) {
-  const int32_t block = a.block_table[sequence * a.block_table_stride + position / a.block_size];
-  const int64_t slot = block * a.block_size + position % a.block_size;
-  return static_cast<const char*>(a.keys) + slot * a.head_size * size_of(a.key_type);
-}
-
 float* scores_of(const SelectArgs& a, int64_t row) {
   return static_cast<float*>(a.scratch) + row * round_up(a.max_seq_len, kChunk);
 }
@@ -46,7 +29,7 @@ float* scores_of(const SelectArgs& a, int64_t row) {
 // Converts the keys of a chunk of positions; the last panel is filled up with its last key.
 void load_keys(const SelectArgs& a, int64_t sequence, int64_t begin, int64_t end, float* panels) {
   for (int64_t i = 0; i < round_up(end - begin, kScored); ++i) {
-    const char* key = key_of(a, sequence, std::min(begin + i, end - 1));
+    const char* key = a.at(sequence, std::min(begin + i, end - 1));
     variant().select->load_key(a, key, panels + i / kScored * kScored * a.head_size, i % kScored);
   }
 }

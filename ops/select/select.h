@@ -8,24 +8,17 @@
 
 #include "runtime/task_set.h"
 #include "runtime/types.h"
+#include "select/cached_keys.h"
 
 namespace armllm {
 
-struct SelectArgs {
-  Rows q;                      // [tokens][heads · head size]
-  Rows weights;                // [tokens][heads]
-  int32_t* out = nullptr;      // [tokens][most] selected positions in ascending order, then −1
-  const void* keys = nullptr;  // [block][block size][head size]
-  DType key_type = DType::f32;
-  const int32_t* block_table = nullptr;  // as in AttentionArgs
-  int64_t block_table_stride = 0;
-  const int32_t* query_start = nullptr;
-  const int32_t* seq_lens = nullptr;
-  int64_t sequences = 0, tokens = 0;
-  int64_t heads = 0, head_size = 0, block_size = 0, most = 0;
+struct SelectArgs : CachedKeys {
+  Rows q;                  // [tokens][heads · head size]
+  Rows weights;            // [tokens][heads]
+  int32_t* out = nullptr;  // [tokens][most] selected positions in ascending order, then −1
+  int64_t heads = 0, most = 0;
   int64_t head_stride = 0;  // elements from one head of q to the next
   float scale = 1.0f;
-  int64_t max_seq_len = 0;  // upper bound of seq_lens; determines the scratch size
   void* scratch = nullptr;
 };
 

@@ -23,12 +23,14 @@ from tests.support.exact_outputs import (
     prompt_lengths,
     small_engine,
 )
-from tests.support.sparse_models import sparse_model
+from tests.support.sparse_models import BLOCKS, sparse_model
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.ops import variants
 from torch_armllm.patching.state import patched_forward
 
-FAMILIES = ("deepseek_v32", "glm_moe_dsa", "dots3_note_text")
+FAMILIES = ("deepseek_v32", "glm_moe_dsa", "dots3_note_text", BLOCKS)
+EACH_KIND = ("deepseek_v32", BLOCKS)
+"""Families whose indexers select single tokens, and blocks."""
 
 
 @functools.cache
@@ -50,7 +52,7 @@ def alone(family: str, length: int, seed: int) -> Any:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-@given(lengths=prompt_lengths(1, 2, 15, 16, 17, 31, 33, 90), options=st.sampled_from(OPTIONS))
+@given(lengths=prompt_lengths(1, 2, 15, 16, 17, 31, 33, 90, 135), options=st.sampled_from(OPTIONS))
 def test_batched_and_chunked_bits_equal_those_alone(
     family: str, lengths: list[int], options: dict[str, Any]
 ) -> None:
@@ -59,7 +61,7 @@ def test_batched_and_chunked_bits_equal_those_alone(
     assert found == [alone(family, length, seed) for seed, length in enumerate(lengths)]
 
 
-@pytest.mark.parametrize("family", ["deepseek_v32", "dots3_note_text"])
+@pytest.mark.parametrize("family", ["deepseek_v32", "dots3_note_text", BLOCKS])
 @pytest.mark.parametrize("swap", [0, 1 << 20], ids=["recomputed", "swapped"])
 def test_preempted_bits_equal_those_alone(swap: int, family: str) -> None:
     forward = patched_forward(model(family))
@@ -69,14 +71,16 @@ def test_preempted_bits_equal_those_alone(swap: int, family: str) -> None:
     check_preempted(make(kv_cache_memory=small, swap_space=swap, **CROWDED), make)
 
 
-def test_forked_sequences_equal_those_alone() -> None:
-    check_forked(functools.partial(engine, "deepseek_v32"))
+@pytest.mark.parametrize("family", EACH_KIND)
+def test_forked_sequences_equal_those_alone(family: str) -> None:
+    check_forked(functools.partial(engine, family))
 
 
-def test_cached_prefixes_keep_their_index_keys() -> None:
-    running, shared = engine("deepseek_v32"), prompt(70, 1)
+@pytest.mark.parametrize("family", EACH_KIND)
+def test_cached_prefixes_keep_their_index_keys(family: str) -> None:
+    running, shared = engine(family), prompt(70, 1)
     prompts = [shared + prompt(length, length) for length in (1, 20, 33)]
-    expected = [exact_outputs(engine("deepseek_v32"), [p])[0] for p in prompts]
+    expected = [exact_outputs(engine(family), [p])[0] for p in prompts]
     cached = []
     for number, each in enumerate(prompts):
         submit(running, [each], GREEDY)
@@ -86,10 +90,20 @@ def test_cached_prefixes_keep_their_index_keys() -> None:
     assert cached == [0, 64, 64]
 
 
-@pytest.mark.parametrize("variant", variants.machine().distinct("select", "attention"))
-def test_every_variant_returns_the_same_bits_in_any_batch(variant: str) -> None:
+@pytest.mark.parametrize("family", EACH_KIND)
+@pytest.mark.parametrize("variant", variants.machine().distinct("select", "block_select", "attention"))
+def test_every_variant_returns_the_same_bits_in_any_batch(variant: str, family: str) -> None:
     prompts = [prompt(length, length) for length in (1, 33, 70)]
     with variants.use(variant):
-        running = engine("deepseek_v32")
+        running = engine(family)
         together = exact_outputs(running, prompts)
         assert together == [exact_outputs(running, [p])[0] for p in prompts]
+
+
+def test_int8_keys_and_values_stand_beside_index_keys_of_floats() -> None:
+    made = sparse_model(BLOCKS, torch.bfloat16)
+    report = torch_armllm.patch(made, progress=False, kv_cache_dtype="int8")
+    assert not report.notes
+    prompts = [prompt(length, length) for length in (3, 100, 33)]
+    together = exact_outputs(small_engine(made), prompts)
+    assert together == [exact_outputs(small_engine(made), [p])[0] for p in prompts]

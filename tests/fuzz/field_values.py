@@ -69,6 +69,10 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "log_scaling_n_floor": (None, 4),
     "conv_kernel_size": (2, 3, 4),
     "num_mem_blocks": (1, 2),
+    "index_head_dim": (16, 24, 32),
+    "index_block_size": (32,),
+    "index_topk_blocks": (1, 2),
+    "index_local_blocks": (0, 1, 2),
 }
 """Values by the field's name; a field keeps the tiny model's value in half of the draws."""
 ACTIVATIONS = {

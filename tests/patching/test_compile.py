@@ -115,6 +115,12 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *paged(t),
         *(16, 0.25, 3),
     ),
+    "select_blocks": lambda t: (torch.randn(t, 2, 16), torch.randn(2, 16, 16), *paged(t), 16, 16, 1, 1),
+    "block_attention": lambda t: (
+        *(torch.randn(t, 2, 16), *a_cache(t)),
+        torch.zeros(t, 1, 2, dtype=torch.int32),
+        *(32, *paged(t), 16, 0.25),
+    ),
     "sample": a_sampler,
     "sample_probabilities": lambda t: a_sampler(t)[:5],
     "best_tokens": lambda t: (rows(t, 30),),
@@ -169,6 +175,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     ),
     "distance_bias": lambda t: (torch.randn(1, t, 2, 3), torch.randn(3, 6)),
     "selection": lambda t: (torch.randn(1, t, 2, 16), torch.randn(1, t, 16), torch.randn(1, t, 2), 0.25, 3),
+    "block_selection": lambda t: (torch.randn(1, 2, t, 16), torch.randn(1, 1, t, 16), 2, 2, 1),
     "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
     "expand_kv": lambda t: (
         torch.randn(1, 1, t, 16),

@@ -18,12 +18,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"]},
 }
 TOP_K = 16
+BLOCKS = "minimax_m3_vl_text"
+"""A family whose indexers select two blocks of `SPAN` tokens for each KV head."""
+SPAN = 32
+_TOKENS = {"index_topk": TOP_K, "index_n_heads": 5, "index_head_dim": 24}
+_BLOCKS = {
+    "num_hidden_layers": 3,
+    "layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"],
+    "index_topk_blocks": 2,
+    "index_block_size": SPAN,
+    "index_head_dim": 24,
+}
 
 
 def sparse_model(family: str, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
-    """Returns a tiny model whose indexers select `TOP_K` tokens, with keys of which a part is rotated."""
-    sizes = {"index_topk": TOP_K, "index_n_heads": 5, "index_head_dim": 24}
-    return tiny_model(family, dtype, **{**sizes, **FAMILIES[family], **overrides})
+    """Returns a tiny model whose indexers select `TOP_K` tokens or two blocks; a part of a key is rotated."""
+    sizes = _BLOCKS if family == BLOCKS else {**_TOKENS, **FAMILIES[family]}
+    return tiny_model(family, dtype, **{**sizes, **overrides})
 
 
 @torch.no_grad()

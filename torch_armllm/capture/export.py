@@ -27,13 +27,10 @@ from torch_armllm.capture.markers import (
     recurrent_modules,
     sdpa,
 )
+from torch_armllm.capture.markers.block_selection import mark_block_selections
 from torch_armllm.capture.markers.recurrent_ops import markers_of
-from torch_armllm.capture.markers.selection import (
-    UnknownSelection,
-    check_selections,
-    limited_markers,
-    mark_selections,
-)
+from torch_armllm.capture.markers.selection import UnknownSelection, check_selections, mark_selections
+from torch_armllm.capture.markers.selection_limits import limit_selections, limited_markers
 from torch_armllm.capture.output_check import compare_outputs
 from torch_armllm.capture.probing import module_name
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
@@ -46,8 +43,9 @@ from torch_armllm.system.exclusive import PROCESS_LOCK
 _MOST_TOKENS = 1 << 24
 _FEWEST_TOKENS = 256
 """A graph that computes shorter texts only is of little use."""
-_FEW = 6
-"""Tokens that indexers select while they are compared with their markers: fewer than the sample has."""
+_FEW, _FEW_TOKENS = 6, 2
+"""Tokens, or blocks and their tokens, that indexers select while they are compared with their markers: fewer
+than the sample has."""
 
 
 class CaptureError(RuntimeError):
@@ -116,7 +114,9 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
             distance_bias.mark_distance_biases(model),
             experts.mark_undecorated_experts(model),
             # a number of selected tokens that no sequence falls below
-            indexer.limit_selections(model, 1) if selects else indexer.disable_indexers(model),
+            limit_selections(indexer.find_indexers(model), 1, 1)
+            if selects
+            else indexer.disable_indexers(model),
             recurrent.mark_recurrences(model),
             recurrent_modules.mark_recurrent_modules(model),
         ):
@@ -231,7 +231,7 @@ def capture(model: nn.Module) -> CapturedGraph:
 
 
 def _exported(base: nn.Module) -> CapturedGraph:
-    if indexer.num_selected(base) is not None:
+    if indexer.selects(base) is not None:
         try:
             return _exported_with_selections(base)
         except (CaptureError, UnknownSelection):
@@ -244,10 +244,10 @@ def _exported(base: nn.Module) -> CapturedGraph:
 
 
 def _exported_with_selections(base: nn.Module) -> CapturedGraph:
-    """Exports a model whose indexers select single tokens.
+    """Exports a model whose indexers select single tokens, or blocks of them.
 
     Raises:
-        UnknownSelection: they do something else, or attention is not latent.
+        UnknownSelection: they do something else, or no op attends to what they select.
         CaptureError: see `capture`.
     """
     try:
@@ -256,7 +256,8 @@ def _exported_with_selections(base: nn.Module) -> CapturedGraph:
         captured = _export(base, indexer.SELECTING)
         _check_tokens(base, captured)
     check_selections(captured.graph_module.graph)
-    with indexer.limit_selections(base, _FEW), limited_markers(captured.graph_module, _FEW):
+    few = (_FEW, _FEW_TOKENS)
+    with limit_selections(indexer.find_indexers(base), *few), limited_markers(captured.graph_module, *few):
         _check_outputs(base, captured)
     return captured
 
@@ -338,7 +339,7 @@ def _implementation(base: nn.Module) -> str:
 
 def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKENS) -> CapturedGraph:
     tokens = torch.export.Dim("tokens", min=2, max=most_tokens)
-    top_k = indexer.num_selected(base)
+    selects = indexer.selects(base)
     ids = torch.zeros(1, 7, dtype=torch.long)
     positions = torch.arange(7)[None]
     try:
@@ -355,8 +356,11 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
             longer_keys = distance_bias.resolve_biases(program.graph)
             masked_windows.apply(program.graph)
             if implementation == indexer.SELECTING:
-                assert top_k is not None
-                mark_selections(program.graph, top_k)
+                assert selects is not None
+                if selects.span:
+                    mark_block_selections(program.graph, selects)
+                else:
+                    mark_selections(program.graph, selects.count)
     except (LayersDiffer, UnknownSelection):
         raise
     except Exception as error:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 import torch_armllm.capture.markers.attention
+import torch_armllm.capture.markers.block_selection
 import torch_armllm.capture.markers.recurrent  # noqa: F401  (registers the marker ops)
 from torch_armllm.capture.markers.selection import SELECTED
 
@@ -34,6 +35,10 @@ def _selection(q: Tensor, k: Tensor, weights: Tensor, *_: Any) -> Tensor:
     return torch.sigmoid((scores * weights.float()).sum(-1))
 
 
+def _block_selection(q: Tensor, k: Tensor, *_: Any) -> Tensor:
+    return torch.sigmoid((q.float() * k.float()).mean((1, 3)))
+
+
 def _convolve(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
     return x * weight.sum(1, keepdim=True).to(x.dtype)
 
@@ -57,6 +62,7 @@ class _TokenByToken(fx.Interpreter):
     stand_ins: dict[Any, Callable[..., Tensor]] = {
         torch.ops.armllm.attention.default: _attention,
         torch.ops.armllm.selection.default: _selection,
+        torch.ops.armllm.block_selection.default: _block_selection,
         torch.ops.armllm.convolve_tokens.default: _convolve,
         torch.ops.armllm.delta_rule.default: _delta_rule,
         torch.ops.armllm.scan_channels.default: _scan,

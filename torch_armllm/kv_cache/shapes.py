@@ -21,17 +21,34 @@ class LatentCache(NamedTuple):
     """Keys of all indexers ``(indexers, blocks, block_size, index_size)``."""
 
 
+class IndexedCache(NamedTuple):
+    """The tensors of a `KvCache`, and the keys of indexers."""
+
+    k: Tensor
+    v: Tensor
+    k_scales: Tensor | None
+    v_scales: Tensor | None
+    index_keys: Tensor
+    """Keys of all indexers ``(indexers, blocks, block_size, index_size)``."""
+
+
 class MixedCache(tuple[Tensor | None, ...]):
     """The tensors of the caches of all groups of layers, concatenated group after group."""
 
 
-Cache = KvCache | LatentCache | MixedCache
+Cache = KvCache | IndexedCache | LatentCache | MixedCache
 """The tensors of a paged cache: layers are the first dimension, blocks the second."""
 
 
-def _layer(cache: KvCache, index: int) -> KvCache:
+def _layer(cache: KvCache | IndexedCache, index: int) -> KvCache:
     scales = (None if t is None else t[index] for t in (cache.k_scales, cache.v_scales))
     return KvCache(cache.k[index], cache.v[index], *scales)
+
+
+def _index_keys(indexers: int, blocks: int, size: int, block_size: int, dtype: torch.dtype) -> Tensor:
+    """Allocates empty blocks for the keys of all indexers."""
+    shape = (indexers, blocks, block_size, size)
+    return new_latent_cache(indexers * blocks, size, 0, block_size, dtype).view(shape)
 
 
 @dataclass(frozen=True)
@@ -45,20 +62,32 @@ class CacheShape:
     dtype: torch.dtype
     block_size: int = 32
     """Positions per block; a multiple of 16 that divides 256."""
+    indexers: int = 0
+    """Number of indexers, which keep a key of each position."""
+    index_size: int = 0
+    """Elements of an indexer's key."""
+    index_dtype: torch.dtype = torch.float32
+    """Dtype of the indexers' keys."""
     states: StateShape = NO_STATES
     """States of the recurrent layers."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of all layers' keys and values at one position."""
+        """Bytes of all layers' keys and values, and of the indexers' keys, at one position."""
         scales = 2 * torch.float32.itemsize if self.dtype == torch.int8 else 0
         one = (self.head_size + self.value_size) * self.dtype.itemsize + scales
-        return self.layers * self.kv_heads * one
+        index = self.indexers * self.index_size * self.index_dtype.itemsize
+        return self.layers * self.kv_heads * one + index
 
     def tensors(self, blocks: int) -> Cache:
         """Allocates empty blocks of all layers."""
         sizes = (self.kv_heads, self.head_size, self.value_size)
-        return new_kv_cache(blocks, *sizes, self.block_size, self.dtype, layers=self.layers)
+        cache = new_kv_cache(blocks, *sizes, self.block_size, self.dtype, layers=self.layers)
+        if not self.indexers:
+            return cache
+        return IndexedCache(
+            *cache, _index_keys(self.indexers, blocks, self.index_size, self.block_size, self.index_dtype)
+        )
 
     def at(self, index: int) -> CacheShape:
         """Returns the shape that writes and reads a layer."""
@@ -66,7 +95,7 @@ class CacheShape:
 
     def layer(self, cache: Cache, index: int) -> KvCache:
         """Returns the tensors of one layer, as views."""
-        assert isinstance(cache, KvCache)
+        assert isinstance(cache, KvCache | IndexedCache)
         return _layer(cache, index)
 
     def write(self, layer: Cache, keys: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -167,8 +196,8 @@ class LatentShape:
         latents = every.unflatten(0, (self.layers, blocks))
         if not self.indexers:
             return LatentCache(latents)
-        keys = new_latent_cache(self.indexers * blocks, self.index_size, 0, self.block_size, self.dtype)
-        return LatentCache(latents, keys.unflatten(0, (self.indexers, blocks)))
+        keys = _index_keys(self.indexers, blocks, self.index_size, self.block_size, self.dtype)
+        return LatentCache(latents, keys)
 
     def at(self, index: int) -> LatentShape:
         """Returns the shape that writes and reads a layer."""

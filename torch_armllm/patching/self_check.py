@@ -11,7 +11,9 @@ from torch_armllm.capture.sample import Sample
 from torch_armllm.passes import PassContext, run_each_pass
 from torch_armllm.passes.lib.paged_inputs import paged_inputs
 
-REQUIRED_PASSES = frozenset({"clean", "quantize_weights", "attention", "selection", "recurrent", "dead_code"})
+REQUIRED_PASSES = frozenset(
+    {"clean", "quantize_weights", "attention", "selection", "block_selection", "recurrent", "dead_code"}
+)
 """Passes that a plan cannot do without."""
 
 _CACHE_ROUNDING = {torch.int8: 0.2, torch.bfloat16: 2e-2, torch.float16: 5e-3}

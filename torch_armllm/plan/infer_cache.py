@@ -14,9 +14,9 @@ from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Sh
 from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.passes.lib.cache_layout import CacheLayout
 from torch_armllm.passes.lib.graph import is_op, value
+from torch_armllm.passes.lib.index_keys import index_sizes
 from torch_armllm.passes.lib.latents import find_latent_attention, latent_layout, not_absorbed_reason
 from torch_armllm.passes.lib.state_layout import state_layout
-from torch_armllm.passes.selection import index_sizes
 
 
 def cache_shape_of(
@@ -59,7 +59,19 @@ def _kv_shape(
         CacheShape(layout.count(i), kv_heads, head_size, value_size, cache_dtype)
         for i, (kv_heads, head_size, value_size) in enumerate(layout.sizes)
     ]
+    indexers, index_size = _index_sizes(module)
+    if indexers and not layout.uniform:
+        raise CaptureError("it has indexers, and layers that differ in the shape of their keys and values")
+    index_dtype = cache_dtype if cache_dtype.is_floating_point else value(nodes[0].args[1]).dtype
+    groups[-1] = replace(groups[-1], indexers=indexers, index_size=index_size, index_dtype=index_dtype)
     return _shape_of(groups, layout)
+
+
+def _index_sizes(module: fx.GraphModule) -> tuple[int, int]:
+    try:
+        return index_sizes(module)
+    except ValueError as reason:
+        raise CaptureError(str(reason)) from None
 
 
 def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> Shape | None:
@@ -78,10 +90,7 @@ def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | 
         members = [layer for layer, (of, _) in layout.positions.items() if of == group]
         expanded = sum(layers[layer].expanded for layer in members)
         groups.append(LatentShape(len(members), rank, rope_size, cache_dtype, expanded=expanded))
-    try:
-        indexers, index_size = index_sizes(module)
-    except ValueError as reason:
-        raise CaptureError(str(reason)) from None
+    indexers, index_size = _index_sizes(module)
     groups[-1] = replace(groups[-1], indexers=indexers, index_size=index_size)
     return _shape_of(groups, layout)
 

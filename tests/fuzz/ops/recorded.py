@@ -29,6 +29,7 @@ _MODELS: tuple[tuple[str, str | None, torch.dtype, str | None], ...] = (
     ("deepseek_v3", "int4", torch.float32, None),
     ("deepseek_v2", "int4", torch.bfloat16, None),
     ("deepseek_v32", "int4", torch.float32, None),
+    ("minimax_m3_vl_text", "int4", torch.bfloat16, None),
     ("qwen3_5_moe_text", "int4", torch.bfloat16, None),
     ("kimi_linear", "int4", torch.float32, None),
     ("nemotron_h", "int4", torch.float32, None),
@@ -37,7 +38,10 @@ _MODELS: tuple[tuple[str, str | None, torch.dtype, str | None], ...] = (
     ("hy_v4", "int4", torch.float32, None),
 )
 """Families, their quantization, dtype, and dtype of the cache: together they use nearly all instructions."""
-_SIZES = {"deepseek_v32": {"index_topk": 8}}
+_SIZES = {
+    "deepseek_v32": {"index_topk": 8},
+    "minimax_m3_vl_text": {"index_block_size": 32, "index_topk_blocks": 1},
+}
 """Settings of families: indexers select fewer tokens than most sequences have."""
 VOCABULARY = 60
 

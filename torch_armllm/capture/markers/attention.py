@@ -75,7 +75,8 @@ def dense_attention(
         factors: ``(1, T, q_heads, rank)``; each token mixes the profiles by them, and adds the mix to its
             scores.
         profiles: a bias by distance ``(rank, extent)``; there is none beyond the last distance.
-        selected: bool ``(1, T, T)``, the tokens that each token attends to; None: all earlier ones.
+        selected: bool ``(1, T, T)``, the tokens that each token attends to, or ``(1, heads, T, T)`` with
+            heads that divide the KV heads; None: all earlier ones.
         bias: ``(1, q_heads, T, T)``, added to the scores.
 
     Returns:
@@ -99,7 +100,10 @@ def dense_attention(
     if window > 0:
         hidden = hidden | (distance >= window)
     if selected is not None:
-        hidden = hidden | ~selected[0]
+        left_out = ~selected[0]
+        if left_out.dim() == 3:
+            left_out = left_out.repeat_interleave(q.shape[1] // left_out.shape[0], 0)
+        hidden = hidden | left_out
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         rows = sinks.T if sinks.dim() == 2 else sinks[:, None]

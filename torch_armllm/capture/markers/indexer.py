@@ -1,9 +1,9 @@
 """Sparse attention with an indexer, which selects the tokens that a layer attends to.
 
-A graph with indexers that select single tokens is captured with markers of their selections.  Up to the
-number of tokens that an indexer may select, it selects every token and attention is dense.  A graph with
-other indexers is therefore captured without them and serves sequences up to that length; longer sequences
-run through the modules.
+A graph with indexers that select single tokens, or blocks of them, is captured with markers of their
+selections.  Up to the number of tokens that an indexer may select, it selects every token and attention is
+dense.  A graph with other indexers is therefore captured without them and serves sequences up to that
+length; longer sequences run through the modules.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.capture.markers.attention import attention_function
+from torch_armllm.capture.markers.selection_limits import Selects
 
 IMPLEMENTATION = "armllm_dense"
 """Attention without the indexers."""
@@ -71,24 +72,21 @@ def dense_limit(base: nn.Module) -> str:
     )
 
 
-def num_selected(base: nn.Module) -> int | None:
-    """Returns how many tokens every indexer of a model selects singly; None if they do something else."""
-    counts = {getattr(indexer, "index_topk", None) for indexer in find_indexers(base)}
-    count = counts.pop() if len(counts) == 1 else None
-    return count if isinstance(count, int) and max_dense_length(base) == count else None
+def selects(base: nn.Module) -> Selects | None:
+    """Returns what every indexer of a model selects; None if they differ or do something else."""
+    found = {_selects(indexer) for indexer in find_indexers(base)}
+    return found.pop() if len(found) == 1 else None
 
 
-@contextlib.contextmanager
-def limit_selections(base: nn.Module, count: int) -> Iterator[None]:
-    """Lets indexers select only ``count`` tokens while the context lasts."""
-    limits = [(indexer, indexer.index_topk) for indexer in find_indexers(base)]
-    try:
-        for indexer, _ in limits:
-            indexer.index_topk = count
-        yield
-    finally:
-        for indexer, before in limits:
-            indexer.index_topk = before
+def _selects(indexer: Any) -> Selects | None:
+    if _num_selected(indexer) is None:
+        return None
+    if hasattr(indexer, "index_topk"):
+        return Selects(int(indexer.index_topk))
+    nearest = getattr(indexer, "local_blocks", None)
+    if not isinstance(nearest, int):
+        return None
+    return Selects(int(indexer.topk_blocks), int(indexer.block_size), nearest)
 
 
 def _select_nothing(*args: Any, **kwargs: Any) -> Tensor:
@@ -128,9 +126,11 @@ def _selecting(
     value: Tensor,
     attention_mask: Tensor | None,
     indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    return attention_function(module, query, key, value, None, selected=indices, **kwargs)
+    selected = block_indices if indices is None else indices
+    return attention_function(module, query, key, value, None, selected=selected, **kwargs)
 
 
 def _placeholder_mask(*args: Any, **kwargs: Any) -> Tensor:

@@ -6,9 +6,7 @@ become the marker, which keeps the indexer's queries, keys and weights as its op
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,9 +22,6 @@ _library.define("selection(Tensor q, Tensor k, Tensor weights, float scale, int 
 
 SELECTED = 11
 """Number of the attention marker's argument for a selection."""
-
-
-_TOP_K = 4
 
 
 class UnknownSelection(RuntimeError):
@@ -83,37 +78,19 @@ def mark_selections(graph: fx.Graph, top_k: int) -> None:
 
 
 def check_selections(graph: fx.Graph) -> None:
-    """Checks that every selection is of latents, which attention reads one by one.
+    """Checks that every selection of single tokens is of latents, which attention reads one by one.
 
     Raises:
         UnknownSelection: keys or values of a head are selected.
     """
     for node in graph.nodes:
-        if node.target is torch.ops.armllm.attention.default and len(node.args) > SELECTED:
+        if len(node.args) > SELECTED and is_call(node.args[SELECTED], torch.ops.armllm.selection.default):
             sides = node.args[1:3]
             if not all(
-                _is(side, operator.getitem) and _is(side.args[0], torch.ops.armllm.expand_kv.default)
+                is_call(side, operator.getitem) and is_call(side.args[0], torch.ops.armllm.expand_kv.default)
                 for side in sides
             ):
                 raise UnknownSelection("keys and values are selected, and only latents can be")
-
-
-@contextlib.contextmanager
-def limited_markers(module: fx.GraphModule, top_k: int) -> Iterator[None]:
-    """Lets the markers of a graph select only ``top_k`` tokens while the context lasts."""
-    nodes = [n for n in module.graph.nodes if n.target is torch.ops.armllm.selection.default]
-    before = [n.args[_TOP_K] for n in nodes]
-    try:
-        _set_top_k(module, nodes, [top_k] * len(nodes))
-        yield
-    finally:
-        _set_top_k(module, nodes, before)
-
-
-def _set_top_k(module: fx.GraphModule, nodes: list[Node], values: list[Any]) -> None:
-    for node, value in zip(nodes, values, strict=True):
-        node.update_arg(_TOP_K, value)
-    module.recompile()
 
 
 def _marker(graph: fx.Graph, indices: Node, top_k: int) -> Node:
@@ -129,56 +106,57 @@ def _marker(graph: fx.Graph, indices: Node, top_k: int) -> Node:
 
 def _operands(indices: Node) -> tuple[Node, Node, Node, float]:
     """Returns queries, keys, weights and the scale of the scores whose highest are taken."""
-    top = _take(_uncast(indices), operator.getitem, 1)
-    scores = _take(top, aten.topk.default, 1)
-    if _is(scores, aten.add.Tensor) and _is_zero(scores.args[1]) and len(scores.kwargs) == 0:
+    top = take(uncast(indices), operator.getitem, 1)
+    scores = take(top, aten.topk.default, 1)
+    if is_call(scores, aten.add.Tensor) and _is_zero(scores.args[1]) and len(scores.kwargs) == 0:
         scores = scores.args[0]  # type: ignore[assignment]
-    row_weights, products = _pair(_take(scores, aten.squeeze.dim, -2), aten.matmul.default)
-    weights = _take(row_weights, aten.unsqueeze.default, -2)
-    products = _take(products, aten.relu.default)
+    row_weights, products = _pair(take(scores, aten.squeeze.dim, -2), aten.matmul.default)
+    weights = take(row_weights, aten.unsqueeze.default, -2)
+    products = take(products, aten.relu.default)
     scale = 1.0
-    if _is(products, aten.mul.Tensor) and isinstance(products.args[1], float) and products.args[1] > 0:
+    if is_call(products, aten.mul.Tensor) and isinstance(products.args[1], float) and products.args[1] > 0:
         products, scale = products.args  # type: ignore[assignment]
     q, keys = _pair(products, aten.matmul.default)
-    keys = _take(_uncast(_take(keys, aten.unsqueeze.default, 1)), aten.transpose.int, -1, -2)
-    q, weights = _uncast(q), _uncast(weights)
+    keys = take(uncast(take(keys, aten.unsqueeze.default, 1)), aten.transpose.int, -1, -2)
+    q, weights = uncast(q), uncast(weights)
     dims = [x.meta["val"].dim() for x in (q, keys, weights)]
     if dims != [4, 3, 3]:
         raise UnknownSelection("operands of an indexer have other dimensions")
     return q, keys, weights, scale
 
 
-def _is(node: Any, *targets: Any) -> bool:
+def is_call(node: Any, *targets: Any) -> bool:
+    """True if a node calls one of the targets."""
     return isinstance(node, Node) and node.target in targets
 
 
-def _take(node: Any, target: Any, *rest: Any) -> Node:
+def take(node: Any, target: Any, *rest: Any) -> Node:
     """Returns the first argument of a call, whose other arguments must be ``rest``.
 
     Raises:
         UnknownSelection: the node is another call.
     """
-    if not _is(node, target) or node.args[1:] != rest or not isinstance(node.args[0], Node):
+    if not is_call(node, target) or node.args[1:] != rest or not isinstance(node.args[0], Node):
         raise UnknownSelection(f"{node} is not {target} of {rest}")
     return node.args[0]
 
 
 def _pair(node: Any, target: Any) -> tuple[Node, Node]:
-    if not _is(node, target) or not all(isinstance(x, Node) for x in node.args):
+    if not is_call(node, target) or not all(isinstance(x, Node) for x in node.args):
         raise UnknownSelection(f"{node} is not {target}")
     first, second = node.args
     return first, second
 
 
-def _uncast(node: Node) -> Node:
+def uncast(node: Node) -> Node:
     """Returns what a node converts to another dtype."""
-    while _is(node, aten.to.dtype, aten._to_copy.default):
+    while is_call(node, aten.to.dtype, aten._to_copy.default):
         node = node.args[0]  # type: ignore[assignment]
     return node
 
 
 def _is_zero(node: Any) -> bool:
     """True if a node shows a tensor of zeros."""
-    while _is(node, aten.slice.Tensor, aten.select.int, aten.to.dtype, aten.to.dtype_layout):
+    while is_call(node, aten.slice.Tensor, aten.select.int, aten.to.dtype, aten.to.dtype_layout):
         node = node.args[0]
-    return _is(node, aten.zeros.default)
+    return is_call(node, aten.zeros.default)

@@ -12,6 +12,7 @@ from torch import fx
 from torch_armllm.plan.fuse_norms import fuse_norms
 from torch_armllm.plan.lower import (
     attention,
+    blocks,
     elementwise,
     embedding,
     linear,
@@ -32,6 +33,7 @@ WRITERS: dict[Any, Writer] = {
     **linear.WRITERS,
     **moe.WRITERS,
     **attention.WRITERS,
+    **blocks.WRITERS,
     **mla.WRITERS,
     **recurrent.WRITERS,
     **elementwise.WRITERS,

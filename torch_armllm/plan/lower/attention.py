@@ -52,7 +52,7 @@ def _rope(
     )
 
 
-def _cache(low: Lowering, k: Any, v: Any, k_scales: Any, v_scales: Any) -> dict[str, int]:
+def cache_fields(low: Lowering, k: Any, v: Any, k_scales: Any, v_scales: Any) -> dict[str, int]:
     """Returns the fields of a cache: numbers of its inputs, -1 for scales that it lacks, and its layer."""
     keys, values = low.locations[k], low.locations[v]
     scales = [-1 if s is None else low.locations[s].input for s in (k_scales, v_scales)]
@@ -70,7 +70,7 @@ def _kv_write(
     k_scales: Any = None, v_scales: Any = None,
 ) -> None:  # fmt: skip
     keys = low.rows(k)
-    cache = _cache(low, k_cache, v_cache, k_scales, v_scales)
+    cache = cache_fields(low, k_cache, v_cache, k_scales, v_scales)
     low.emit("kv_write", k=keys, v=low.rows(v), slots=low.rows(slots), **cache, head_size=keys.inner[-1])
 
 
@@ -93,7 +93,7 @@ def _attention(
     queries = low.rows(q)
     bank = low.weight(profiles, torch.float32)
     rank, extent = (0, 0) if profiles is None else profiles.meta["val"].shape
-    cache = _cache(low, k_cache, v_cache, k_scales, v_scales)
+    cache = cache_fields(low, k_cache, v_cache, k_scales, v_scales)
     out = low.new(node)
     q_heads, head_size = queries.inner[-2:]
     low.emit(

@@ -156,10 +156,54 @@ def _select_tokens(draw: Random) -> Call:
     }
 
 
+def _select_blocks(draw: Random) -> Call:
+    blocks, block_size, size = draw.choice((1, 2, 3)), draw.choice((16, 16, 32)), draw.choice((1, 8, 20, 64))
+    sequences, tokens = _sequences(draw, blocks, block_size)
+    return sequences | {
+        "q": Spec((tokens, draw.choice((1, 2, 3, 5)), size), any_float(draw)),
+        "keys": Spec((blocks, block_size, size), any_float(draw)),
+        "span": draw.choice((16, 16, 32, 48)),
+        "top_k": draw.choice((1, 2, 3)),
+        "nearest": draw.choice((0, 1, 2)),
+    }
+
+
+def _block_attention(draw: Random) -> Call:
+    heads, group = draw.choice((1, 2, 4)), draw.choice((1, 1, 2, 3, 8))
+    size, value_size = draw.choice((1, 8, 20, 32, 64, 128)), draw.choice((1, 8, 20, 64, 128))
+    cache, blocks, block_size = _cache(draw, heads, size, value_size)
+    sequences, tokens = _sequences(draw, blocks, block_size)
+    span, choosers = block_size * draw.choice((1, 1, 2)), draw.choice((1, heads))
+    return (
+        cache
+        | sequences
+        | {
+            "q": Spec((tokens, heads * group, size), any_float(draw)),
+            "chosen": _chosen(draw, sequences, (tokens, choosers, draw.choice((1, 2, 3))), span),
+            "span": span,
+            "scale": draw.choice((0.125, 1.0)),
+        }
+    )
+
+
+def _chosen(draw: Random, sequences: Call, shape: tuple[int, int, int], span: int) -> Spec:
+    """Returns blocks that the tokens of a few sequences see, in ascending order, for each head."""
+    starts, lengths = (sequences[name].values for name in ("query_start", "seq_lens"))  # type: ignore[union-attr]
+    numbers: list[int] = []
+    for begin, end, length in zip(starts, starts[1:], lengths, strict=False):
+        for row in range(begin * shape[1], end * shape[1]):
+            seen = -(-(length - end + row // shape[1] + 1) // span)
+            chosen = sorted(draw.sample(range(seen), min(seen, shape[2])))
+            numbers += chosen + [-1] * (shape[2] - len(chosen))
+    return Spec(shape, torch.int32, numbers)
+
+
 ATTENTION: Makers = {
     "kv_write": _kv_write,
     "paged_attention": _paged_attention,
     "mla_write": _mla_write,
     "mla_attention": _mla_attention,
     "select_tokens": _select_tokens,
+    "select_blocks": _select_blocks,
+    "block_attention": _block_attention,
 }

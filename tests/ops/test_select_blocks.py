@@ -1,0 +1,347 @@
+"""`select_blocks`, and `block_attention` to what it selects, against their references, on every variant."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import attention, select, variants
+from torch_armllm.ops.attention import KvCache
+from torch_armllm.ops.select.blocks import block_scores
+from torch_armllm.ops.select.reference import highest
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+CACHES = (*FLOATS, torch.int8)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.int8: 3e-2}
+RUNNABLE = variants.machine().distinct("block_select", "attention")
+
+
+def starts(counts: tuple[int, ...]) -> Tensor:
+    return torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)], dtype=torch.int32)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences with cached keys of an indexer, keys and values, and the queries of their last tokens."""
+
+    index_q: Tensor
+    index_keys: Tensor
+    q: Tensor
+    cache: KvCache
+    block_table: Tensor
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    span: int
+    top_k: int
+    nearest: int
+
+    @property
+    def steps(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        lengths = torch.tensor(self.seq_lens, dtype=torch.int32)
+        return self.block_table, starts(self.query_lens), lengths, max(self.seq_lens, default=0)
+
+    def arguments(self) -> tuple[Tensor | int | float, ...]:
+        return self.index_q, self.index_keys, *self.steps, self.span, self.top_k, self.nearest
+
+    def run(self) -> Tensor:
+        return select.select_blocks(*self.arguments())  # type: ignore[arg-type]
+
+    def reference(self) -> Tensor:
+        return select.reference_select_blocks(*self.arguments())  # type: ignore[arg-type]
+
+    def attention_arguments(self, chosen: Tensor) -> tuple[Tensor | int | float | None, ...]:
+        k, v, *scales = self.cache
+        return self.q, k, v, chosen, self.span, *self.steps, 0.2, *scales
+
+    def attend(self, chosen: Tensor) -> Tensor:
+        return attention.block_attention(*self.attention_arguments(chosen))  # type: ignore[arg-type]
+
+    def attend_reference(self, chosen: Tensor) -> Tensor:
+        return attention.reference_block_attention(*self.attention_arguments(chosen))  # type: ignore[arg-type]
+
+    def dense(self) -> Tensor:
+        k, v, *scales = self.cache
+        return attention.paged_attention(self.q, k, v, *self.steps, 0.2, 0, 0.0, None, *scales)
+
+    def sequence(self, number: int, token: int | None = None) -> Batch:
+        """Returns a batch of one sequence, or of one of its tokens as a decode step that ends there."""
+        first, count = sum(self.query_lens[:number]), self.query_lens[number]
+        length = self.seq_lens[number]
+        if token is not None:
+            first, length, count = first + token, length - count + token + 1, 1
+        rows = slice(first, first + count)
+        table = self.block_table[number : number + 1]
+        parts = {"index_q": self.index_q[rows], "q": self.q[rows], "block_table": table}
+        return replace(self, seq_lens=(length,), query_lens=(count,), **parts)
+
+
+def make_batch(
+    seq_lens: tuple[int, ...],
+    query_lens: tuple[int, ...],
+    *,
+    span: int = 32,
+    top_k: int = 2,
+    nearest: int = 1,
+    kv_heads: int = 2,
+    choosers: int | None = None,
+    group: int = 3,
+    head_size: int = 24,
+    index_size: int = 20,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Batch:
+    """Makes a random batch with blocks in random order and NaN in unused positions of the indexer's keys.
+
+    Queries and keys of the indexer are small whole numbers: scores are exact, and many are equal.
+    """
+    random = torch.Generator().manual_seed(seed)
+    counts = [-(-n // block_size) for n in seq_lens]
+    blocks = sum(counts) + 2
+    key_dtype = cache_dtype if cache_dtype.is_floating_point else torch.bfloat16
+    keys = torch.full((blocks, block_size, index_size), math.nan, dtype=key_dtype)
+    cache = attention.new_kv_cache(blocks, kv_heads, head_size, head_size + 2, block_size, cache_dtype)
+    order = torch.randperm(blocks, generator=random).to(torch.int32)
+    table = torch.full((len(seq_lens), max(counts, default=0)), -1, dtype=torch.int32)
+    for i, (length, count) in enumerate(zip(seq_lens, counts, strict=True)):
+        table[i, :count] = order[sum(counts[:i]) : sum(counts[: i + 1])]
+        at = torch.arange(length)
+        slots = table[i].long()[at // block_size] * block_size + at % block_size
+        whole = torch.randint(-2, 3, (length, index_size), generator=random)
+        keys.view(-1, index_size)[slots] = whole.to(key_dtype)
+        k, v = (torch.randn(length, kv_heads, head_size + n, generator=random) for n in (0, 2))
+        attention.kv_write(k, v, cache.k, cache.v, slots, cache.k_scales, cache.v_scales)
+    tokens, heads = sum(query_lens), choosers or kv_heads
+    index_q = torch.randint(-2, 3, (tokens, heads, index_size + 3), generator=random)[..., 2:-1]
+    q = torch.randn(tokens, kv_heads * group + 1, head_size, generator=random)[:, 1:]
+    return Batch(
+        *(index_q.to(dtype), keys, q.to(dtype), cache, table, seq_lens, query_lens, span, top_k, nearest)
+    )
+
+
+def check(batch: Batch) -> None:
+    """Asserts that every variant selects what the reference does, and attends to it."""
+    expected = batch.reference()
+    attended = batch.attend_reference(expected)
+    tolerance = max(TOLERANCE[batch.q.dtype], TOLERANCE[batch.cache.k.dtype])
+    for name in RUNNABLE:
+        with variants.use(name):
+            chosen = batch.run()
+            assert torch.equal(chosen, expected), name
+            out = batch.attend(chosen)
+        torch.testing.assert_close(out, attended, rtol=tolerance, atol=tolerance)
+
+
+CASES = {
+    "one token": make_batch((1,), (1,)),
+    "as many as top_k": make_batch((64,), (15,)),
+    "one more than top_k": make_batch((65,), (65,)),
+    "decode": make_batch((100, 700, 16, 3), (1, 1, 1, 1)),
+    "chunk": make_batch((333,), (60,), top_k=3),
+    "mixed": make_batch((300, 40, 0, 7, 90), (1, 40, 0, 3, 9), span=16, top_k=3),
+    "over splits": make_batch((900,), (3,), top_k=20, span=48),
+    "one head": make_batch((90,), (5,), kv_heads=1, index_size=2, head_size=2, span=16),
+    "more heads": make_batch((90,), (5,), kv_heads=5, index_size=129, head_size=70, group=1, span=16),
+    "shared choice": make_batch((150,), (5,), kv_heads=4, choosers=2),
+    "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7),
+    "none is always selected": make_batch((290,), (50,), nearest=0, top_k=1),
+    "more are nearest than selected": make_batch((290,), (50,), nearest=3, top_k=2),
+    "many tokens": make_batch((180,), (150,), span=16),
+    "long blocks": make_batch((1400,), (3,), span=640, block_size=64),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_reference(name: str) -> None:
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("cache_dtype", CACHES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    check(make_batch((150, 20), (22, 1), cache_dtype=cache_dtype, dtype=dtype))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
+    block_size=st.sampled_from((16, 32, 64)),
+    multiple=st.integers(1, 4),
+    top_k=st.integers(1, 5),
+    nearest=st.integers(0, 3),
+    kv_heads=st.sampled_from((1, 2, 3, 6)),
+    group=st.integers(1, 3),
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    cache_dtype=st.sampled_from(CACHES),
+    seed=st.integers(0, 99),
+)
+def test_random_shapes_match_reference(
+    sequences: list[tuple[int, int]],
+    block_size: int,
+    multiple: int,
+    top_k: int,
+    nearest: int,
+    kv_heads: int,
+    group: int,
+    sizes: tuple[int, int],
+    cache_dtype: torch.dtype,
+    seed: int,
+) -> None:
+    lengths, new = tuple(sum(pair) for pair in sequences), tuple(new for _, new in sequences)
+    batch = make_batch(
+        *(lengths, new),
+        **{"span": block_size * multiple, "top_k": top_k, "nearest": nearest, "block_size": block_size},
+        **{"kv_heads": kv_heads, "group": group, "head_size": sizes[0], "index_size": sizes[1]},
+        **{"choosers": 1 + seed % 2 * (kv_heads - 1)},
+        cache_dtype=cache_dtype,
+        seed=seed,
+    )
+    check(batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(
+        st.sampled_from((0.0, -0.0, 1.0, -1.0, 1e-42, -1e-42, 2.5, math.inf, -math.inf, math.nan)),
+        min_size=3,
+        max_size=112,
+    ),
+    top_k=st.integers(1, 6),
+    nearest=st.integers(0, 2),
+)
+def test_any_scores_are_ordered(keys: list[float], top_k: int, nearest: int) -> None:
+    """With one head of one element and a query of one, the products are the keys."""
+    values = torch.full((112,), math.nan)
+    values[: len(keys)] = torch.tensor(keys)
+    table, lengths = torch.arange(7, dtype=torch.int32)[None], torch.tensor([len(keys)], dtype=torch.int32)
+    one = torch.ones(1, 1, 1)
+    steps = (table, starts((1,)), lengths, len(keys))
+    scores = block_scores(one, values[: len(keys), None], lengths.long(), 16, nearest)[0, 0]
+    expected = highest(scores, top_k).tolist()
+    for name in RUNNABLE:
+        with variants.use(name):
+            got = select.select_blocks(one, values.view(7, 16, 1), *steps, 16, top_k, nearest)[0, 0].tolist()
+        assert got == expected + [-1] * (top_k - len(expected))
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("cache_dtype", CACHES)
+def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype) -> None:
+    query_lens = (60, 40, 1, 2)
+    batch = make_batch(
+        *((290, 40, 640, 5), query_lens), top_k=3, cache_dtype=cache_dtype, dtype=torch.bfloat16
+    )
+    generator = torch.Generator().manual_seed(5)  # sums that round
+    batch = replace(batch, index_q=torch.randn(batch.index_q.shape, generator=generator))
+    with variants.use(variant):
+        chosen = batch.run()
+        together = batch.attend(chosen).split(query_lens)
+        for number, count in enumerate(query_lens):
+            alone = batch.sequence(number)
+            own = alone.run()
+            assert torch.equal(own, chosen.split(query_lens)[number])
+            assert torch.equal(alone.attend(own), together[number])
+            for token in {0, count // 2, count - 1}:
+                step = batch.sequence(number, token)
+                assert torch.equal(step.attend(step.run())[0], together[number][token])
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("cache_dtype", CACHES)
+def test_choosing_all_blocks_has_the_bits_of_dense_attention(variant: str, cache_dtype: torch.dtype) -> None:
+    batch = make_batch((320, 20), (9, 20), top_k=10, cache_dtype=cache_dtype)
+    with variants.use(variant):
+        dense = batch.dense()
+        assert torch.equal(batch.attend(batch.run()), dense)
+        # tokens that choose all blocks beside one that does not
+        longer = make_batch((321,), (9,), top_k=10, cache_dtype=cache_dtype)
+        assert torch.equal(longer.attend(longer.run())[:8], longer.dense()[:8])
+
+
+def test_variants_and_threads_do_not_change_choices() -> None:
+    batch = make_batch((700, 90), (5, 1), index_size=33, top_k=4)
+    generator = torch.Generator().manual_seed(5)
+    batch = replace(batch, index_q=torch.randn(batch.index_q.shape, generator=generator))
+    batch.index_keys.mul_(torch.rand(batch.index_keys.shape, generator=generator))
+    choices, threads = [], torch.get_num_threads()
+    for name in RUNNABLE:
+        with variants.use(name):
+            choices.append(batch.run())
+    try:
+        torch.set_num_threads(1)
+        choices.append(batch.run())
+        single = batch.attend(choices[0])
+        torch.set_num_threads(3)
+        assert torch.equal(batch.attend(choices[0]), single)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(choices[0], other) for other in choices[1:])
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
+    batch = make_batch((160,), (20,))
+    q = batch.index_q.clone()
+    q[3, 0, 5], q[4, 1, 0] = math.nan, math.inf
+    with variants.use(variant):
+        expected = batch.run()
+        changed = replace(batch, index_q=q)
+        result = changed.run()
+        assert torch.equal(result, changed.reference())
+    others = [t for t in range(20) if t not in (3, 4)]
+    assert torch.equal(result[others], expected[others])
+
+
+def test_empty_batch_returns_empty() -> None:
+    for batch in (make_batch((), ()), make_batch((5, 0), (0, 0)), make_batch((199,), (0,))):
+        assert batch.run().shape == (0, 2, 2)
+        assert batch.attend(batch.run()).shape == (0, 6, 26)
+
+
+def test_opcheck() -> None:
+    batch = make_batch((130, 20), (4, 1))
+    torch.library.opcheck(torch.ops.armllm.select_blocks, batch.arguments())
+    torch.library.opcheck(torch.ops.armllm.block_attention, batch.attention_arguments(batch.run()))
+
+
+def test_invalid_arguments_raise() -> None:
+    batch = make_batch((130, 20), (4, 1))
+    invalid: list[tuple[dict[str, object], str]] = [
+        ({"index_q": batch.index_q[0]}, "tokens, heads, head size"),
+        ({"index_q": batch.index_q[..., :7]}, "blocks, block size, 7"),
+        ({"index_q": batch.index_q.long()}, "q must be float32"),
+        ({"index_keys": batch.index_keys[:, :8]}, "contiguous"),
+        ({"index_keys": batch.index_keys[:, :8].contiguous()}, "block size 8"),
+        ({"index_keys": batch.index_keys.long()}, "keys must be float32"),
+        ({"span": 24}, "span is 24"),
+        ({"span": 1 << 30}, "span is 1073741824"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"nearest": -1}, "nearest is -1"),
+        ({"query_lens": (4, 2)}, "number of tokens|must have shape"),
+        ({"seq_lens": (3, 20)}, "seq_lens says 3"),
+        ({"block_table": batch.block_table + 99}, "names block"),
+    ]
+    for change, message in invalid:
+        with pytest.raises(RuntimeError, match=message):
+            replace(batch, **change).run()  # type: ignore[arg-type]
+    chosen = batch.run()
+    for wrong, message in (
+        (chosen.long(), "chosen must be int32"),
+        (chosen[:3], r"shape \(5, heads, blocks\)"),
+        (chosen[:, :0], "heads, blocks"),
+        (torch.cat([chosen, chosen[:, :1]], 1), "divide 2"),
+        (chosen + 30, "chosen has block"),
+        (chosen.flip(2), "ascending order"),
+        (torch.full_like(chosen, -1), "chosen has block -1 for token 0 and head 0"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            batch.attend(wrong.contiguous())
+    with pytest.raises(RuntimeError, match="span is 40; it must be a multiple of the cache's block size, 16"):
+        replace(batch, span=40).attend(chosen)

@@ -1,0 +1,119 @@
+"""Marker op of an indexer of blocks: the selection of the blocks of tokens that each KV head attends to.
+
+Models compute scores of all tokens, take the largest of each block, and then the indices of the highest.
+Exported with blocks of one token, these nodes become the marker, which keeps the indexer's queries and keys.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+from torch_armllm.capture.markers.selection import SELECTED, UnknownSelection, is_call, take, uncast
+from torch_armllm.capture.markers.selection_limits import Selects
+from torch_armllm.kv_cache.shapes import CacheShape
+from torch_armllm.ops.select.blocks import block_scores
+from torch_armllm.ops.select.reference import highest
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("armllm", "FRAGMENT")
+_library.define("block_selection(Tensor q, Tensor k, int span, int top_k, int nearest) -> Tensor")
+
+
+def block_selection(q: Tensor, k: Tensor, span: int, top_k: int, nearest: int) -> Tensor:
+    """Selects the nearest blocks and those of the highest scores; the reference implementation.
+
+    Args:
+        q: queries ``(1, heads, T, head_size)``.
+        k: keys ``(1, 1, T, head_size)``, which all heads share.
+        span: tokens of a block.
+        top_k: most blocks that a token and head selects.
+        nearest: blocks up to a token's own that are always selected.
+
+    Returns:
+        bool ``(1, heads, T, T)``: for each head and token, the earlier tokens of the selected blocks.
+    """
+    count = q.shape[2]
+    seen = torch.arange(1, count + 1, device=q.device)
+    scores = block_scores(q[0].transpose(0, 1), k[0, 0], seen, span, nearest)
+    chosen = highest(scores, min(top_k, scores.shape[-1]))
+    blocks = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True)
+    tokens = blocks.repeat_interleave(span, -1)[..., :count]
+    return (tokens & torch.ones(count, count, dtype=torch.bool, device=q.device).tril())[None]
+
+
+def _fake(q: Tensor, k: Tensor, span: int, top_k: int, nearest: int) -> Tensor:
+    return q.new_empty((*q.shape[:3], k.shape[2]), dtype=torch.bool)
+
+
+_library.impl("block_selection", block_selection, "CompositeExplicitAutograd")
+torch.library.register_fake("armllm::block_selection", _fake, lib=_library)
+
+
+def mark_block_selections(graph: fx.Graph, selects: Selects) -> None:
+    """Replaces the indices of blocks that attentions are given by markers.
+
+    Args:
+        graph: exported with indexers that select one block of one token.
+        selects: what they select.
+
+    Raises:
+        UnknownSelection: indices are computed in another way, or no op attends to such blocks.
+    """
+    if selects.span % CacheShape.block_size:
+        raise UnknownSelection(f"blocks of {selects.span} tokens are no blocks of the cache")
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.armllm.attention.default or len(node.args) <= SELECTED:
+            continue
+        _check_attention(node)
+        indices = node.args[SELECTED]
+        q, k, changed = _operands(indices)
+        heads, kv_heads = (int(x.meta["val"].shape[1]) for x in (q, node.args[1]))
+        if kv_heads % heads:
+            raise UnknownSelection(f"{heads} heads select blocks for {kv_heads} KV heads")
+        with graph.inserting_before(indices):
+            arguments = (q, k, selects.span, selects.count, selects.nearest)
+            marker = graph.call_function(torch.ops.armllm.block_selection.default, arguments)
+        marker.meta = dict(indices.meta)
+        with q.meta["val"].fake_mode:
+            marker.meta["val"] = _fake(q.meta["val"], k.meta["val"], *arguments[2:])
+        node.update_arg(SELECTED, marker)
+        graph.eliminate_dead_code()
+        if changed is not None:  # graphs keep operators that overwrite a tensor, even if none reads it
+            graph.erase_node(changed)
+    graph.eliminate_dead_code()
+
+
+def _check_attention(node: Node) -> None:
+    _, window, softcap, *others = node.args[4:SELECTED]
+    if window or softcap or any(other is not None for other in others):
+        raise UnknownSelection("attention to selected blocks has a window, sinks or a bias")
+
+
+def _operands(indices: Any) -> tuple[Node, Node, Node | None]:
+    """Returns queries and keys of the scores whose highest are taken, and what overwrites some of them."""
+    if not is_call(indices, aten.masked_fill.Scalar) or indices.args[2] != -1:
+        raise UnknownSelection(f"{indices} does not mark blocks that are not selected")
+    top = take(indices.args[0], operator.getitem, 1)
+    blocks, changed = take(top, aten.topk.default, 1), None
+    if is_call(blocks, aten.scatter_.value) and blocks.args[3] == math.inf:  # the nearest blocks
+        blocks, changed = blocks.args[0], blocks  # type: ignore[assignment]
+    scores = take(blocks, aten.amax.default, [-1])
+    if is_call(scores, aten.view.default):
+        scores = scores.args[0]  # type: ignore[assignment]
+    if not is_call(scores, aten.masked_fill.Scalar) or scores.args[2] != -math.inf:
+        raise UnknownSelection(f"{scores} does not hide later tokens")
+    products: Any = scores.args[0]
+    if not is_call(products, aten.matmul.default):
+        raise UnknownSelection(f"{products} is no product of queries and keys")
+    q, keys = uncast(products.args[0]), uncast(take(products.args[1], aten.transpose.int, -1, -2))
+    sizes = [x.meta["val"].shape for x in (q, keys)]
+    if [len(size) for size in sizes] != [4, 4] or sizes[1][1] != 1:
+        raise UnknownSelection("operands of an indexer of blocks have other dimensions")
+    return q, keys, changed
