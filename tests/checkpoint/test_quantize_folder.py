@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,9 @@ def test_folder_equals_that_of_save_pretrained(family: str, options: dict[str, A
     model = tiny(family, **options)
     model.save_pretrained(tmp_path / "float", max_shard_size="100KB")
     report = quantize_folder(tmp_path / "float", tmp_path / "out", recipe, progress=False)
-    expected = torch_armllm.patch(model, replace(recipe, importance=False), progress=False)
+    # loaded, since a converted model's rotary frequencies are rounded to its dtype
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "float", dtype=model.dtype)
+    expected = torch_armllm.patch(model, recipe, progress=False)
     assert report.layers == expected.layers
     model.save_pretrained(tmp_path / "saved")
     assert {oct(file.stat().st_mode) for file in (tmp_path / "out").iterdir()} == {usual_mode(tmp_path)}
@@ -76,7 +77,8 @@ def test_interrupted_run_resumes(source: Path, tmp_path: Path, monkeypatch: pyte
     def interrupted(self: BlockReader, block: str) -> None:
         if len(read) == 2:
             raise KeyboardInterrupt
-        read.append(block)
+        if "layers" in block or len(read) > 2:  # others are also read before the first layer runs
+            read.append(block)
         load(self, block)
 
     monkeypatch.setattr(BlockReader, "load", interrupted)

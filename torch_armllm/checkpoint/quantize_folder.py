@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layer_quantizer import LayerQuantizer
 from torch_armllm.quant.layers import Layer, check_finite, find_layers
 from torch_armllm.quant.methods.base import CALIBRATED, Method
+from torch_armllm.quant.methods.calibrated.layerwise import NotByLayersError
 from torch_armllm.quant.methods.registry import make_method
 from torch_armllm.quant.outliers import find_outliers, refuse_outliers
 from torch_armllm.quant.recipe import Recipe
@@ -34,6 +36,8 @@ from torch_armllm.quant.skeleton import describe_modules
 from torch_armllm.quant.spill_file import SpillFile
 from torch_armllm.system.allocator import release_free_memory
 from torch_armllm.system.progress import progress_bar
+
+logger = logging.getLogger(__name__)
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
@@ -51,9 +55,8 @@ def quantize_folder(
     """Quantizes a float checkpoint and writes the files that ``save_pretrained`` would write.
 
     The model is read in blocks (a decoder layer, an embedding), quantized and written in shards: the peak
-    memory is that of the largest block and one shard of 256 MB.  Without a calibrating method, input
-    importance is not used, as while loading.  With one, each decoder layer runs over all calibration
-    sequences when it is read, and is written when it is quantized.
+    memory is that of the largest block and one shard of 256 MB.  Each decoder layer runs over all calibration
+    sequences when it is read, random ones for the method ``mse``, and is written when it is quantized.
 
     After an interruption, a second call resumes the run.  It needs the same calibration tokens, and a recipe
     that agrees with the finished layers.
@@ -61,8 +64,7 @@ def quantize_folder(
     Args:
         source: a folder with a config.json and safetensors files of floats.
         out: the folder of the new model; it is created, and must be empty or hold an unfinished run.
-        quantization: the name of a scheme, or a `Recipe`; its ``importance`` must not be True, as the whole
-            float model is never in memory.
+        quantization: the name of a scheme, or a `Recipe`.
         restart: discards an unfinished run in ``out``.
         progress: shows a bar with the time left.
         calibration: token ids ``(sequences, length)`` for calibrating methods.
@@ -77,18 +79,12 @@ def quantize_folder(
         OSError: a file cannot be read or written.
     """
     recipe = Recipe.of(quantization)
-    if recipe.importance:
-        raise ValueError("importance=True needs the whole float model in memory: use torch_armllm.quantize")
     files = _float_weight_files(source)
     model = _empty_model(source)
     layers, schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
     reader = BlockReader(model, files)
-    streamed: StreamedCalibration | NoCalibration
-    if recipe.method in CALIBRATED and calibration is not None:
-        quantized = [layer for layer in layers if layer.name in schemes]
-        streamed = StreamedCalibration(model, reader, quantized, recipe.method, calibration, out)
-    else:
-        streamed = NoCalibration(make_method(recipe.method, model, layers, False, calibration))
+    quantized = [layer for layer in layers if layer.name in schemes]
+    streamed = _calibration_of(recipe, model, reader, quantized, calibration, out)
     inputs = {**fingerprint(source, files), "method": recipe.method, **streamed.fingerprint}
     journal = Journal(out, inputs, restart)
     _check_resumable(journal.records, layers, schemes)
@@ -117,6 +113,25 @@ def quantize_folder(
     report.outliers = {record.name: usual for record, usual in find_outliers(report.layers)}
     report.bytes_before, report.bytes_after = sum(file.stat().st_size for file in files), written
     return report
+
+
+def _calibration_of(
+    recipe: Recipe,
+    model: Any,
+    reader: BlockReader,
+    layers: Sequence[Layer],
+    tokens: Tensor | None,
+    out: Path,
+) -> StreamedCalibration | NoCalibration:
+    """Returns the method of a recipe, and what it runs as blocks are read."""
+    if recipe.method in CALIBRATED and tokens is not None:
+        return StreamedCalibration(model, reader, layers, recipe, tokens, out)
+    if recipe.method == "mse" and recipe.importance is not False and tokens is None:
+        try:
+            return StreamedCalibration(model, reader, layers, recipe, None, out)
+        except NotByLayersError as error:
+            logger.warning("%s: weights are rounded without input statistics", error)
+    return NoCalibration(make_method(recipe.method, model, layers, calibration=tokens))
 
 
 class _BlockQuantizer:

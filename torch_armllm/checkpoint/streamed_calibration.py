@@ -18,6 +18,7 @@ from torch_armllm.quant.methods.base import Method
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.layerwise import decoder_layers
 from torch_armllm.quant.methods.registry import make_method
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.system.tensor_files import save_tensors
 
 _STATES = "calibrating-{}.pt"
@@ -58,7 +59,13 @@ class StreamedCalibration:
     """
 
     def __init__(
-        self, model: Any, reader: BlockReader, layers: Sequence[Layer], name: str, tokens: Tensor, out: Path
+        self,
+        model: Any,
+        reader: BlockReader,
+        layers: Sequence[Layer],
+        recipe: Recipe,
+        tokens: Tensor | None,
+        out: Path,
     ) -> None:
         """Prepares a method.
 
@@ -66,16 +73,16 @@ class StreamedCalibration:
             model: a model on the meta device.
             reader: loads its blocks.
             layers: the layers to quantize.
-            name: the name of the method.
-            tokens: token ids ``(sequences, length)``.
+            recipe: names the method.
+            tokens: token ids ``(sequences, length)``; None for a method that measures random tokens.
             out: the folder of the new model.
 
         Raises:
-            ValueError: the model cannot be run layer by layer.
+            NotByLayersError: the model cannot be run layer by layer.
         """
         self._out = out
         self._tokens = tokens
-        self.fingerprint = {"calibration": tokens_hash(tokens)}
+        self.fingerprint = {} if tokens is None else {"calibration": tokens_hash(tokens)}
         stages = decoder_layers(model)
         inside = {id(module): index for index, stage in enumerate(stages) for module in stage.modules()}
         modules = {block: model.get_submodule(block) for block in reader.blocks}
@@ -85,7 +92,8 @@ class StreamedCalibration:
         for block, module in modules.items():
             if block not in self._stages and id(module) in base_model:
                 reader.load(block)
-        method = make_method(name, model, layers, calibration=tokens, on_meta=True)
+        statistics = recipe.importance is not False
+        method = make_method(recipe.method, model, layers, statistics, tokens, on_meta=True)
         reader.release()
         assert isinstance(method, CalibratedMethod)
         self.method = method
@@ -93,7 +101,8 @@ class StreamedCalibration:
 
     def resume(self, finished: Sequence[str]) -> None:
         """Saves the tokens, and continues after the blocks that an earlier run has finished."""
-        save_tensors(self._tokens, self._out / _TOKENS)
+        if self._tokens is not None:
+            save_tensors(self._tokens, self._out / _TOKENS)
         last = max((self._stages[block] for block in finished if block in self._stages), default=-1)
         if 0 <= last < self._last:
             self.method.stages.restore(torch.load(self._out / _STATES.format(last)))

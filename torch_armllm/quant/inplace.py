@@ -18,6 +18,7 @@ from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.outliers import refuse_outliers
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord
+from torch_armllm.quant.restore import remember_scalings
 from torch_armllm.system.progress import progress_bar
 
 
@@ -64,8 +65,8 @@ def quantize(
     layers, schemes = recipe.assign(find_layers(model, recipe.ignore))
     check_finite(layers)
     selected = [layer for layer in layers if layer.name in schemes]
-    importance = recipe.importance is not False
-    method = make_method(recipe.method, model, selected, importance, calibration, resume)
+    statistics = recipe.importance is not False
+    method = make_method(recipe.method, model, selected, statistics, calibration, resume)
     quantizer = LayerQuantizer(model, schemes, method, keep_original)
     bar = progress_bar(method.order(selected), show=progress, desc="Quantizing", unit="layer")
     try:
@@ -77,6 +78,7 @@ def quantize(
         method.abandon()
         raise
     method.commit()
+    remember_scalings(model, method.scaled)
     for layer in selected:
         quantizer.commit(layer)
     if isinstance(model, PreTrainedModel):

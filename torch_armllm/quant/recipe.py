@@ -39,10 +39,10 @@ class Recipe:
             the largest values, ``gptq`` and ``awq`` calibrate; see `torch_armllm.quant.methods.base`.
         allow_outliers: accept layers whose round-trip error is out of line with their scheme: see
             `find_outliers`.
-        importance: for ``mse``: weight squared errors by the energy of each input channel, measured by
-            running the float model once on random tokens; see `torch_armllm.quant.methods.importance`.  This
-            needs the whole float model in memory.  None: measure if the float model is in memory anyway
-            (`patch`, `quantize`), but not if weights are quantized as they are read.
+        importance: for ``mse``: run the decoder layers on random tokens, scale channels and weight squared
+            errors by the energy of each input channel; see `torch_armllm.quant.methods.calibrated.smoothing`.
+            None: do so, except where transformers' loader quantizes weights as it reads them; True loads the
+            whole float model first there.
     """
 
     scheme: str = "g32i"

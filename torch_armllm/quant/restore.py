@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -9,14 +11,24 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.quant.attach import detach
 from torch_armllm.quant.layers import ModuleSlots
+from torch_armllm.quant.methods.calibrated.channel_scaling import AppliedScaling, undo_scalings
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
 
+_SCALED = "_armllm_scaled"
+"""Attribute of a model: channel scalings of its weights, for `restore`."""
+
+
+def remember_scalings(model: nn.Module, scaled: Sequence[AppliedScaling]) -> None:
+    """Stores in a model which channel scalings its float weights have."""
+    if scaled:
+        model.__dict__[_SCALED] = list(scaled)
+
 
 @torch.no_grad()
 def restore(model: nn.Module) -> list[str]:
-    """Replaces quantized modules by the float modules that they replaced.
+    """Replaces quantized modules by the float modules that they replaced, and takes channel scalings back.
 
     Returns:
         Names of the modules whose float weights were not kept: their weights are the dequantized integers.
@@ -53,6 +65,7 @@ def restore(model: nn.Module) -> list[str]:
             module.layout.store_biases(shell, module.gate_up_bias, module.down_bias)
         shell.train(module.training)
         slots.replace(module, shell)
+    undo_scalings(model.__dict__.pop(_SCALED, []))
     if isinstance(model, PreTrainedModel):
         detach(model)
     return rounded

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
+from tests.quant.methods.loud_model import loud
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe
 from torch_armllm.quant.inplace import quantize
@@ -28,16 +27,6 @@ FOLDED = {
     "mixtral": {"input_layernorm": {"q_proj", "k_proj", "v_proj"}, "self_attn.v_proj": {"o_proj"}},
     "gpt2": {"ln_1": {"c_attn"}, "ln_2": {"c_fc"}},
 }
-
-
-def loud(kind: str) -> Any:
-    """A tiny model in which a few channels carry far more than the others."""
-    model = tiny(kind)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ("norm" in name or "ln_" in name) and name.endswith("weight"):
-                parameter.mul_(torch.where(torch.arange(len(parameter)) % 16 == 3, 12.0, 0.5))
-    return model
 
 
 @pytest.mark.parametrize("kind", FOLDED)

@@ -12,6 +12,7 @@ from torch_armllm.quant.schemes.search import Peak, Search
 
 if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
     from torch_armllm.quant.layers import Layer
+    from torch_armllm.quant.methods.calibrated.channel_scaling import AppliedScaling
     from torch_armllm.quant.modules.experts import QuantExperts
     from torch_armllm.quant.modules.linear import QuantLinear
     from torch_armllm.quant.spill_file import SpillFile
@@ -50,6 +51,11 @@ class Method:
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:
         """Called when a layer is packed; the buffers of ``module`` are in ``spill``."""
 
+    @property
+    def scaled(self) -> Sequence[AppliedScaling]:
+        """Channel scalings that the model's float weights have; `restore` takes them back."""
+        return ()
+
     def commit(self) -> None:
         """Finishes the run, after all layers are packed; it must not fail."""
 
@@ -67,7 +73,10 @@ class Rtn(Method):
 
 
 class Mse(Method):
-    """Searches the scales with the least squared error, weighted by input channel if importance is known."""
+    """Searches the scales with the least squared error, weighted by input channel if importance is known.
+
+    With input statistics of a model that runs layer by layer, `Smoothed` takes its place.
+    """
 
     name = "mse"
 

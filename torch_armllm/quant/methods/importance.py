@@ -19,10 +19,22 @@ from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.quant.layers import Layer
 from torch_armllm.system.allocator import release_free_memory
 
-TOKENS = 512
+_SEQUENCES = 4
+_LENGTH = 128
 _SEED = 0
 _FLOOR = 1e-3
 """Lower bound of an energy, as a fraction of the mean: silent channels still count a little."""
+
+
+def random_tokens(model: PreTrainedModel) -> Tensor:
+    """Returns random token ids (sequences, length), the same for every model with that vocabulary."""
+    generator = torch.Generator().manual_seed(_SEED)
+    length = min(_LENGTH, _limit(model))
+    return torch.randint(model.config.get_text_config().vocab_size, (_SEQUENCES, length), generator=generator)
+
+
+def _limit(model: PreTrainedModel) -> int:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or _SEQUENCES * _LENGTH
 
 
 @torch.no_grad()
@@ -55,12 +67,8 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
 
     measured = [layer for layer in layers if layer.reason is None and layer.kind != "head"]
     hooks = [layer.module.register_forward_pre_hook(watch(layer.name)) for layer in measured]
-    generator = torch.Generator().manual_seed(_SEED)
-    vocab_size = model.config.get_text_config().vocab_size
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or TOKENS
-    tokens = torch.randint(vocab_size, (1, min(TOKENS, limit)), generator=generator)
     try:
-        base(input_ids=tokens, use_cache=False)
+        base(input_ids=random_tokens(model).view(1, -1)[:, : _limit(model)], use_cache=False)
     except Exception as error:  # a model may need more than tokens, and fail in any way
         warnings.warn(f"weights are rounded without input importance: {error}", stacklevel=3)
         return {}

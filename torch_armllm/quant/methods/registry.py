@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.base import CALIBRATED, Method, Mse, Rtn
 from torch_armllm.quant.methods.calibrated.awq import Awq
 from torch_armllm.quant.methods.calibrated.gptq import Gptq
-from torch_armllm.quant.methods.importance import input_energies
+from torch_armllm.quant.methods.calibrated.smoothed import Smoothed
+from torch_armllm.quant.methods.importance import input_energies, random_tokens
+
+logger = logging.getLogger(__name__)
 
 
 def make_method(
     name: str,
     model: nn.Module,
     layers: Sequence[Layer],
-    importance: bool = False,
+    statistics: bool = False,
     calibration: Tensor | None = None,
     resume: Path | None = None,
     on_meta: bool = False,
@@ -29,7 +34,8 @@ def make_method(
         name: one of `METHODS`.
         model: the model that is quantized.
         layers: the layers to quantize.
-        importance: ``mse`` weights errors by the energy of each input channel on random tokens.
+        statistics: ``mse`` measures the inputs of layers on random tokens, scales channels and weights
+            errors by what it sees.
         calibration: token ids ``(sequences, length)`` for calibrating methods.
         resume: a folder in which ``gptq`` stores finished layers, for a run after an interruption.
         on_meta: decoder layers are on the meta device, and get their weights one after the other.
@@ -47,4 +53,19 @@ def make_method(
         raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")
     if name == "rtn":
         return Rtn()
-    return Mse(input_energies(model, layers) if importance else None)
+    if not statistics or not isinstance(model, PreTrainedModel):
+        return Mse()
+    if on_meta:
+        return Smoothed(model, layers, random_tokens(model), on_meta)
+    smoothed = _smoothed(model, layers)
+    return Mse(input_energies(model, layers)) if smoothed is None else smoothed
+
+
+def _smoothed(model: PreTrainedModel, layers: Sequence[Layer]) -> Smoothed | None:
+    """Returns the method that scales channels; None if the model does not run layer by layer, or at all."""
+    try:
+        method = Smoothed(model, layers, random_tokens(model))
+    except Exception as error:  # noqa: BLE001 - a model may need more than tokens, and fail in any way
+        logger.info("channels are not scaled: %s", error)
+        return None
+    return method if method.stages.streamed else None

@@ -11,7 +11,12 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.quant.layers import Layer, weight_of
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
-from torch_armllm.quant.methods.calibrated.channel_scaling import ChannelScaling, find_scalings
+from torch_armllm.quant.methods.calibrated.channel_scaling import (
+    AppliedScaling,
+    ChannelScaling,
+    find_scalings,
+    undo_scalings,
+)
 from torch_armllm.quant.methods.calibrated.hessian import Hessian
 from torch_armllm.quant.methods.calibrated.input_capture import record_inputs
 from torch_armllm.quant.schemes.base import Rounding, Scheme
@@ -41,7 +46,7 @@ class Awq(CalibratedMethod):
         """Prepares to run the model."""
         super().__init__(model, layers, tokens, on_meta)
         self._roundings: dict[str, Rounding] = {}
-        self._scaled: list[tuple[ChannelScaling, Tensor]] = []
+        self._scaled: list[AppliedScaling] = []
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
         stage = self._stage_of.get(layer.name)
@@ -50,9 +55,12 @@ class Awq(CalibratedMethod):
             self._scale(self._stage, scheme)
         return Search() if weight == "down_proj" else self._roundings.get(layer.name, Search())
 
+    @property
+    def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102
+        return self._scaled
+
     def abandon(self) -> None:  # noqa: D102
-        for scaling, powers in reversed(self._scaled):
-            scaling.scale(1 / powers)
+        undo_scalings(self._scaled)
         self._scaled = []
 
     def finish(self, stage: int) -> None:  # noqa: D102
@@ -63,7 +71,7 @@ class Awq(CalibratedMethod):
 
     def _scale(self, stage: int, scheme: Scheme) -> None:
         """Scales the channels of a stage, and creates the roundings of its layers."""
-        inside = [x for x in self._layers if self._stage_of.get(x.name) == stage]
+        inside = [x for x in self._layers if self._stage_of.get(x.name) == stage and x.layout is None]
         inputs = record_inputs(inside, lambda: self.stages.run_float(stage))
         shared: dict[int, Hessian] = {}
         for entry in {id(entry): entry for entry in inputs.values()}.values():
@@ -80,8 +88,10 @@ class Awq(CalibratedMethod):
         for scaling in scalings:
             hessian = hessians[id(scaling.readers[0])]
             powers = choose_powers(scaling, hessian, scheme)
+            if not scaling.reversible(powers):
+                continue
             scaling.scale(powers)
-            self._scaled.append((scaling, powers))
+            self._scaled.append(AppliedScaling(scaling, powers))
             factors = scaling.spread(powers.float())
             hessian.total /= factors[:, None] * factors
         if refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.base import Method
 from torch_armllm.quant.methods.calibrated.layerwise import Stages, batch_size_for
+
+logger = logging.getLogger(__name__)
 
 
 class CalibratedMethod(Method):
@@ -19,7 +22,12 @@ class CalibratedMethod(Method):
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, on_meta: bool = False
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        tokens: Tensor,
+        on_meta: bool = False,
+        batch: int | None = None,
     ) -> None:
         """Prepares to run the model.
 
@@ -28,8 +36,15 @@ class CalibratedMethod(Method):
             layers: the layers to quantize.
             tokens: token ids (sequences, length).
             on_meta: decoder layers are on the meta device, and get their weights one after the other.
+            batch: sequences that run at a time; None: as many as have about 2048 tokens.
         """
-        self.stages = Stages(model, tokens, batch_size_for(tokens), on_meta)
+        self.stages = Stages(model, tokens, batch or batch_size_for(tokens), on_meta)
+        if self.stages.whole is not None:
+            logger.warning(
+                "%s cannot be run layer by layer (%s): it runs as a whole",
+                type(model).__name__,
+                self.stages.whole,
+            )
         self._stage_of = self.stages.stage_indices(layers)
         self._layers = list(layers)
         self._stage = self._advanced = -1

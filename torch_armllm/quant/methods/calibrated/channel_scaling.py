@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,11 @@ class ChannelScaling:
     head: int = 0
 
     @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The writer and the readers."""
+        return (self.writer, *self.readers)
+
+    @property
     def written(self) -> int:
         """Number of channels that the writer writes."""
         return _written(self.writer)
@@ -49,15 +54,38 @@ class ChannelScaling:
         """Returns the mean over the read channels of each written channel."""
         return values if self.repeat == 1 else values.view(-1, self.repeat, self.head).mean(1).flatten()
 
+    def reversible(self, powers: Tensor) -> bool:
+        """True if no weight overflows or loses bits by `scale`, as small ones of float16 may."""
+        inputs = self.spread(powers)
+        return all(
+            torch.equal(weight * by / by, weight)
+            for weight, by in [
+                *((p, 1 / _divisor(self.writer, p, powers)) for p in self.writer.parameters(recurse=False)),
+                *((weight_of(r), inputs[:, None] if isinstance(r, Conv1D) else inputs) for r in self.readers),
+            ]
+        )
+
     @torch.no_grad()
     def scale(self, powers: Tensor) -> None:
         """Divides the written channels by powers of two (written,), and multiplies the readers by them."""
         for parameter in self.writer.parameters(recurse=False):
-            columns = isinstance(self.writer, Conv1D) and parameter.dim() == 2
-            parameter.div_(powers if columns or parameter.dim() == 1 else powers[:, None])
+            parameter.div_(_divisor(self.writer, parameter, powers))
         for reader in self.readers:
             inputs = self.spread(powers)
             weight_of(reader).mul_(inputs[:, None] if isinstance(reader, Conv1D) else inputs)
+
+
+class AppliedScaling(NamedTuple):
+    """A scaling, and the powers of two (written,) that it was applied with."""
+
+    scaling: ChannelScaling
+    powers: Tensor
+
+
+def undo_scalings(applied: Sequence[AppliedScaling]) -> None:
+    """Restores the weights of scalings that were applied in this order."""
+    for scaling, powers in reversed(applied):
+        scaling.scale(1 / powers)
 
 
 def find_scalings(
@@ -80,6 +108,9 @@ def find_scalings(
     scalings, refused = [], []
     for scaling, name in _candidates(stage, linears, call):
         powers = torch.exp2(torch.arange(scaling.written) % 3 - 1.0).to(weight_of(scaling.readers[0]).dtype)
+        if not scaling.reversible(powers):
+            refused.append(name)
+            continue
         scaling.scale(powers)
         try:
             same = torch.equal(call(), expected)
@@ -145,6 +176,12 @@ def _readers(
         for handle in handles:
             handle.remove()
     return list(readers.values())
+
+
+def _divisor(writer: nn.Module, parameter: Tensor, powers: Tensor) -> Tensor:
+    """Returns the powers (written,) in the shape that broadcasts over a parameter of the writer."""
+    columns = isinstance(writer, Conv1D) and parameter.dim() == 2
+    return powers if columns or parameter.dim() == 1 else powers[:, None]
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -37,8 +37,7 @@ def record_inputs(layers: Sequence[Layer], run: Callable[[], None]) -> dict[str,
                 )
             entry = recorded[layer.name]
             if entry.leader is module:
-                if layer.layout is None:
-                    entry.inputs.append(x.detach())
+                entry.inputs.append(x.detach())
                 last[:] = x, entry
 
         return record

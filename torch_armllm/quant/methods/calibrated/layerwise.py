@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ from torch import Tensor, nn
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.quant.layers import Layer
 
-logger = logging.getLogger(__name__)
-
-
 _BATCH_TOKENS = 2048
 """Tokens per batch."""
 _SHARED = "its layers share more than hidden states"
+
+
+class NotByLayersError(ValueError):
+    """A model that is read layer by layer cannot be run layer by layer."""
 
 
 class _Stop(Exception):
@@ -62,7 +62,7 @@ class Stages:
 
     Attributes:
         modules: the stages.
-        streamed: True if each stage runs alone.
+        whole: the reason why the whole model runs for each stage; None if each stage runs alone.
         sizes: number of tokens of each batch.
     """
 
@@ -76,7 +76,7 @@ class Stages:
             on_meta: decoder layers are on the meta device, and get their weights one after the other.
 
         Raises:
-            ValueError: a model on the meta device cannot be run layer by layer.
+            NotByLayersError: a model on the meta device cannot be run layer by layer.
         """
         self._base = base_model_of(model)
         self._batches = list(tokens.split(batch))
@@ -87,18 +87,19 @@ class Stages:
         self._floats: list[Tensor] = []
         self._on_meta = on_meta
         if not self.modules:
-            reason: str | None = "it has no list of layers"
+            self.whole: str | None = "it has no list of layers"
         else:
-            reason = self._prepare_on_meta() if on_meta else self._prepare()
-        self.streamed = reason is None
-        if on_meta and reason is not None:
-            raise _whole_only(model, reason)
-        if reason is not None:
-            logger.warning(
-                "%s cannot be run layer by layer (%s): it runs as a whole", type(model).__name__, reason
-            )
+            self.whole = self._prepare_on_meta() if on_meta else self._prepare()
+        if on_meta and self.whole is not None:
+            raise _whole_only(model, self.whole)
+        if self.whole is not None:
             self._calls, self._states = [], []
             self.modules = self.modules or [self._base]
+
+    @property
+    def streamed(self) -> bool:
+        """True if each stage runs alone."""
+        return self.whole is None
 
     def stage_indices(self, layers: Sequence[Layer]) -> dict[str, int]:
         """Returns the stage of each layer by name; heads and layers outside of all stages have none."""
@@ -245,8 +246,8 @@ def _passing_through(layers: Sequence[nn.Module], in_tuple: bool) -> Iterator[No
             del layer.__dict__["forward"]
 
 
-def _whole_only(model: nn.Module, reason: str) -> ValueError:
-    return ValueError(
+def _whole_only(model: nn.Module, reason: str) -> NotByLayersError:
+    return NotByLayersError(
         f"{type(model).__name__} cannot be calibrated layer by layer ({reason}): load the whole model and "
         "use torch_armllm.quantize(model, …, calibration=…) and model.save_pretrained"
     )

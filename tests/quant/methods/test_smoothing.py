@@ -1,0 +1,192 @@
+"""Channels are scaled before rounding: less is lost, floats do not change, and everything can be undone."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_armllm
+from tests.quant.methods.loud_model import loud
+from tests.support.models import tiny, token_ids
+from torch_armllm import Recipe
+from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.layers import find_layers
+from torch_armllm.quant.methods.base import Mse
+from torch_armllm.quant.methods.calibrated import smoothing
+from torch_armllm.quant.methods.calibrated.channel_scaling import ChannelScaling
+from torch_armllm.quant.methods.calibrated.smoothed import Smoothed
+from torch_armllm.quant.methods.calibrated.smoothing import energy_of, powers_for
+from torch_armllm.quant.methods.importance import random_tokens
+from torch_armllm.quant.methods.registry import make_method
+from torch_armllm.quant.schemes.registry import scheme_named
+
+KINDS = ["llama", "mixtral", "gpt2", "qwen2"]
+TOKENS = torch.randint(97, (8, 32), generator=torch.Generator().manual_seed(3))
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all parameters and buffers."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def changed(model: nn.Module, before: dict[str, torch.Tensor]) -> list[str]:
+    """Names of the parameters and buffers that have other bits."""
+    return [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_float_model_computes_the_same_bits(kind: str, dtype: torch.dtype) -> None:
+    model, ids = loud(kind).to(dtype), token_ids(2, 20)
+    layers = [x for x in find_layers(model) if x.reason is None]
+    before = state_of(model)
+    with torch.no_grad():
+        expected = model(ids).logits
+        method = Smoothed(model, layers, random_tokens(model))
+        for layer in method.order(layers):
+            method.rounding(layer, scheme_named("g32i"))
+        assert changed(model, before) or dtype == torch.float16  # whose smallest weights would lose bits
+        assert torch.equal(model(ids).logits, expected)
+        method.abandon()
+    assert not changed(model, before)
+
+
+@pytest.mark.parametrize("method", ["mse", "awq"])
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_unpatch_restores_the_weights_bit_for_bit(kind: str, method: str) -> None:
+    model = loud(kind)
+    before = state_of(model)
+    calibration = None if method == "mse" else TOKENS
+    torch_armllm.patch(
+        model, Recipe(method=method), keep_original=True, progress=False, calibration=calibration
+    )
+    assert not torch.equal(
+        model.model.layers[0].input_layernorm.weight, before["model.layers.0.input_layernorm.weight"]
+    )
+    assert torch_armllm.unpatch(model) == []
+    assert not changed(model, before)
+
+
+def test_weights_that_were_not_kept_are_in_the_scale_of_the_original() -> None:
+    model, ids = loud("llama"), token_ids(2, 20)
+    before = state_of(model)
+    torch_armllm.patch(model, progress=False)
+    torch_armllm.unpatch(model)
+    rounded = changed(model, before)
+    assert rounded
+    assert all("proj" in name or "head" in name or "embed" in name for name in rounded)
+    for name in rounded:
+        error = (model.state_dict()[name] - before[name]).norm() / before[name].norm()
+        assert float(error) < 0.15, name
+    with torch.no_grad():
+        assert bool(model(ids).logits.isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_smoothing_reduces_the_logit_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = token_ids(4, 40)
+    with torch.no_grad():
+        expected = loud(kind)(ids).logits
+    errors = []
+    for power in (0.0, smoothing._POWER):
+        monkeypatch.setattr(smoothing, "_POWER", power)
+        model = loud(kind)
+        quantize(model, Recipe(head=None), progress=False)
+        with torch.no_grad():
+            errors.append(float((model(ids).logits - expected).norm()))
+    assert errors[1] < 0.95 * errors[0]
+
+
+def test_failure_restores_the_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loud("llama")
+    before = state_of(model)
+    steps = iter(range(8))
+
+    def fail(*_: Any) -> None:
+        if next(steps) == 7:
+            raise RuntimeError("no more")
+
+    monkeypatch.setattr(Smoothed, "on_packed", fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        quantize(model, progress=False)
+    assert not changed(model, before)
+
+
+def test_a_norm_that_other_layers_share_is_not_scaled() -> None:
+    model, ids = loud("llama"), token_ids(2, 20)
+    shared = model.model.layers[0].input_layernorm
+    model.model.layers[1].input_layernorm = shared
+    before = shared.weight.clone()
+    with torch.no_grad():
+        expected = model(ids).logits
+        layers = [x for x in find_layers(model) if x.reason is None]
+        method = Smoothed(model, layers, random_tokens(model))
+        for layer in method.order(layers):
+            method.rounding(layer, scheme_named("g32i"))
+        assert torch.equal(shared.weight, before)
+        assert torch.equal(model(ids).logits, expected)
+
+
+def test_small_float16_weights_that_would_lose_bits_are_not_scaled() -> None:
+    writer, reader = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    scaling = ChannelScaling(writer, (reader,))
+    powers = torch.full((8,), 4.0)
+    assert scaling.reversible(powers)
+    writer.half()
+    reader.half()
+    assert scaling.reversible(powers.half())
+    with torch.no_grad():
+        writer.weight.fill_(2.0**-24)
+    assert not scaling.reversible(powers.half())
+
+
+def test_powers_are_fourth_roots_of_the_channels_sizes() -> None:
+    scaling = ChannelScaling(nn.Linear(4, 4), (nn.Linear(4, 4),))
+    sizes = torch.tensor([1.0, 1.0, 2.0**8, 2.0**-8])
+    assert powers_for(scaling, sizes.square()).tolist() == [1.0, 1.0, 4.0, 0.25]
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_inputs_without_a_size_count_the_same_in_all_channels(value: float) -> None:
+    assert energy_of([torch.full((3, 5), value)]).tolist() == [1.0] * 5
+
+
+def test_a_model_that_does_not_run_layer_by_layer_is_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loud("llama")
+    inner = type(model.model.layers[0]).forward
+    before = state_of(model)
+
+    def forward(self: Any, states: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        return inner(self, states * 1.0, *args, cache={"of": self}, **named)
+
+    monkeypatch.setattr(type(model.model.layers[0]), "forward", forward)
+    twice = type(model.model).forward
+
+    def again(self: Any, *args: Any, **named: Any) -> Any:
+        twice(self, *args, **named)
+        return twice(self, *args, **named)
+
+    monkeypatch.setattr(type(model.model), "forward", again)
+    layers = [x for x in find_layers(model) if x.reason is None]
+    with torch.no_grad():
+        assert type(make_method("mse", model, layers, statistics=True)) is Mse
+    assert not changed(model, before)
+
+
+def test_a_model_that_needs_more_than_tokens_is_rounded_without_statistics(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny("llama")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TypeError("pixels are missing")
+
+    monkeypatch.setattr(type(model.model), "forward", refuse)
+    layers = [x for x in find_layers(model) if x.reason is None]
+    with caplog.at_level(logging.INFO), pytest.warns(UserWarning, match="pixels are missing"):
+        assert type(make_method("mse", model, layers, statistics=True)) is Mse
+    assert "channels are not scaled: pixels are missing" in caplog.text
