@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, value
+from torch_armllm.passes.lib.graph import aten, call, is_op, unwidened, value
 from torch_armllm.passes.lib.rope_match import RopeTables, match_rope
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
@@ -66,6 +66,13 @@ def _without_bias(operand: Any) -> Any:
     else:
         return operand
     return source if len(source.users) == 1 else operand
+
+
+def _unwidened(x: Node, rotated: Node) -> Node:
+    """Returns heads as they were before they became float32 for their rotation, as the op computes it so."""
+    source = unwidened(x)
+    alone = isinstance(source, Node) and value(source).dtype == value(rotated).dtype
+    return source if alone and len(source.users) == 1 else x
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -127,7 +134,8 @@ class _RopeRewriter:
             return None
         x, rotation = probed
         layout = (rotation.interleaved, rotation.unzip)
-        return _Operand(x, rotation, lambda: self.tables.get_probed(rotation, before), heads, layout)
+        make = lambda: self.tables.get_probed(rotation, before)  # noqa: E731
+        return _Operand(_unwidened(x, heads.node), rotation, make, heads, layout)
 
     def rewrite(self, node: Node) -> bool:
         """Inserts the op before one marker; returns False if its operands are no known rotations."""
@@ -155,7 +163,9 @@ class _RopeRewriter:
             call(graph, torch.ops.armllm.rope_.default, q.x, keys, *table, *q.layout)
             for side in (q, k):
                 if side is not None:
-                    heads = side.x
+                    heads, dtype = side.x, value(side.heads.node).dtype
+                    if value(heads).dtype != dtype:
+                        heads = call(graph, aten.to.dtype, heads, dtype)
                     for norm in reversed(side.heads.norms):
                         heads = call(graph, norm.target, heads, *norm.args[1:])
                     rotated = call(graph, aten.transpose.int, heads, 1, 2)

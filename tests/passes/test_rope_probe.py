@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import torch_armllm.capture.markers.attention  # noqa: F401
 from tests.support.graphs import export, ops
-from torch_armllm.passes import norm, rope, transpose_last
+from torch_armllm.passes import clean, norm, rope, transpose_last
 from torch_armllm.passes.lib.context import PassContext
 
 
@@ -54,6 +54,30 @@ def test_equivalent_rotations_are_recognized(kind: str) -> None:
     assert found == (kind != "not a rotation")
     assert ("armllm::rope_" in ops(graph)) == (kind != "not a rotation")
     torch.testing.assert_close(graph(q, k, positions), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("widened", [True, False])
+def test_heads_rotated_in_float32_keep_their_dtype(widened: bool) -> None:
+    """The op rotates bfloat16 in float32 by itself; heads that are float32 before are rounded after it."""
+
+    class Wide(Attention):
+        def forward(self, q: Tensor, k: Tensor, position_ids: Tensor) -> Tensor:
+            angles = (position_ids[..., None].float() * self.inv_freq).repeat(1, 1, 2)[:, None]
+            first = ((x + 0.5).float() if widened else x.float() + 0.5 for x in (q, k))
+            turned = (self.turn(x.transpose(1, 2), angles.cos(), angles.sin()).bfloat16() for x in first)
+            return torch.ops.armllm.attention(*turned, k.transpose(1, 2), 0, 0.25, 0, 0.0, None)
+
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 5, 4, 12).bfloat16(), torch.randn(1, 5, 2, 12).bfloat16()
+    positions = torch.tensor([[0, 3, 4, 99, 1]])
+    graph = export(Wide("interleaved"), q, k, positions)
+    expected = graph(q, k, positions)
+    clean.run(graph, PassContext())
+    assert rope.run(graph, PassContext()) == 1
+    graph.recompile()
+    (node,) = graph.graph.find_nodes(op="call_function", target=torch.ops.armllm.rope_.default)
+    assert node.args[0].meta["val"].dtype == (torch.bfloat16 if widened else torch.float32)
+    torch.testing.assert_close(graph(q, k, positions), expected, rtol=1e-2, atol=1e-2)
 
 
 class NormedAttention(Attention):
