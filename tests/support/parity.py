@@ -47,7 +47,7 @@ TOLERANCE = 5e-4
 """Largest difference of float32 logits, relative to the largest logit."""
 ABSORBED_TOLERANCE = 5e-2
 """The same for INT8 latents: the plan rounds queries and attention outputs, the modules round latents."""
-_TEXTS = 8
+_TEXTS = 64
 """Random texts of which a token's difference is the smallest."""
 
 PADDING = 7
