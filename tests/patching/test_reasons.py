@@ -24,8 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
             "deepseek_v4",
             r"layers.1.self_attn.compressor.indexer \(DeepseekV4Indexer\) selects what .* neither",
         ),
-        ("doge", r"layers.0.self_attn \(DogeAttention\) adds a learned bias to its scores, which a layer"),
-        ("dots3_note_text", r"layers.1.self_attn \(\w+\) caches latents of 1024 \+ 64 .* of 512 \+ 16; the"),
         (
             "zaya",
             r"conv_qk_grouped \(Conv1d\) mixes tokens and channels, which no fused op does: causal_conv",
