@@ -6,7 +6,6 @@ import importlib
 import inspect
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +15,9 @@ from torch import Tensor, nn
 
 from torch_armllm.capture.sample import Sample, sample_ids
 from torch_armllm.engine.execution.plan_runner import PlanRunner
-from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape, StatesOnlyShape
-from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.llm.plan_cache import constants, entry
 from torch_armllm.llm.plan_cache.key import PlanKey, stamps
+from torch_armllm.llm.plan_cache.shapes import describe_shape, shape_of
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling, PlanModel
 from torch_armllm.plan.program import Encoded
@@ -33,8 +31,6 @@ _CHECKED_TOKENS = 14
 _MAX_ERROR = 0.1
 """The same plan computes the same bits; other kernel variants round differently."""
 _COMPARED_AT_ONCE = 64 << 20  # bytes
-
-_SHAPES = {kind.__name__: kind for kind in (CacheShape, LatentShape, StatesOnlyShape)}
 
 
 def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str | None:
@@ -78,7 +74,7 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
             "out_features": product.out_features,
             "scaling": None if product.scaling is None else [product.scaling.op, product.scaling.number],
         },
-        "shape": _describe_shape(servable.shape),
+        "shape": describe_shape(servable.shape),
         "vocab_size": servable.vocab_size,
         "max_length": servable.max_length,
         "first_position": servable.first_position,
@@ -129,7 +125,7 @@ def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) ->
     return PlanModel(
         name=metadata["name"],
         plan=NativePlan(program),
-        shape=_shape(metadata["shape"]),
+        shape=shape_of(metadata["shape"]),
         vocab_size=metadata["vocab_size"],
         max_length=metadata["max_length"],
         first_position=metadata["first_position"],
@@ -211,36 +207,3 @@ def _tokenizer_class(path: list[str] | None) -> type | None:
         return None
     tokenizer_class: type = getattr(importlib.import_module(path[0]), path[1])
     return tokenizer_class
-
-
-def _describe_shape(shape: Shape) -> dict[str, Any]:
-    states = [{**asdict(group), "dtype": dtype_name(group.dtype)} for group in shape.states.groups]
-    if isinstance(shape, MixedShape):
-        return {
-            "places": [list(p) for p in shape.positions],
-            "groups": [_describe_shape(g) for g in shape.groups],
-            "states": states,
-        }
-    return {
-        "kind": type(shape).__name__,
-        **asdict(shape),
-        "dtype": dtype_name(shape.dtype),
-        "states": states,
-    }
-
-
-def _shape(metadata: dict[str, Any]) -> Any:
-    states = StateShape(
-        tuple(
-            StateGroup(
-                *(group["layers"], tuple(group["sizes"]), getattr(torch, group["dtype"])),
-                group["accumulates"],
-            )
-            for group in metadata["states"]
-        )
-    )
-    if "groups" in metadata:
-        groups = tuple(_shape(group) for group in metadata["groups"])
-        return MixedShape(groups, tuple((a, b) for a, b in metadata["places"]), states)
-    fields = {**metadata, "dtype": getattr(torch, metadata["dtype"]), "states": states}
-    return _SHAPES[fields.pop("kind")](**fields)
