@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import torch_armllm
-from tests.engine.test_recurrent_models import engine, memory_of, model, prompt, sequences
+from tests.engine.test_recurrent_models import engine, memory_of, model
 from tests.support.engines import drain, submit
+from tests.support.exact_outputs import exact_outputs, prompt
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.errors import StepFailedError
@@ -42,7 +43,7 @@ def chat(running: LLMEngine, turns: int, seed: int) -> list[Any]:
     """Returns the answers of a chat with their exact log-probabilities."""
     draw, text, answers = random.Random(seed), prompt(70, seed), []
     for turn in range(turns):
-        ((answer, logprobs),) = sequences(running, [text], greedy(draw.randrange(1, 13)))[0]
+        ((answer, logprobs),) = exact_outputs(running, [text], greedy(draw.randrange(1, 13)))[0]
         answers.append((answer, logprobs))
         text = [*text, *answer, *prompt(draw.randrange(1, 6), 100 * seed + turn)]
     return answers
@@ -83,7 +84,7 @@ def test_replayed_decode_steps_leave_checkpoints(family: str, monkeypatch: pytes
     submit(running, texts, fast)
     for text, output in zip(texts, drain(running), strict=True):
         longer = [*text, *output.outputs[0].token_ids, 5]
-        assert sequences(running, [longer], greedy(5)) == sequences(plain, [longer], greedy(5))
+        assert exact_outputs(running, [longer], greedy(5)) == exact_outputs(plain, [longer], greedy(5))
     cache = running.scheduler.blocks.prefix_cache
     assert cache is not None and cache.tokens_hit == 3 * 96
     assert len(bound) < 10, "saving a state must not bind a step anew"
@@ -109,22 +110,22 @@ def test_failed_steps_leave_no_checkpoint() -> None:
         drain(running)
         states = running.scheduler.blocks.states
         assert states is not None and states.free == len(states) and not states.saved
-    assert [sequences(running, [t], greedy(40)) for t in texts] == [
-        sequences(plain, [t], greedy(40)) for t in texts
+    assert [exact_outputs(running, [t], greedy(40)) for t in texts] == [
+        exact_outputs(plain, [t], greedy(40)) for t in texts
     ]
 
 
 def test_draft_model_with_few_slots_drafts_for_few() -> None:
     draft = {"method": "draft_model", "model": model("lfm2"), "num_speculative_tokens": 3}
     texts = [prompt(length, length) for length in (1, 40, 90, 33)]
-    expected = sequences(engine("lfm2"), texts, greedy(30))
+    expected = exact_outputs(engine("lfm2"), texts, greedy(30))
     for slots in (1, 2, 5):
         running = engine("lfm2", speculative_config=draft)
         assert running.speculative_decoder is not None
         proposer = running.speculative_decoder.proposer
         assert isinstance(proposer, DraftModelProposer)
         proposer.states = DraftStates(slots)
-        assert sequences(running, texts, greedy(30)) == expected
+        assert exact_outputs(running, texts, greedy(30)) == expected
         assert running.speculative_decoder.acceptance.drafted > 0
         proposer.release_finished()
         assert proposer.states.free == slots
@@ -137,7 +138,7 @@ def test_prompts_share_what_they_have_in_common(family: str) -> None:
     running, plain = engine(family), engine(family, enable_prefix_caching=False)
     for number, each in enumerate(prompts):
         before = running.scheduler.blocks.prefix_cache.tokens_hit  # type: ignore[union-attr]
-        assert sequences(running, [each], greedy(5)) == sequences(plain, [each], greedy(5))
+        assert exact_outputs(running, [each], greedy(5)) == exact_outputs(plain, [each], greedy(5))
         hit = running.scheduler.blocks.prefix_cache.tokens_hit - before  # type: ignore[union-attr]
         assert hit == (96 if number >= 2 else 0), "the second prompt leaves a checkpoint where they part"
 
@@ -147,7 +148,7 @@ def test_long_prompts_have_checkpoints_in_the_middle() -> None:
     first = prompt(480, 3)
     other = [*first[:300], *prompt(40, 4)]
     for each in (first, other):
-        assert sequences(running, [each], greedy(5)) == sequences(plain, [each], greedy(5))
+        assert exact_outputs(running, [each], greedy(5)) == exact_outputs(plain, [each], greedy(5))
     assert running.scheduler.blocks.prefix_cache.tokens_hit == 256  # type: ignore[union-attr]
 
 
@@ -156,7 +157,7 @@ def test_forked_sequences_begin_at_checkpoints(n: int) -> None:
     params = SamplingParams(n=n, temperature=1.0, seed=5, max_tokens=40, logprobs=1, ignore_eos=True)
     running, plain = engine("kimi_linear"), engine("kimi_linear", enable_prefix_caching=False)
     for text in (prompt(64, 1), prompt(64, 1), prompt(95, 1)):
-        assert sequences(running, [text], params) == sequences(plain, [text], params)
+        assert exact_outputs(running, [text], params) == exact_outputs(plain, [text], params)
     assert hit_rate(running) > 0.2
 
 
@@ -164,7 +165,7 @@ def test_other_models_and_sizes_share_no_checkpoints() -> None:
     text = prompt(64, 1)
     for family in ("lfm2", "kimi_linear"):
         running = engine(family)
-        assert sequences(running, [text], greedy(3)) == sequences(engine(family), [text], greedy(3))
+        assert exact_outputs(running, [text], greedy(3)) == exact_outputs(engine(family), [text], greedy(3))
         assert hit_rate(running) == 0.0
 
 
@@ -174,11 +175,11 @@ def test_ngram_drafts_change_no_bits(family: str, caching: bool) -> None:
     texts = [prompt(6, 1) * 6, prompt(3, 2) * 20, prompt(40, 3), prompt(1, 4)]
     speculative = engine(family, speculative_config=NGRAM, enable_prefix_caching=caching)
     plain = engine(family, enable_prefix_caching=False)
-    assert sequences(speculative, texts, greedy(70)) == sequences(plain, texts, greedy(70))
+    assert exact_outputs(speculative, texts, greedy(70)) == exact_outputs(plain, texts, greedy(70))
     assert speculative.speculative_decoder is not None
     counts = speculative.speculative_decoder.acceptance
     assert counts.drafted > counts.accepted > 0
-    assert sequences(speculative, texts, greedy(70)) == sequences(plain, texts, greedy(70))
+    assert exact_outputs(speculative, texts, greedy(70)) == exact_outputs(plain, texts, greedy(70))
     assert not caching or hit_rate(speculative) > 0.3
 
 
@@ -191,8 +192,8 @@ def test_drafts_and_checkpoints_survive_preemption(swap: int, family: str) -> No
     texts = [prompt(5, seed) * 8 for seed in range(5)]
     params = [SamplingParams(n=1 + seed % 2, seed=seed, max_tokens=70, logprobs=1) for seed in range(5)]
     plain = engine(family, enable_prefix_caching=False)
-    expected = [sequences(plain, [text], each)[0] for text, each in zip(texts, params, strict=True)]
-    assert sequences(running, texts, params) == expected
+    expected = [exact_outputs(plain, [text], each)[0] for text, each in zip(texts, params, strict=True)]
+    assert exact_outputs(running, texts, params) == expected
     assert running.scheduler.preemptions > 0
 
 
