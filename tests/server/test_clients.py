@@ -72,7 +72,7 @@ def test_curl(server: Live, tmp_path: Path) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")
-    body = {"prompt": "hello", "max_tokens": 4, "temperature": 0, "stream": True}
+    body = {"prompt": "hello", "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream": True}
     arguments = ["-sSN", f"{server.base}/v1/completions", "-H", "Content-Type: application/json"]
     done = subprocess.run([curl, *arguments, "-d", json.dumps(body)], capture_output=True, check=True)
     events = done.stdout.decode().strip().split("\n\n")

@@ -134,7 +134,7 @@ def test_finished_and_deleted_sequences_are_dropped() -> None:
     assert list(runner._texts) == [second]
 
 
-@pytest.mark.parametrize("family", ["doge", "rwkv"])
+@pytest.mark.parametrize("family", ["rwkv"])
 def test_engine_without_a_plan_equals_generate(family: str, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(family)
     prompts = [tiny_ids(1, n, seed=n)[0].tolist() for n in (11, 5)]
