@@ -73,7 +73,7 @@ def test_models_come_and_go_in_any_order(tiny_checkpoint: Path) -> None:
         run_state_machine_as_test(
             Client,
             settings=settings(
-                max_examples=10,
+                max_examples=30,
                 stateful_step_count=8,
                 deadline=None,
                 derandomize=True,
