@@ -103,6 +103,34 @@ inline Tensor int32_table(const Tensor& t, int64_t sequences) {
   return as_contiguous(t);
 }
 
+// Sets what attention reads and writes: queries (tokens, heads, head size), the result, and the cache.
+inline void set_queries_and_cache(AttentionArgs& a, const Tensor& q, const Tensor& out, const Tensor& k_cache,
+                                  const Tensor& v_cache, const CacheShape& cache) {
+  a.q = Rows{q.data_ptr(), q.stride(0), dtype_of(q, "q")};
+  a.out = Rows{out.data_ptr(), q.size(1) * cache.value_size, a.q.type};
+  a.k_cache = k_cache.data_ptr();
+  a.v_cache = v_cache.data_ptr();
+  a.k_scales = cache.k_scales;
+  a.v_scales = cache.v_scales;
+  a.cache_type = cache.type;
+  a.tokens = q.size(0);
+  a.q_heads = q.size(1);
+  a.kv_heads = cache.kv_heads;
+  a.head_size = cache.head_size;
+  a.value_size = cache.value_size;
+  a.block_size = cache.block_size;
+}
+
+// Sets the sequences of a step; the tensors are contiguous int32.
+inline void set_sequences(AttentionArgs& a, const Tensor& block_table, const Tensor& query_start,
+                          const Tensor& seq_lens) {
+  a.block_table = static_cast<const int32_t*>(block_table.data_ptr());
+  a.block_table_stride = block_table.size(1);
+  a.query_start = static_cast<const int32_t*>(query_start.data_ptr());
+  a.seq_lens = static_cast<const int32_t*>(seq_lens.data_ptr());
+  a.sequences = seq_lens.numel();
+}
+
 // Checks a step's metadata against the cache, so that nothing is read out of bounds.  Lowers the caller's
 // bound of the lengths and its window to the most that the block table holds: sums of them do not overflow.
 inline void check_sequences(AttentionArgs& a, int64_t blocks) {

@@ -56,24 +56,8 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
     a.relative_stride = relative->stride(0);
   }
   Tensor out = new_tensor(q, {q.size(0), q.size(1), cache.value_size});
-  a.q = Rows{q.data_ptr(), q.stride(0), dtype_of(q, "q")};
-  a.out = Rows{out.data_ptr(), q.size(1) * cache.value_size, a.q.type};
-  a.k_cache = k_cache.data_ptr();
-  a.v_cache = v_cache.data_ptr();
-  a.k_scales = cache.k_scales;
-  a.v_scales = cache.v_scales;
-  a.cache_type = cache.type;
-  a.block_table = static_cast<const int32_t*>(block_table.data_ptr());
-  a.block_table_stride = block_table.size(1);
-  a.query_start = static_cast<const int32_t*>(query_start.data_ptr());
-  a.seq_lens = static_cast<const int32_t*>(seq_lens.data_ptr());
-  a.sequences = sequences;
-  a.tokens = q.size(0);
-  a.q_heads = q.size(1);
-  a.kv_heads = cache.kv_heads;
-  a.head_size = cache.head_size;
-  a.value_size = cache.value_size;
-  a.block_size = cache.block_size;
+  set_queries_and_cache(a, q, out, k_cache, v_cache, cache);
+  set_sequences(a, block_table, query_start, seq_lens);
   a.scale = static_cast<float>(scale);
   a.window = window;
   a.softcap = static_cast<float>(softcap);

@@ -301,6 +301,8 @@ void check(const Checks& c, const fields::mla_attention& op) {
 void check(const Checks& c, const fields::select_tokens& op) {
   c.written({op.out});
   for (int64_t size : {op.heads, op.head_size, op.top_k}) c.positive(size, "a size of an indexer");
+  STD_TORCH_CHECK(op.top_k <= kMostSelected, "plan: an indexer selects ", op.top_k, " tokens, of at most ",
+                  kMostSelected);
   c.rows(op.q, (op.heads - 1.0) * op.head_stride + op.head_size);
   c.rows(op.weights, op.heads);
   c.packed(op.out, op.top_k, ElementType::i32);
@@ -313,6 +315,8 @@ void check(const Checks& c, const fields::select_tokens& op) {
 void check(const Checks& c, const fields::select_blocks& op) {
   c.written({op.out});
   for (int64_t size : {op.heads, op.head_size, op.span, op.top_k}) c.positive(size, "a size of an indexer");
+  STD_TORCH_CHECK(op.top_k <= kMostSelected, "plan: an indexer selects ", op.top_k, " blocks, of at most ",
+                  kMostSelected);
   STD_TORCH_CHECK(op.span % kKeyRows == 0 && op.span <= kMostSpan && op.nearest >= 0,
                   "plan: an indexer selects blocks of ", op.span, " positions, ", op.nearest,
                   " of them always");

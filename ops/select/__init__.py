@@ -38,7 +38,7 @@ def select_tokens(
         seq_lens: int32 ``(B,)``, positions of each sequence in the cache, including the new tokens.
         max_seq_len: at least the largest value of ``seq_lens``.
         scale: positive factor of the products.
-        top_k: most positions that a token selects.
+        top_k: most positions that a token selects; up to 65536.
 
     Returns:
         int32 ``(T, top_k)``: positions in ascending order, then −1 if the token sees fewer than ``top_k``

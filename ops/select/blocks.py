@@ -34,7 +34,7 @@ def select_blocks(
         seq_lens: int32 ``(B,)``, positions of each sequence in the cache, including the new tokens.
         max_seq_len: at least the largest value of ``seq_lens``.
         span: positions of a selected block, counted from position 0; a multiple of 16.
-        top_k: most blocks that a token and head selects.
+        top_k: most blocks that a token and head selects; up to 65536.
         nearest: blocks up to the token's own that are always selected.
 
     Returns:

@@ -8,6 +8,8 @@
 
 namespace armllm {
 
+constexpr int64_t kMostSelected = 1 << 16;  // by one query: a larger result would not fit into memory
+
 struct CachedKeys {
   const void* keys = nullptr;  // [block][block size][head size]
   DType key_type = DType::f32;

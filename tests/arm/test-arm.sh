@@ -76,7 +76,7 @@ run models-i8mm emulated i8mm tests/arm/{test_isa,test_saved,test_engine,familie
   -k "not (families and (llama or deepseek))"
 run saved-sve256 emulated sve256 tests/arm/{test_isa,test_saved}.py
 ARMLLM_ISA=neon run saved-forced-neon emulated neoverse-n1 tests/arm/{test_isa,test_saved}.py
-# fuzz-sve256 (tests/fuzz/test_ops.py -k random_calls) runs out of memory in the emulator since blocks are selected: to be mended
+run fuzz-sve256 emulated sve256 tests/fuzz/test_ops.py -k random_calls
 run ops-sme2 emulated sme2 tests/ops/test_linear.py -k sme2
 run kernels-i8mm kernels i8mm i8mm dotprod neon
 run kernels-neoverse-n1 kernels neoverse-n1 dotprod neon

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.paged_steps import PagedPlaces, PagedSteps, starts
 from torch_armllm.ops import attention, mla, select, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,28 +19,16 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 5e-3}
 RUNNABLE = variants.machine().distinct("select", "attention")
 
 
-def starts(counts: tuple[int, ...]) -> Tensor:
-    return torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)], dtype=torch.int32)
-
-
 @dataclass(frozen=True)
-class Batch:
+class Batch(PagedSteps):
     """Sequences with cached keys of an indexer and latents, and the queries of their last tokens."""
 
     q: Tensor
     weights: Tensor
     keys: Tensor
-    block_table: Tensor
-    seq_lens: tuple[int, ...]
-    query_lens: tuple[int, ...]
     top_k: int
     latents: Tensor
     q_latent: Tensor
-
-    @property
-    def steps(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        lengths = torch.tensor(self.seq_lens, dtype=torch.int32)
-        return self.block_table, starts(self.query_lens), lengths, max(self.seq_lens, default=0)
 
     def arguments(self) -> tuple[Tensor | int | float, ...]:
         return self.q, self.weights, self.keys, *self.steps, 0.25, self.top_k
@@ -62,14 +51,9 @@ class Batch:
 
     def sequence(self, number: int, token: int | None = None) -> Batch:
         """Returns a batch of one sequence, or of one of its tokens as a decode step that ends there."""
-        first, count = sum(self.query_lens[:number]), self.query_lens[number]
-        length = self.seq_lens[number]
-        if token is not None:
-            first, length, count = first + token, length - count + token + 1, 1
-        rows = slice(first, first + count)
-        parts = {name: getattr(self, name)[rows] for name in ("q", "weights", "q_latent")}
-        table = self.block_table[number : number + 1]
-        return replace(self, block_table=table, seq_lens=(length,), query_lens=(count,), **parts)
+        rows, steps = self.part(number, token)
+        queries = {name: getattr(self, name)[rows] for name in ("q", "weights", "q_latent")}
+        return replace(self, **steps, **queries)
 
 
 def make_batch(
@@ -89,16 +73,10 @@ def make_batch(
     Queries and keys of the indexer are small whole numbers: scores are exact, and many are equal.
     """
     random = torch.Generator().manual_seed(seed)
-    counts = [-(-n // block_size) for n in seq_lens]
-    blocks = sum(counts) + 2
-    keys = torch.full((blocks, block_size, head_size), math.nan, dtype=cache_dtype)
-    latents = torch.full((blocks, block_size, 32), math.nan, dtype=cache_dtype)
-    order = torch.randperm(blocks, generator=random).to(torch.int32)
-    table = torch.full((len(seq_lens), max(counts, default=0)), -1, dtype=torch.int32)
-    for i, (length, count) in enumerate(zip(seq_lens, counts, strict=True)):
-        table[i, :count] = order[sum(counts[:i]) : sum(counts[: i + 1])]
-        at = torch.arange(length)
-        slots = table[i].long()[at // block_size] * block_size + at % block_size
+    places = PagedPlaces.random(seq_lens, block_size, random)
+    keys = torch.full((places.blocks, block_size, head_size), math.nan, dtype=cache_dtype)
+    latents = torch.full((places.blocks, block_size, 32), math.nan, dtype=cache_dtype)
+    for length, slots in places:
         whole = torch.randint(-2, 3, (length, head_size), generator=random)
         keys.view(-1, head_size)[slots] = whole.to(cache_dtype)
         latents.view(-1, 32)[slots] = torch.randn(length, 32, generator=random).to(cache_dtype)
@@ -107,8 +85,8 @@ def make_batch(
     weights = torch.randint(-3, 4, (tokens, heads + 1), generator=random)[:, 1:] / 4
     q_latent = torch.randn(tokens, 4, 32, generator=random)
     return Batch(
-        *(q.to(dtype), weights.to(dtype), keys, table, seq_lens, query_lens, top_k, latents),
-        q_latent.to(dtype),
+        *(places.block_table, seq_lens, query_lens),
+        *(q.to(dtype), weights.to(dtype), keys, top_k, latents, q_latent.to(dtype)),
     )
 
 
@@ -290,6 +268,7 @@ def test_invalid_arguments_raise() -> None:
         ({"keys": batch.keys[:, :8].contiguous()}, "block size 8"),
         ({"keys": batch.keys.long()}, "keys must be float32"),
         ({"top_k": 0}, "top_k is 0"),
+        ({"top_k": 1 << 31}, "top_k is 2147483648; it must be 1 to 65536"),
         ({"query_lens": (4, 2)}, "number of tokens|must have shape"),
         ({"seq_lens": (3, 20)}, "seq_lens says 3"),
         ({"block_table": batch.block_table + 9}, "names block"),

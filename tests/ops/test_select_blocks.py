@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.paged_steps import PagedPlaces, PagedSteps, starts
 from torch_armllm.ops import attention, select, variants
 from torch_armllm.ops.attention import KvCache
 from torch_armllm.ops.select.blocks import block_scores
@@ -22,29 +23,17 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3, tor
 RUNNABLE = variants.machine().distinct("block_select", "attention")
 
 
-def starts(counts: tuple[int, ...]) -> Tensor:
-    return torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)], dtype=torch.int32)
-
-
 @dataclass(frozen=True)
-class Batch:
+class Batch(PagedSteps):
     """Sequences with cached keys of an indexer, keys and values, and the queries of their last tokens."""
 
     index_q: Tensor
     index_keys: Tensor
     q: Tensor
     cache: KvCache
-    block_table: Tensor
-    seq_lens: tuple[int, ...]
-    query_lens: tuple[int, ...]
     span: int
     top_k: int
     nearest: int
-
-    @property
-    def steps(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        lengths = torch.tensor(self.seq_lens, dtype=torch.int32)
-        return self.block_table, starts(self.query_lens), lengths, max(self.seq_lens, default=0)
 
     def arguments(self) -> tuple[Tensor | int | float, ...]:
         return self.index_q, self.index_keys, *self.steps, self.span, self.top_k, self.nearest
@@ -71,14 +60,8 @@ class Batch:
 
     def sequence(self, number: int, token: int | None = None) -> Batch:
         """Returns a batch of one sequence, or of one of its tokens as a decode step that ends there."""
-        first, count = sum(self.query_lens[:number]), self.query_lens[number]
-        length = self.seq_lens[number]
-        if token is not None:
-            first, length, count = first + token, length - count + token + 1, 1
-        rows = slice(first, first + count)
-        table = self.block_table[number : number + 1]
-        parts = {"index_q": self.index_q[rows], "q": self.q[rows], "block_table": table}
-        return replace(self, seq_lens=(length,), query_lens=(count,), **parts)
+        rows, steps = self.part(number, token)
+        return replace(self, index_q=self.index_q[rows], q=self.q[rows], **steps)
 
 
 def make_batch(
@@ -103,17 +86,11 @@ def make_batch(
     Queries and keys of the indexer are small whole numbers: scores are exact, and many are equal.
     """
     random = torch.Generator().manual_seed(seed)
-    counts = [-(-n // block_size) for n in seq_lens]
-    blocks = sum(counts) + 2
+    places = PagedPlaces.random(seq_lens, block_size, random)
     key_dtype = cache_dtype if cache_dtype.is_floating_point else torch.bfloat16
-    keys = torch.full((blocks, block_size, index_size), math.nan, dtype=key_dtype)
-    cache = attention.new_kv_cache(blocks, kv_heads, head_size, head_size + 2, block_size, cache_dtype)
-    order = torch.randperm(blocks, generator=random).to(torch.int32)
-    table = torch.full((len(seq_lens), max(counts, default=0)), -1, dtype=torch.int32)
-    for i, (length, count) in enumerate(zip(seq_lens, counts, strict=True)):
-        table[i, :count] = order[sum(counts[:i]) : sum(counts[: i + 1])]
-        at = torch.arange(length)
-        slots = table[i].long()[at // block_size] * block_size + at % block_size
+    keys = torch.full((places.blocks, block_size, index_size), math.nan, dtype=key_dtype)
+    cache = attention.new_kv_cache(places.blocks, kv_heads, head_size, head_size + 2, block_size, cache_dtype)
+    for length, slots in places:
         whole = torch.randint(-2, 3, (length, index_size), generator=random)
         keys.view(-1, index_size)[slots] = whole.to(key_dtype)
         k, v = (torch.randn(length, kv_heads, head_size + n, generator=random) for n in (0, 2))
@@ -122,7 +99,8 @@ def make_batch(
     index_q = torch.randint(-2, 3, (tokens, heads, index_size + 3), generator=random)[..., 2:-1]
     q = torch.randn(tokens, kv_heads * group + 1, head_size, generator=random)[:, 1:]
     return Batch(
-        *(index_q.to(dtype), keys, q.to(dtype), cache, table, seq_lens, query_lens, span, top_k, nearest)
+        *(places.block_table, seq_lens, query_lens),
+        *(index_q.to(dtype), keys, q.to(dtype), cache, span, top_k, nearest),
     )
 
 
@@ -323,6 +301,7 @@ def test_invalid_arguments_raise() -> None:
         ({"span": 24}, "span is 24"),
         ({"span": 1 << 30}, "span is 1073741824"),
         ({"top_k": 0}, "top_k is 0"),
+        ({"top_k": 1 << 31}, "top_k is 2147483648; it must be 1 to 65536"),
         ({"nearest": -1}, "nearest is -1"),
         ({"query_lens": (4, 2)}, "number of tokens|must have shape"),
         ({"seq_lens": (3, 20)}, "seq_lens says 3"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_armllm
-from tests.support.sparse_models import BLOCKS, SPAN, own_logits, sparse_model
+from tests.support.sparse_models import BLOCKS, SPAN, check_chunks_and_batches, own_logits, sparse_model
 from torch_armllm.model_survey.tiny_models import tiny_ids
 from torch_armllm.patching.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
@@ -88,20 +88,7 @@ def test_quantized_step_runs_as_a_native_plan() -> None:
 def test_chunks_and_batches_are_bit_equal_to_one_prompt(quantization: str | None) -> None:
     # float experts run by torch, whose summation order depends on the batch
     model, _ = patched(quantization, **({} if quantization else DENSE_LAYERS))
-    ids = tiny_ids(2, 150)
-    together = model.model(ids).last_hidden_state
-    past, chunks = None, []
-    for part in ids.split([63, 1, 1, 16, 67, 1, 1], 1):
-        out = model.model(part, past_key_values=past, use_cache=True)
-        past = out.past_key_values
-        chunks.append(out.last_hidden_state)
-    assert torch.equal(torch.cat(chunks, 1), together)
-    mask = torch.ones_like(ids)
-    mask[0, :26] = 0
-    mixed = model.model(ids, attention_mask=mask).last_hidden_state
-    assert torch.equal(mixed[1], together[1])
-    alone = model.model(ids[:1, 26:], position_ids=torch.arange(26, 150)[None]).last_hidden_state
-    assert torch.equal(mixed[0, 26:], alone[0])
+    check_chunks_and_batches(model, tiny_ids(2, 150), [63, 1, 1, 16, 67, 1, 1], padding=26)
 
 
 def test_short_sequences_have_the_bits_of_dense_attention() -> None:

@@ -43,3 +43,29 @@ def own_logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
     with lowest_first():
         logits: Tensor = model(ids, **options).logits
     return logits
+
+
+@torch.no_grad()
+def check_chunks_and_batches(model: Any, ids: Tensor, chunks: list[int], padding: int) -> None:
+    """Checks that chunks, and a batch in which the first text has padding, yield the bits of whole prompts.
+
+    Args:
+        model: a patched model.
+        ids: two texts (2, length).
+        chunks: lengths of the chunks of both texts.
+        padding: tokens of the first text that become padding.
+    """
+    together = model.model(ids).last_hidden_state
+    past, parts = None, []
+    for part in ids.split(chunks, 1):
+        out = model.model(part, past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        parts.append(out.last_hidden_state)
+    assert torch.equal(torch.cat(parts, 1), together)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    mixed = model.model(ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(mixed[1], together[1])
+    positions = torch.arange(padding, ids.shape[1])[None]
+    alone = model.model(ids[:1, padding:], position_ids=positions).last_hidden_state
+    assert torch.equal(mixed[0, padding:], alone[0])

@@ -65,6 +65,12 @@ def cache_fields(low: Lowering, k: Any, v: Any, k_scales: Any, v_scales: Any) ->
     }
 
 
+def sequence_fields(low: Lowering, table: Any, starts: Any, lengths: Any) -> dict[str, int]:
+    """Returns the fields of a step's sequences: numbers of the inputs that hold them."""
+    inputs = {"block_table": table, "query_start": starts, "seq_lens": lengths}
+    return {name: low.rows(node).index for name, node in inputs.items()}
+
+
 def _kv_write(
     low: Lowering, node: Node, k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any,
     k_scales: Any = None, v_scales: Any = None,
@@ -107,9 +113,7 @@ def _attention(
         rank=rank,
         extent=extent,
         **cache,
-        block_table=low.rows(table).index,
-        query_start=low.rows(starts).index,
-        seq_lens=low.rows(lengths).index,
+        **sequence_fields(low, table, starts, lengths),
         q_heads=q_heads,
         head_size=head_size,
         window=window,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from torch_armllm.plan.lower.attention import cache_fields
+from torch_armllm.plan.lower.attention import cache_fields, sequence_fields
 from torch_armllm.plan.lowering import Lowering, Writer
 from torch_armllm.plan.program import Operand
 
@@ -27,9 +27,7 @@ def _select(
         out=out,
         cache=layer.input,
         layer=layer.layer,
-        block_table=low.rows(table).index,
-        query_start=low.rows(starts).index,
-        seq_lens=low.rows(lengths).index,
+        **sequence_fields(low, table, starts, lengths),
         heads=heads,
         head_size=head_size,
         head_stride=queries.head_stride,
@@ -54,9 +52,7 @@ def _attention(
         out=out,
         chosen=blocks,
         **cache_fields(low, k_cache, v_cache, k_scales, v_scales),
-        block_table=low.rows(table).index,
-        query_start=low.rows(starts).index,
-        seq_lens=low.rows(lengths).index,
+        **sequence_fields(low, table, starts, lengths),
         q_heads=q_heads,
         head_size=head_size,
         choosers=choosers,

@@ -8,6 +8,7 @@ import torch
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
+from torch_armllm.plan.lower.attention import sequence_fields
 from torch_armllm.plan.lowering import Lowering, Writer
 from torch_armllm.plan.program import NOTHING, Operand
 
@@ -77,9 +78,7 @@ def _attention(
         sinks=low.weight(sinks, torch.float32),
         cache=layer.input,
         layer=layer.layer,
-        block_table=low.rows(table).index,
-        query_start=low.rows(starts).index,
-        seq_lens=low.rows(lengths).index,
+        **sequence_fields(low, table, starts, lengths),
         q_heads=q_heads,
         latent_size=latent_size,
         rope_size=rope.inner[-1],
@@ -107,9 +106,7 @@ def _select(
         out=out,
         cache=layer.input,
         layer=layer.layer,
-        block_table=low.rows(table).index,
-        query_start=low.rows(starts).index,
-        seq_lens=low.rows(lengths).index,
+        **sequence_fields(low, table, starts, lengths),
         heads=heads,
         head_size=head_size,
         head_stride=queries.head_stride,

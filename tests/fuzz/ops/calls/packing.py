@@ -25,10 +25,11 @@ def _pack_int4(draw: Random) -> Call:
     rows = (draw.choice(WIDTHS),) if draw.random() < 0.6 else (draw.choice((1, 2, 3)), draw.choice(WIDTHS))
     layout = panel_layout(scheme, k)
     columns = (layout.scale_groups,) if group_span(scheme) else ()
-    limits = (0, 15) if has_zero_points(scheme) else (-8, 7)
+    limits = (0, 15) if has_zero_points(scheme) else (-32, 31) if scheme == "int6" else (-8, 7)
+    highest = {"g32i": 16, "int6": 4}.get(scheme)
     return {
         "q": Spec((*rows, k), torch.int8, limits),
-        "multipliers": Spec((*rows, layout.groups), torch.uint8, (1, 16)) if scheme == "g32i" else None,
+        "multipliers": Spec((*rows, layout.groups), torch.uint8, (1, highest)) if highest else None,
         "scales": Spec((*rows, *columns), torch.bfloat16 if has_bf16_scales(scheme) else torch.float32),
         "scheme": scheme,
         "zeros": Spec((*rows, *columns), torch.uint8, (0, 15)) if has_zero_points(scheme) else None,
