@@ -17,7 +17,8 @@ from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.base import Mse
 from torch_armllm.quant.methods.calibrated import smoothing
-from torch_armllm.quant.methods.calibrated.channel_scaling import ChannelScaling
+from torch_armllm.quant.methods.calibrated.channel_scaling import ChannelScaling, find_scalings
+from torch_armllm.quant.methods.calibrated.layerwise import Stages
 from torch_armllm.quant.methods.calibrated.smoothed import Smoothed
 from torch_armllm.quant.methods.calibrated.smoothing import energy_of, powers_for
 from torch_armllm.quant.methods.importance import random_tokens
@@ -131,17 +132,25 @@ def test_a_norm_that_other_layers_share_is_not_scaled() -> None:
         assert torch.equal(model(ids).logits, expected)
 
 
-def test_small_float16_weights_that_would_lose_bits_are_not_scaled() -> None:
-    writer, reader = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-    scaling = ChannelScaling(writer, (reader,))
-    powers = torch.full((8,), 4.0)
-    assert scaling.reversible(powers)
-    writer.half()
-    reader.half()
-    assert scaling.reversible(powers.half())
+@pytest.mark.parametrize("value", [2.0**-130, 2.0**124])
+def test_weights_that_would_lose_bits_are_not_scaled(value: float) -> None:
+    model = loud("llama")
+    proj = model.model.layers[0].mlp.up_proj
     with torch.no_grad():
-        writer.weight.fill_(2.0**-24)
-    assert not scaling.reversible(powers.half())
+        proj.weight[3, 5] = value
+        assert {"gate_proj", "down_proj"}.isdisjoint(_scaled_readers(model, 0))
+        proj.weight[3, 5] = 0
+        assert {"gate_proj", "up_proj", "down_proj"} <= _scaled_readers(model, 0)
+
+
+def _scaled_readers(model: Any, stage: int) -> set[str]:
+    """Names of the layers whose inputs can be scaled in a stage."""
+    stages = Stages(model, TOKENS, batch=8)
+    module = stages.modules[stage]
+    linears = [x for x in module.modules() if isinstance(x, nn.Linear)]
+    scalings, _ = find_scalings(module, linears, lambda: stages.sample(stage))
+    names = {id(x): name.split(".")[-1] for name, x in module.named_modules()}
+    return {names[id(reader)] for scaling in scalings for reader in scaling.readers}
 
 
 def test_powers_are_fourth_roots_of_the_channels_sizes() -> None:

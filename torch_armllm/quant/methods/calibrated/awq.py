@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from torch_armllm.quant.layers import Layer, weight_of
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.channel_scaling import (
+    MAX_EXPONENT,
     AppliedScaling,
     ChannelScaling,
     find_scalings,
@@ -26,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Exponents to try: a channel is scaled by its root mean square to this power."""
-_MAX_POWER = 4
-"""Largest exponent of a channel's scale, a power of two."""
 
 
 class Awq(CalibratedMethod):
@@ -88,8 +87,6 @@ class Awq(CalibratedMethod):
         for scaling in scalings:
             hessian = hessians[id(scaling.readers[0])]
             powers = choose_powers(scaling, hessian, scheme)
-            if not scaling.reversible(powers):
-                continue
             scaling.scale(powers)
             self._scaled.append(AppliedScaling(scaling, powers))
             factors = scaling.spread(powers.float())
@@ -109,7 +106,7 @@ def choose_powers(scaling: ChannelScaling, hessian: Hessian, scheme: Scheme) -> 
     size = size / size.log().mean().exp()
     best, least = torch.ones_like(size), float("inf")
     for power in POWERS:
-        powers = torch.exp2((size**power).log2().round().clamp(-_MAX_POWER, _MAX_POWER))
+        powers = torch.exp2((size**power).log2().round().clamp(-MAX_EXPONENT, MAX_EXPONENT))
         factors = scaling.spread(powers)
         energy = second_moments.diagonal() / factors.square()
         error = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.quant.layers import is_linear, weight_of
+
+MAX_EXPONENT = 4
+"""Largest exponent of a channel's scale, a power of two."""
+_TWO_SCALINGS = 2.0 ** (2 * MAX_EXPONENT)
+"""Largest factor of a weight that one scaling writes and another reads."""
+_CHECKED_TOGETHER = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -54,17 +61,6 @@ class ChannelScaling:
         """Returns the mean over the read channels of each written channel."""
         return values if self.repeat == 1 else values.view(-1, self.repeat, self.head).mean(1).flatten()
 
-    def reversible(self, powers: Tensor) -> bool:
-        """True if no weight overflows or loses bits by `scale`, as small ones of float16 may."""
-        inputs = self.spread(powers)
-        return all(
-            torch.equal(weight * by / by, weight)
-            for weight, by in [
-                *((p, 1 / _divisor(self.writer, p, powers)) for p in self.writer.parameters(recurse=False)),
-                *((weight_of(r), inputs[:, None] if isinstance(r, Conv1D) else inputs) for r in self.readers),
-            ]
-        )
-
     @torch.no_grad()
     def scale(self, powers: Tensor) -> None:
         """Divides the written channels by powers of two (written,), and multiplies the readers by them."""
@@ -96,6 +92,8 @@ def find_scalings(
     Candidates are each norm with all linear layers that read it, and pairs of linear layers with only
     channel-wise ops between them, such as up with down projection, and value with output projection.
 
+    Weights that would lose bits are not scaled.  The scales may be up to 2 to the power of `MAX_EXPONENT`.
+
     Args:
         stage: the decoder layer.
         linears: its linear layers that are quantized.
@@ -105,10 +103,11 @@ def find_scalings(
         The scalings, and the names of writers whose channels cannot be scaled.
     """
     expected = call()
+    exact = cache(_scales_exactly)
     scalings, refused = [], []
     for scaling, name in _candidates(stage, linears, call):
         powers = torch.exp2(torch.arange(scaling.written) % 3 - 1.0).to(weight_of(scaling.readers[0]).dtype)
-        if not scaling.reversible(powers):
+        if not all(exact(module) for module in scaling.modules):
             refused.append(name)
             continue
         scaling.scale(powers)
@@ -131,9 +130,12 @@ def _candidates(
     readers = _readers(stage, linears, call)
     for writer, read in readers:
         candidates.append((ChannelScaling(writer, tuple(read)), names[id(writer)]))
+    of_norms = {id(reader) for _, read in readers for reader in read}
     for parent in stage.modules():
         inside = [m for m in parent.children() if any(m is x for x in linears)]
         for reader in inside:
+            if id(reader) in of_norms:
+                continue  # what it reads is written by no linear layer
             for writer in inside:
                 scaling = _pair(parent, writer, reader)
                 if scaling is not None and writer is not reader:
@@ -176,6 +178,18 @@ def _readers(
         for handle in handles:
             handle.remove()
     return list(readers.values())
+
+
+def _scales_exactly(module: nn.Module) -> bool:
+    """True if no parameter overflows or loses bits by two scalings, as small ones of float16 may."""
+    for parameter in module.parameters(recurse=False):
+        limits = torch.finfo(parameter.dtype)
+        least, most = limits.tiny * _TWO_SCALINGS, limits.max / _TWO_SCALINGS
+        for part in parameter.detach().flatten().split(_CHECKED_TOGETHER):
+            sizes = part.abs()
+            if bool((sizes > most).any()) or bool(((sizes < least) & (sizes != 0)).any()):
+                return False
+    return True
 
 
 def _divisor(writer: nn.Module, parameter: Tensor, powers: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torch_armllm.quant.layers import Layer, is_linear, weight_of
 from torch_armllm.quant.methods.calibrated.channel_scaling import (
+    MAX_EXPONENT,
     AppliedScaling,
     ChannelScaling,
     find_scalings,
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 _POWER = 0.25
 """A channel is scaled by its root mean square to this power: measured best on several models."""
-_MAX_EXPONENT = 4
 _FLOOR = 1e-3
 """Lower bound of an energy, as a fraction of the mean: silent channels still count a little."""
 
@@ -76,8 +76,6 @@ class Smoothing:
             (entry,) = read.values()
             powers = powers_for(scaling, energy_of(entry.inputs))
             powers = powers.to(weight_of(scaling.readers[0]).dtype)
-            if not scaling.reversible(powers):
-                continue
             scaling.scale(powers)
             self.scaled.append(AppliedScaling(scaling, powers))
             entry.inputs = [x / scaling.spread(powers).to(x.dtype) for x in entry.inputs]
@@ -118,4 +116,4 @@ def powers_for(scaling: ChannelScaling, energy: Tensor) -> Tensor:
     """Returns a power of two for each written channel, float32, from the energies (K,) of the read ones."""
     exponents = scaling.gathered(energy).log2() / 2
     exponents = (exponents - exponents.mean()) * _POWER
-    return torch.exp2(exponents.round().clamp(-_MAX_EXPONENT, _MAX_EXPONENT))
+    return torch.exp2(exponents.round().clamp(-MAX_EXPONENT, MAX_EXPONENT))
