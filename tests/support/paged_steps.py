@@ -48,7 +48,7 @@ class PagedSteps:
 
 @dataclass(frozen=True)
 class PagedPlaces:
-    """Where random sequences lie in a paged cache; their blocks are in random order.
+    """Places of random sequences in a paged cache; their blocks are in random order.
 
     Attributes:
         blocks: number of blocks of the cache; two are not used.
