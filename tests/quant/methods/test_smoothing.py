@@ -56,7 +56,7 @@ def test_the_float_model_computes_the_same_bits(kind: str, dtype: torch.dtype) -
     assert not changed(model, before)
 
 
-@pytest.mark.parametrize("method", ["mse", "awq"])
+@pytest.mark.parametrize("method", ["mse", "awq", "gptq"])
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_unpatch_restores_the_weights_bit_for_bit(kind: str, method: str) -> None:
     model = loud(kind)

@@ -35,7 +35,7 @@ def make_method(
         model: the model that is quantized.
         layers: the layers to quantize.
         statistics: ``mse`` measures the inputs of layers on random tokens, scales channels and weights
-            errors by what it sees.
+            errors by what it sees; ``gptq`` scales channels by the inputs of its calibration.
         calibration: token ids ``(sequences, length)`` for calibrating methods.
         resume: a folder in which ``gptq`` stores finished layers, for a run after an interruption.
         on_meta: decoder layers are on the meta device, and get their weights one after the other.
@@ -47,7 +47,7 @@ def make_method(
         if calibration is None:
             raise ValueError(f"method {name!r} needs calibration texts: pass their token ids as calibration=")
         if name == "gptq":
-            return Gptq(model, layers, calibration, resume, on_meta)
+            return Gptq(model, layers, calibration, resume, on_meta, smooth=statistics)
         return Awq(model, layers, calibration, on_meta)
     if calibration is not None:
         raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")

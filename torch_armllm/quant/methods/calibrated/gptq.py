@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
+from torch_armllm.quant.methods.calibrated.channel_scaling import AppliedScaling
 from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
 from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
 from torch_armllm.quant.methods.calibrated.hessian import Hessian
 from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs, record_inputs
 from torch_armllm.quant.methods.calibrated.resume_cache import ResumeCache
+from torch_armllm.quant.methods.calibrated.smoothing import Smoothing
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.schemes.base import Rounding, Scheme
@@ -28,6 +30,8 @@ _NARROW = 4096
 
 class Gptq(CalibratedMethod):
     """GPTQ (arXiv 2210.17323) on calibration texts; layers outside of the decoder layers search their scales.
+
+    If each stage runs alone, its channels are scaled first: see `Smoothing`.
 
     A stage is entered when the rounding of its first layer is requested.  It then runs once in floats, on the
     outputs of the float stages before it.  For each of its layers it runs again on the outputs of the
@@ -44,20 +48,26 @@ class Gptq(CalibratedMethod):
         tokens: Tensor,
         resume: Path | None = None,
         on_meta: bool = False,
+        smooth: bool = True,
     ) -> None:
-        """Prepares to run the model; ``resume`` is the folder of a `ResumeCache`."""
+        """Prepares; ``resume`` is the folder of a `ResumeCache`, ``smooth`` scales channels."""
         super().__init__(model, layers, tokens, on_meta)
+        smooth = smooth and self.stages.streamed
+        self._smoothing = Smoothing(model, self.stages, layers, self._stage_of) if smooth else None
         self._inputs: dict[str, FloatInputs] = {}
         self._roundings: dict[int, Rounding] = {}
         self._experts: dict[str, ExpertInputs] = {}
         self._packed: dict[nn.Module, nn.Module] = {}
         self._stage_of_module: dict[nn.Module, int] = {}
-        self._resume_cache = ResumeCache(resume, tokens, str(model)) if resume is not None else None
+        described = f"{model} {'scaled' if smooth else ''}"
+        self._resume_cache = ResumeCache(resume, tokens, described) if resume is not None else None
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
         stage = self._stage_of.get(layer.name)
         if stage is None:
             return Search()
+        if stage != self._stage:
+            self._enter(stage)
         if self._resume_cache is None:
             return self._find(layer, stage, weight, expert)
         return self._resume_cache.rounding(
@@ -66,8 +76,6 @@ class Gptq(CalibratedMethod):
 
     def _find(self, layer: Layer, stage: int, weight: str, expert: int) -> Rounding:
         """Returns the rounding of a matrix for its current inputs."""
-        if stage != self._stage:
-            self._enter(stage)
         float_inputs = self._inputs.get(layer.name)
         if float_inputs is None:
             return Search()
@@ -95,6 +103,12 @@ class Gptq(CalibratedMethod):
 
     def abandon(self) -> None:  # noqa: D102
         self._use(False)
+        if self._smoothing is not None:
+            self._smoothing.undo()
+
+    @property
+    def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102
+        return [] if self._smoothing is None else self._smoothing.scaled
 
     def _use(self, packed: bool) -> None:
         """Makes the quantized layers compute with their packed weights, or with their float weights."""
@@ -107,6 +121,8 @@ class Gptq(CalibratedMethod):
     def finish(self, stage: int) -> None:  # noqa: D102
         self._enter(stage)
         self._advance()
+        if self._smoothing is not None:
+            self._smoothing.scaled = []
 
     def _enter(self, stage: int) -> None:
         """Advances to a stage, and records the inputs of its layers in the float model."""
@@ -118,10 +134,15 @@ class Gptq(CalibratedMethod):
                 self._packed = {
                     m: x for m, x in self._packed.items() if self._stage_of_module[m] >= self._stage
                 }
-            inside = [x for x in self._layers if self._stage_of.get(x.name) == self._stage]
-            watched = inside if self._stage == stage else []
-            self._inputs = record_inputs(watched, lambda: self.stages.run_float(self._stage))
+            self._inputs = self._run_float()
             self._use(True)
+
+    def _run_float(self) -> dict[str, FloatInputs]:
+        """Runs the current stage in the float model, and returns the inputs of its layers."""
+        if self._smoothing is not None:
+            return self._smoothing.run(self._stage)
+        inside = [x for x in self._layers if self._stage_of.get(x.name) == self._stage]
+        return record_inputs(inside, lambda: self.stages.run_float(self._stage))
 
     def _advance(self) -> None:
         """Runs the current stage with its quantized layers, for the inputs of the next stage."""

@@ -9,10 +9,14 @@ from torch_armllm.quant.methods.calibrated.gptq_solver import factor
 
 _WIDE = 1024
 """Columns of the upper triangle that are accumulated together."""
-_TRUST = 0.5
-"""Part of the least-squares correction that is applied: see `Hessian.correction`."""
+_TRUST = 0.75
+"""Part of the least-squares correction that would be applied after endless calibration."""
+_DOUBT = 8.0
+"""Loss of that trust for each column per input: the correction is fitted, and fewer inputs fit it worse."""
 DAMPING = 0.01
-"""Fraction of the mean diagonal that is added to the diagonal: calibration sees only some of the inputs."""
+"""Least fraction of the mean diagonal that is added to the diagonal."""
+_NOISE = 0.2
+"""Fraction of the mean diagonal that is added for each column per input: moments of few inputs are noise."""
 
 
 class Hessian:
@@ -53,10 +57,22 @@ class Hessian:
         upper = self.total.triu() / max(self.count, 1)
         return upper + upper.triu(1).t()
 
-    def damped(self, damping: float = DAMPING) -> Tensor:
+    @property
+    def damping(self) -> float:
+        """Fraction of the mean diagonal that is added to the diagonal: more of it for fewer inputs."""
+        return max(DAMPING, _NOISE * self._columns_per_input)
+
+    @property
+    def _columns_per_input(self) -> float:
+        return len(self.total) / max(self.count, 1)
+
+    def damped(self, damping: float | None = None) -> Tensor:
         """Returns half the second derivative of a row's squared output error, scaled and positive definite.
 
         A column without inputs has only the damping, so it is rounded to nearest.
+
+        Args:
+            damping: fraction of the mean diagonal that is added to the diagonal; `damping` by default.
 
         Raises:
             ValueError: an input was not finite.
@@ -68,19 +84,20 @@ class Hessian:
                 "the calibration inputs hold a NaN or an infinity: check the weights of the model"
             )
         size = size or 1.0
-        mean.diagonal().add_(damping * size)
+        mean.diagonal().add_((self.damping if damping is None else damping) * size)
         return mean / size
 
-    def correction(self, damping: float = DAMPING) -> Tensor | None:
+    def correction(self) -> Tensor | None:
         """Returns C (K, K) of the correction W ← W + W·Cᵀ; None without float inputs.
 
-        With it, the layer computes on its inputs x nearly what W computes on the float inputs y.  C is half
+        With it, the layer computes on its inputs x nearly what W computes on the float inputs y.  C is a part
         of the least-squares solution (Σ x xᵀ)⁻¹ Σ x (y − x)ᵀ of GPTAQ (arXiv 2504.02692): the whole
-        correction does not hold on other texts.
+        correction does not hold on other texts, the less so the fewer inputs were seen.
         """
         if self.cross is None:
             return None
         moment = self.mean()
-        moment.diagonal().add_(damping * (float(moment.diagonal().mean()) or 1.0))
-        cross = self.cross * (_TRUST / max(self.count, 1))
+        moment.diagonal().add_(self.damping * (float(moment.diagonal().mean()) or 1.0))
+        trust = _TRUST / (1 + _DOUBT * self._columns_per_input)
+        cross = self.cross * (trust / max(self.count, 1))
         return torch.cholesky_solve(cross, factor(moment), upper=True)
