@@ -17,7 +17,7 @@ from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
 from torch_armllm.quant.methods.calibrated.gptq import Gptq
 from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
-from torch_armllm.quant.methods.calibrated.hessian import Hessian
+from torch_armllm.quant.methods.calibrated.hessian import DAMPING, Hessian
 from torch_armllm.quant.methods.calibrated.layerwise import Stages
 from torch_armllm.quant.schemes.base import Quantized, Scheme
 from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
@@ -123,6 +123,16 @@ def test_nearly_equal_inputs_are_supported() -> None:
     plain = Search().rows(weight, scheme)
     wide = x.float()
     assert output_error(wide, weight, better, scheme) < 0.3 * output_error(wide, weight, plain, scheme)
+
+
+def test_moments_of_few_inputs_are_trusted_less() -> None:
+    x = correlated(256, count=64 + 2048)
+    few, others = x[:64], x[64:]
+    weight, scheme = torch.randn(32, 256, generator=torch.Generator().manual_seed(1)), scheme_named("g32i")
+    plain = GptqRounding(moments(few).damped(DAMPING), 32).rows(weight, scheme)
+    found = GptqRounding(moments(few).damped(), 32).rows(weight, scheme)
+    assert output_error(others, weight, found, scheme) < 0.95 * output_error(others, weight, plain, scheme)
+    assert moments(correlated(16, count=1024)).damping == DAMPING
 
 
 def test_non_finite_inputs_raise() -> None:
