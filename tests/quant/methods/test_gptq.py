@@ -129,10 +129,22 @@ def test_moments_of_few_inputs_are_trusted_less() -> None:
     x = correlated(256, count=64 + 2048)
     few, others = x[:64], x[64:]
     weight, scheme = torch.randn(32, 256, generator=torch.Generator().manual_seed(1)), scheme_named("g32i")
-    plain = GptqRounding(moments(few).damped(DAMPING), 32).rows(weight, scheme)
-    found = GptqRounding(moments(few).damped(), 32).rows(weight, scheme)
+    plain = GptqRounding(moments(few).damped(), 32).rows(weight, scheme)
+    found = GptqRounding(moments(few).damped(moments(few).damping), 32).rows(weight, scheme)
     assert output_error(others, weight, found, scheme) < 0.95 * output_error(others, weight, plain, scheme)
     assert moments(correlated(16, count=1024)).damping == DAMPING
+
+
+def test_corrections_fitted_to_few_inputs_are_trusted_less() -> None:
+    sizes = []
+    for count in (256, 16384):
+        x = torch.randn(count, 64, generator=torch.Generator().manual_seed(0))
+        found = Hessian(64)
+        found.add(x, float_inputs=1.01 * x)
+        correction = found.correction()
+        assert correction is not None
+        sizes.append(float(correction.diagonal().mean()))
+    assert 0 < sizes[0] < 0.5 * sizes[1] < 0.5 * 0.01
 
 
 def test_non_finite_inputs_raise() -> None:

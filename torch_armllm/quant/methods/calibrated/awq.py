@@ -18,7 +18,7 @@ from torch_armllm.quant.methods.calibrated.channel_scaling import (
     find_scalings,
     undo_scalings,
 )
-from torch_armllm.quant.methods.calibrated.hessian import DAMPING, Hessian
+from torch_armllm.quant.methods.calibrated.hessian import Hessian
 from torch_armllm.quant.methods.calibrated.input_capture import record_inputs
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Search
@@ -95,13 +95,13 @@ class Awq(CalibratedMethod):
             logger.info("stage %d: channels of %s are not scaled", stage, ", ".join(refused))
         for layer in inside:
             if id(layer.module) in hessians:
-                energy = hessians[id(layer.module)].damped(DAMPING).diagonal()
+                energy = hessians[id(layer.module)].damped().diagonal()
                 self._roundings[layer.name] = Search(energy / energy.mean())
 
 
 def choose_powers(scaling: ChannelScaling, hessian: Hessian, scheme: Scheme) -> Tensor:
     """Returns the powers of two (written,) with the least squared error of the readers."""
-    second_moments = hessian.damped(DAMPING)
+    second_moments = hessian.damped()
     size = scaling.gathered(second_moments.diagonal()).sqrt()
     size = size / size.log().mean().exp()
     best, least = torch.ones_like(size), float("inf")

@@ -12,7 +12,7 @@ from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.ops.activation import FUNCTIONS
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
-from torch_armllm.quant.methods.calibrated.hessian import DAMPING, Hessian
+from torch_armllm.quant.methods.calibrated.hessian import Hessian
 from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
 SHARE = 0.1
@@ -96,7 +96,7 @@ class ExpertInputs:
             hessian.total += self._all.total * (SHARE * average)
             hessian.add(x[rows], own[rows])
         hessian.count = 1  # only proportions count
-        return GptqRounding(hessian.damped(DAMPING), len(self._outer[0]) if down else len(self._inner[0][0]))
+        return GptqRounding(hessian.damped(), len(self._outer[0]) if down else len(self._inner[0][0]))
 
     def _joined(self) -> tuple[Tensor, Tensor]:
         if len(self._inputs) > 1:

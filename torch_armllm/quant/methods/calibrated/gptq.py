@@ -165,7 +165,7 @@ class Gptq(CalibratedMethod):
             hessian.add(arguments[0], float_inputs=next(floats) if corrected else None)
 
         self.stages.run_until(self._stage, float_inputs.leader, see)
-        return GptqRounding(hessian.damped(), rows, correction=hessian.correction())
+        return GptqRounding(hessian.damped(hessian.damping), rows, correction=hessian.correction())
 
     def _expert_inputs(self, layer: Layer) -> ExpertInputs:
         inputs = ExpertInputs(layer)

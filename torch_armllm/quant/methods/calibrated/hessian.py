@@ -10,13 +10,13 @@ from torch_armllm.quant.methods.calibrated.gptq_solver import factor
 _WIDE = 1024
 """Columns of the upper triangle that are accumulated together."""
 _TRUST = 0.75
-"""Part of the least-squares correction that would be applied after endless calibration."""
+"""Part of the least-squares correction that is applied if the inputs are many: see `Hessian.correction`."""
 _DOUBT = 8.0
-"""Loss of that trust for each column per input: the correction is fitted, and fewer inputs fit it worse."""
+"""That part is divided by 1 + `_DOUBT` · columns / inputs: a correction fitted to few inputs is noise."""
 DAMPING = 0.01
-"""Least fraction of the mean diagonal that is added to the diagonal."""
+"""Fraction of the mean diagonal that is added to the diagonal: calibration sees only some of the inputs."""
 _NOISE = 0.2
-"""Fraction of the mean diagonal that is added for each column per input: moments of few inputs are noise."""
+"""`Hessian.damping` is at least `_NOISE` · columns / inputs: moments of few inputs are mostly noise."""
 
 
 class Hessian:
@@ -59,20 +59,20 @@ class Hessian:
 
     @property
     def damping(self) -> float:
-        """Fraction of the mean diagonal that is added to the diagonal: more of it for fewer inputs."""
+        """The damping for `damped` that suits the number of inputs: `DAMPING`, or more if they are few."""
         return max(DAMPING, _NOISE * self._columns_per_input)
 
     @property
     def _columns_per_input(self) -> float:
         return len(self.total) / max(self.count, 1)
 
-    def damped(self, damping: float | None = None) -> Tensor:
+    def damped(self, damping: float = DAMPING) -> Tensor:
         """Returns half the second derivative of a row's squared output error, scaled and positive definite.
 
         A column without inputs has only the damping, so it is rounded to nearest.
 
         Args:
-            damping: fraction of the mean diagonal that is added to the diagonal; `damping` by default.
+            damping: fraction of the mean diagonal that is added to the diagonal.
 
         Raises:
             ValueError: an input was not finite.
@@ -84,7 +84,7 @@ class Hessian:
                 "the calibration inputs hold a NaN or an infinity: check the weights of the model"
             )
         size = size or 1.0
-        mean.diagonal().add_((self.damping if damping is None else damping) * size)
+        mean.diagonal().add_(damping * size)
         return mean / size
 
     def correction(self) -> Tensor | None:
@@ -92,7 +92,7 @@ class Hessian:
 
         With it, the layer computes on its inputs x nearly what W computes on the float inputs y.  C is a part
         of the least-squares solution (Σ x xᵀ)⁻¹ Σ x (y − x)ᵀ of GPTAQ (arXiv 2504.02692): the whole
-        correction does not hold on other texts, the less so the fewer inputs were seen.
+        correction does not hold on other texts.  The part is smaller if the inputs are few.
         """
         if self.cross is None:
             return None
