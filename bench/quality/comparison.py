@@ -1,0 +1,81 @@
+"""Comparison of quantized models with the float model that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_armllm
+from bench.quality.divergence import Divergence
+from bench.quality.results import Results, Row
+from torch_armllm import Recipe
+from torch_armllm.quant.modules.linear import QuantLinear
+
+
+class Comparison:
+    """A float model, the tokens to measure on and its logits for them.
+
+    Attributes:
+        model: the float model.
+        tokens: ids (texts, length) to measure on.
+        calibration: ids (texts, length) to calibrate with.
+        weights: number of parameters.
+        expected: float logits (length, vocabulary) of each text.
+        results: rows so far.
+    """
+
+    def __init__(
+        self, name: str, model: Any, tokens: Tensor, calibration: Tensor, file: Path | None = None
+    ) -> None:
+        self.model, self.tokens, self.calibration = model, tokens, calibration
+        self.weights = sum(p.numel() for p in model.parameters())
+        self.expected = list(logits(model, tokens))
+        self.results = Results(name, len(tokens), tokens.numel(), len(calibration), file)
+        self.results.begin()
+        self.add("floats", "floats", 32, None, self.expected)
+
+    def add(
+        self, name: str, series: str, bits: float | None, size: int | None, actual: Iterable[Tensor]
+    ) -> None:
+        """Adds the row of a model's logits; ``size`` is in bytes."""
+        divergence = Divergence()
+        for expected, found, row in zip(self.expected, actual, self.tokens, strict=True):
+            divergence.add(expected, found, row)
+        file = None if size is None else 8 * size / self.weights
+        self.results.add(Row.of(name, series, bits, file, divergence))
+
+    def copy(self) -> Any:
+        """Returns a copy of the float model."""
+        model = type(self.model)(self.model.config).eval()
+        model.load_state_dict(self.model.state_dict())
+        return model
+
+    def ours(self, scheme: str, method: str) -> None:
+        """Quantizes a copy and measures it with INT8 and with float activations."""
+        model = self.copy()
+        calibrated = {"calibration": self.calibration} if method in ("gptq", "awq") else {}
+        torch_armllm.patch(model, Recipe(scheme, method=method), progress=False, **calibrated)
+        size = sum({id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}.values())
+        self.add(f"{scheme}, {method}", f"ours, {method}", _bits(model), size, logits(model, self.tokens))
+        torch_armllm.unpatch(model)
+        name = f"{scheme}, {method}, floats"
+        self.add(name, f"ours, {method}, floats", None, None, logits(model, self.tokens))
+
+
+def _bits(model: Any) -> float:
+    """Returns bits per weight of the quantized linear layers as packed, without the output head."""
+    head = model.get_output_embeddings()
+    packed = [m for m in model.modules() if isinstance(m, QuantLinear) and m is not head]
+    weights = sum(m.in_features * m.out_features for m in packed)
+    return 8 * sum(m.weight_packed.nbytes for m in packed) / weights
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: Tensor) -> Iterable[Tensor]:
+    """Yields logits (length, vocabulary) of each row of tokens."""
+    for row in tokens:
+        yield model(row[None]).logits[0]
