@@ -57,6 +57,15 @@ def test_errors_below_int4_are_not_outliers() -> None:
     assert find_outliers([record("int8", 0.04, "int8")]) == []
 
 
+def test_calibrated_layers_may_move_as_far_as_int4_rounds() -> None:
+    limit = FACTOR * gaussian_error("g32i")
+    moved = record("int8", 0.9 * limit, "int8")
+    assert len(find_outliers([moved])) == 1
+    assert find_outliers([moved], calibrated=True) == []
+    far = record("int8", 1.1 * limit, "int8")
+    assert find_outliers([moved, far], calibrated=True)[0][0] == far
+
+
 @torch.no_grad()
 def test_outlier_raises_and_leaves_the_model_unchanged() -> None:
     model = hurt()

@@ -30,6 +30,7 @@ class Journal:
     Attributes:
         records: the records of the finished layers.
         modules: their entries in `config.json`, see `describe_modules`.
+        overrides: the overrides that were chosen for the run, or None; see `Recipe.bits`.
     """
 
     def __init__(self, folder: Path, source: Mapping[str, Any], restart: bool) -> None:
@@ -65,6 +66,7 @@ class Journal:
         self._save()  # before all other files: a run that ends early leaves a folder that is known as its own
         self.records = [LayerRecord(**record) for record in self._content["records"]]
         self.modules: dict[str, dict[str, Any]] = self._content["modules"]
+        self.overrides: dict[str, str | None] | None = self._content.get("overrides")
 
     def _open(self, restart: bool) -> None:
         for scratch in self._folder.glob(".tmp*"):  # of safetensors, in a run that was killed
@@ -82,6 +84,11 @@ class Journal:
                     "(--restart), or name another folder"
                 )
         self._content = content
+
+    def choose(self, overrides: Mapping[str, str | None]) -> None:
+        """Saves the overrides that were chosen for the run."""
+        self.overrides = self._content["overrides"] = dict(overrides)
+        self._save()
 
     def holds(self, block: str) -> bool:
         """True if a block is finished."""

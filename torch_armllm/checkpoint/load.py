@@ -142,6 +142,11 @@ def load_model(
             with config_errors(path):
                 _with_settings(config, {"kv_cache": kv_cache_dtype})
     elif quantization is not None and (size := _weight_bytes(path)) > (free := free_memory()):
+        if quantization.bits is not None:
+            raise ValueError(
+                f"bits={quantization.bits} needs the float weights in memory, {size / 1e9:.1f} GB, and "
+                f"{free / 1e9:.1f} GB are free: use torch-armllm quantize --bits, from folder to folder"
+            )
         logger.warning(
             "the weights have %.1f GB and %.1f GB are free: each layer is quantized as it is read, "
             "without input importance",

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.journal import Journal, fingerprint
+from torch_armllm.checkpoint.measured_blocks import measured_by_blocks
 from torch_armllm.checkpoint.model_config import config_errors, read_config
 from torch_armllm.checkpoint.streamed_calibration import (
     NoCalibration,
@@ -27,7 +29,9 @@ from torch_armllm.quant.layer_quantizer import LayerQuantizer
 from torch_armllm.quant.layers import Layer, check_finite, find_layers
 from torch_armllm.quant.methods.base import CALIBRATED, Method
 from torch_armllm.quant.methods.calibrated.layerwise import NotByLayersError
+from torch_armllm.quant.methods.importance import random_tokens
 from torch_armllm.quant.methods.registry import make_method
+from torch_armllm.quant.mixed_bits import candidates, with_bits
 from torch_armllm.quant.outliers import find_outliers, refuse_outliers
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord, Report
@@ -67,7 +71,7 @@ def quantize_folder(
         quantization: the name of a scheme, or a `Recipe`.
         restart: discards an unfinished run in ``out``.
         progress: shows a bar with the time left.
-        calibration: token ids ``(sequences, length)`` for calibrating methods.
+        calibration: token ids ``(sequences, length)`` for calibrating methods, and for `Recipe.bits`.
 
     Returns:
         The report, with a record for each layer.
@@ -86,9 +90,15 @@ def quantize_folder(
     quantized = [layer for layer in layers if layer.name in schemes]
     streamed = _calibration_of(recipe, model, reader, quantized, calibration, out)
     inputs = {**fingerprint(source, files), "method": recipe.method, **streamed.fingerprint}
+    if recipe.bits is not None:
+        inputs["bits"] = recipe.bits
     journal = Journal(out, inputs, restart)
+    if recipe.bits is not None:
+        recipe = _with_bits(recipe, model, reader, layers, schemes, calibration, journal, progress)
+        layers, schemes = recipe.assign(layers)
     _check_resumable(journal.records, layers, schemes)
     streamed.resume([block for block in reader.blocks if journal.holds(block)])
+    calibrated = recipe.method in CALIBRATED
     quantizer = _BlockQuantizer(model, layers, schemes, streamed.method, journal.records, progress)
     with quantizer.bar:
         for block in reader.blocks:
@@ -97,7 +107,7 @@ def quantize_folder(
             reader.load(block)
             records = quantizer.quantize_loaded()
             if not recipe.allow_outliers:
-                refuse_outliers([*journal.records, *records], f"{out} holds no model yet")
+                refuse_outliers([*journal.records, *records], f"{out} holds no model yet", calibrated)
             modules = {n: m for n, m in describe_modules(model).items() if n not in journal.modules}
             streamed.finish_block(block)
             journal.add(block, reader.loaded_tensors(), records, modules)
@@ -110,7 +120,7 @@ def quantize_folder(
     journal.close()  # last: without it, what an interrupted run leaves would be a stranger's folder
     positions = {layer.name: position for position, layer in enumerate(layers)}
     report = Report(sorted(journal.records, key=lambda record: positions[record.name]))
-    report.outliers = {record.name: usual for record, usual in find_outliers(report.layers)}
+    report.outliers = {record.name: usual for record, usual in find_outliers(report.layers, calibrated)}
     report.bytes_before, report.bytes_after = sum(file.stat().st_size for file in files), written
     return report
 
@@ -126,12 +136,33 @@ def _calibration_of(
     """Returns the method of a recipe, and what it runs as blocks are read."""
     if recipe.method in CALIBRATED and tokens is not None:
         return StreamedCalibration(model, reader, layers, recipe, tokens, out)
-    if recipe.method == "mse" and recipe.importance is not False and tokens is None:
+    measures = recipe.method == "mse" and recipe.importance is not False
+    if measures and (tokens is None or recipe.bits is not None):
         try:
             return StreamedCalibration(model, reader, layers, recipe, None, out)
         except NotByLayersError as error:
             logger.warning("%s: weights are rounded without input statistics", error)
-    return NoCalibration(make_method(recipe.method, model, layers, calibration=tokens))
+    calibration = tokens if recipe.method in CALIBRATED or recipe.bits is None else None
+    return NoCalibration(make_method(recipe.method, model, layers, calibration=calibration))
+
+
+def _with_bits(
+    recipe: Recipe,
+    model: Any,
+    reader: BlockReader,
+    layers: Sequence[Layer],
+    schemes: Mapping[str, Scheme],
+    tokens: Tensor | None,
+    journal: Journal,
+    progress: bool,
+) -> Recipe:
+    """Returns the recipe with the overrides that `Recipe.bits` leads to, or those of an unfinished run."""
+    if journal.overrides is None:
+        tokens = random_tokens(model) if tokens is None else tokens
+        chosen = candidates(recipe, layers, schemes)
+        sensitivities = measured_by_blocks(model, reader, chosen, tokens, progress)
+        journal.choose(with_bits(recipe, layers, schemes, sensitivities).overrides)
+    return replace(recipe, overrides=journal.overrides or {})
 
 
 class _BlockQuantizer:

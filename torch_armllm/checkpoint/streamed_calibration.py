@@ -83,21 +83,14 @@ class StreamedCalibration:
         self._out = out
         self._tokens = tokens
         self.fingerprint = {} if tokens is None else {"calibration": tokens_hash(tokens)}
-        stages = decoder_layers(model)
-        inside = {id(module): index for index, stage in enumerate(stages) for module in stage.modules()}
-        modules = {block: model.get_submodule(block) for block in reader.blocks}
-        self._stages = {b: inside[id(module)] for b, module in modules.items() if id(module) in inside}
-        base_model = {id(module) for module in base_model_of(model).modules()}
-        _compute_buffers(model)
-        for block, module in modules.items():
-            if block not in self._stages and id(module) in base_model:
-                reader.load(block)
+        self._stages = stage_blocks(model, reader)
+        load_around_stages(model, reader)
         statistics = recipe.importance is not False
         method = make_method(recipe.method, model, layers, statistics, tokens, on_meta=True)
         reader.release()
         assert isinstance(method, CalibratedMethod)
         self.method = method
-        self._last = len(stages) - 1
+        self._last = len(method.stages.modules) - 1
 
     def resume(self, finished: Sequence[str]) -> None:
         """Saves the tokens, and continues after the blocks that an earlier run has finished."""
@@ -121,6 +114,24 @@ class StreamedCalibration:
         journal.write()
         stage = self._stages.get(block, 0)
         (self._out / _STATES.format(stage - 1)).unlink(missing_ok=True)
+
+
+def stage_blocks(model: Any, reader: BlockReader) -> dict[str, int]:
+    """Returns the index of the decoder layer that a block is, by the block's name; others have none."""
+    stages = decoder_layers(model)
+    inside = {id(module): index for index, stage in enumerate(stages) for module in stage.modules()}
+    modules = {block: model.get_submodule(block) for block in reader.blocks}
+    return {block: inside[id(module)] for block, module in modules.items() if id(module) in inside}
+
+
+def load_around_stages(model: Any, reader: BlockReader, head: bool = False) -> None:
+    """Loads the embeddings and norms around the decoder layers, and the ``head`` if told to."""
+    stages = stage_blocks(model, reader)
+    base_model = {id(module) for module in base_model_of(model).modules()}
+    _compute_buffers(model)
+    for block in reader.blocks:
+        if block not in stages and (head or id(model.get_submodule(block)) in base_model):
+            reader.load(block)
 
 
 def saved_tokens(out: Path) -> Tensor | None:

@@ -21,6 +21,7 @@ from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modu
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
+from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.outliers import find_outliers
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord, Report
@@ -206,7 +207,9 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     report = Report(variant=variants.machine().selected)
     report.layers = describe(model, "quantization is off") if records is None else records
-    report.outliers = {record.name: expected for record, expected in find_outliers(report.layers)}
+    calibrated = is_packed(model) and model.config.quantization_config.recipe.method in CALIBRATED
+    outliers = find_outliers(report.layers, calibrated)
+    report.outliers = {record.name: expected for record, expected in outliers}
     report.bytes_before = float_bytes(model, _bytes(model))
     state = model.__dict__[STATE] = PatchState(base_model_of(model), None, is_packed(model), report)
     try:

@@ -12,7 +12,10 @@ from torch_armllm.quant.attach import attach
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layer_quantizer import LayerQuantizer
 from torch_armllm.quant.layers import check_finite, find_layers
+from torch_armllm.quant.methods.base import CALIBRATED
+from torch_armllm.quant.methods.importance import random_tokens
 from torch_armllm.quant.methods.registry import make_method
+from torch_armllm.quant.mixed_bits import candidates, measured, with_bits
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.outliers import refuse_outliers
@@ -48,7 +51,8 @@ def quantize(
         quantization: the name of a scheme, or a `Recipe`.
         keep_original: keep the float weights, for `restore`.
         progress: show a progress bar.
-        calibration: token ids ``(sequences, length)`` for the methods that calibrate.
+        calibration: token ids ``(sequences, length)`` for the methods that calibrate, and for `Recipe.bits`,
+            which measures on random tokens without them.
         resume: a folder in which ``gptq`` stores finished layers; after an interruption, the same call
             continues from there.  It can be deleted once the model is saved.
 
@@ -64,6 +68,12 @@ def quantize(
         raise ValueError("the model is quantized already; call torch_armllm.unpatch(model) first")
     layers, schemes = recipe.assign(find_layers(model, recipe.ignore))
     check_finite(layers)
+    if recipe.bits is not None:
+        tokens = random_tokens(model) if calibration is None else calibration
+        sensitivities = measured(model, candidates(recipe, layers, schemes), tokens)
+        recipe = with_bits(recipe, layers, schemes, sensitivities)
+        layers, schemes = recipe.assign(layers)
+        calibration = calibration if recipe.method in CALIBRATED else None
     selected = [layer for layer in layers if layer.name in schemes]
     statistics = recipe.importance is not False
     method = make_method(recipe.method, model, selected, statistics, calibration, resume)
@@ -73,7 +83,7 @@ def quantize(
         quantized = {layer.name: quantizer.run(layer) for layer in bar}
         records = [quantized.get(layer.name) or LayerRecord.unquantized(layer) for layer in layers]
         if not recipe.allow_outliers:
-            refuse_outliers(records)
+            refuse_outliers(records, calibrated=recipe.method in CALIBRATED)
     except BaseException:
         method.abandon()
         raise

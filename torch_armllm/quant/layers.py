@@ -59,6 +59,14 @@ class Layer:
             return [weight_of(self.module)]
         return [p for p in self.module.parameters(recurse=False) if p.dim() >= 2]
 
+    def matrices(self) -> list[list[Tensor]]:
+        """Returns views (N, K) of the matrices that are packed: one, or each expert's, by their role."""
+        if self.layout is None:
+            weight = weight_of(self.module).detach()
+            return [[weight.t() if isinstance(self.module, Conv1D) else weight]]
+        inner, outer = self.weights()
+        return [*self.layout.inner(inner), self.layout.outer(outer)]
+
 
 def is_linear(module: nn.Module) -> bool:
     """True if a module computes ``x · Wᵀ + b`` from plain parameters: ``nn.Linear`` or GPT-2's ``Conv1D``."""

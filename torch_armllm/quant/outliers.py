@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from torch_armllm.quant.report import LayerRecord
-from torch_armllm.quant.schemes.registry import scheme_named
+from torch_armllm.quant.schemes.registry import DEFAULT, scheme_named
 
 FACTOR = 2.0
 """Times the expected error; twice corresponds to a step twice as wide, so to the loss of one bit."""
@@ -45,25 +45,35 @@ def expected_errors(records: Iterable[LayerRecord]) -> dict[str, float]:
     }
 
 
-def find_outliers(records: Sequence[LayerRecord]) -> list[tuple[LayerRecord, float]]:
-    """Returns layers with more than `FACTOR` times the expected error and that expectation, worst first."""
+def find_outliers(
+    records: Sequence[LayerRecord], calibrated: bool = False
+) -> list[tuple[LayerRecord, float]]:
+    """Returns layers with more than `FACTOR` times the expected error and that expectation, worst first.
+
+    A ``calibrated`` method moves weights on purpose, to make up for the errors of earlier layers, and does so
+    whatever the scheme: its layers are outliers only beyond the limit of INT4.
+    """
     expected = expected_errors(records)
+    harmless = FACTOR * gaussian_error(DEFAULT) if calibrated else HARMLESS
     outliers = [
         (record, expected[record.scheme])
         for record in records
-        if record.error is not None and record.error > max(FACTOR * expected[record.scheme], HARMLESS)
+        if record.error is not None and record.error > max(FACTOR * expected[record.scheme], harmless)
     ]
     return sorted(outliers, key=lambda pair: pair[0].error or 0.0, reverse=True)
 
 
-def refuse_outliers(records: Sequence[LayerRecord], state: str = "nothing was changed") -> None:
+def refuse_outliers(
+    records: Sequence[LayerRecord], state: str = "nothing was changed", calibrated: bool = False
+) -> None:
     """Raises ValueError for outliers; the message names them and the remedies.
 
     Args:
         records: records of a model's layers.
         state: the state that the error leaves, for the message.
+        calibrated: see `find_outliers`.
     """
-    outliers = find_outliers(records)
+    outliers = find_outliers(records, calibrated)
     if not outliers:
         return
     worst, expected = outliers[0]

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.quant.methods.base import check_method
-from torch_armllm.quant.schemes.registry import scheme_named
+from torch_armllm.quant.schemes.registry import DEFAULT, scheme_named
 
 if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
     from torch_armllm.quant.layers import Layer
@@ -43,6 +43,9 @@ class Recipe:
             errors by the energy of each input channel; see `torch_armllm.quant.methods.calibrated.smoothing`.
             None: do so, except where transformers' loader quantizes weights as it reads them; True loads the
             whole float model first there.
+        bits: mean bits a weight of the quantized layers except heads.  The schemes of the layers that
+            ``overrides`` do not name are chosen so that the model's predictions change least: see
+            `torch_armllm.quant.mixed_bits`.  None: all have ``scheme``.
     """
 
     scheme: str = "g32i"
@@ -52,6 +55,7 @@ class Recipe:
     method: str = "mse"
     allow_outliers: bool = False
     importance: bool | None = None
+    bits: float | None = None
 
     @classmethod
     def of(cls, quantization: str | Recipe) -> Recipe:
@@ -80,6 +84,8 @@ class Recipe:
             raise ValueError(f"allow_outliers must be true or false, not {self.allow_outliers!r}")
         if not (self.importance is None or isinstance(self.importance, bool)):
             raise ValueError(f"importance must be true, false or null, not {self.importance!r}")
+        if self.bits is not None and (isinstance(self.bits, bool) or not isinstance(self.bits, (int, float))):
+            raise ValueError(f"bits must be a number of bits a weight, such as 4.5, not {self.bits!r}")
         check_method(self.method)
         # `int4` is an alias of g32i
         object.__setattr__(self, "scheme", scheme_named(self.scheme).name)
@@ -87,6 +93,10 @@ class Recipe:
         object.__setattr__(self, "ignore", tuple(self.ignore))
         overrides = {pattern: _canonical(scheme) for pattern, scheme in self.overrides.items()}
         object.__setattr__(self, "overrides", overrides)
+        if self.bits is not None and self.scheme != DEFAULT:
+            raise ValueError(
+                f"bits={self.bits} chooses the schemes of the layers: leave out the scheme {self.scheme!r}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as JSON types, as a saved ``quantization_config`` holds them."""
@@ -98,6 +108,7 @@ class Recipe:
             "method": self.method,
             "allow_outliers": self.allow_outliers,
             "importance": bool(self.importance),
+            "bits": self.bits,
         }
 
     def assign(self, layers: Sequence[Layer]) -> tuple[list[Layer], dict[str, Scheme]]:
@@ -139,6 +150,10 @@ class Recipe:
             raise ValueError(
                 f"the weights are packed as {own.scheme!r} already; to use {self.scheme!r}, load "
                 "the original model"
+            )
+        if self.bits is not None and self.bits != own.bits:
+            raise ValueError(
+                f"the weights are packed already; to choose {self.bits} bits, load the original model"
             )
         if self.overrides and dict(self.overrides) != dict(own.overrides):
             raise ValueError(

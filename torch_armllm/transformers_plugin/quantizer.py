@@ -79,7 +79,7 @@ class ArmInt4Quantizer(HfQuantizer):
                 forget_ties(model)
             elif config.source is not None:
                 self._loader = ThirdPartyLoader(model, config)
-            elif not config.recipe.importance:
+            elif not config.recipe.importance and config.recipe.bits is None:
                 self._loader = LayerLoader(model, config)
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:

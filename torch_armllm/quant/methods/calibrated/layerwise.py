@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.quant.layers import Layer
+from torch_armllm.quant.methods.calibrated.recorded_call import RecordedCall, first_of
 
 _BATCH_TOKENS = 2048
 """Tokens per batch."""
@@ -24,34 +23,6 @@ class NotByLayersError(ValueError):
 
 class _Stop(Exception):
     """Ends a forward at the module whose inputs are recorded."""
-
-
-@dataclass
-class _Call:
-    """A recorded call of a decoder layer: hidden states, further arguments and the output."""
-
-    module: nn.Module
-    states: Tensor
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any = None
-
-    def same_context(self, other: _Call) -> bool:
-        """True if both calls have the same masks, positions and other arguments except hidden states."""
-        mine, theirs = self.context(), other.context()
-        return len(mine) == len(theirs) and all(map(_equal, mine, theirs))
-
-    def context(self) -> list[Any]:
-        """Returns all arguments except hidden states, as a flat list."""
-        return _leaves((self.args, [self.kwargs[name] for name in sorted(self.kwargs)]))
-
-    @property
-    def stateless(self) -> bool:
-        """True if only hidden states carry state from layer to layer."""
-        return all(_plain(leaf) for leaf in self.context())
-
-    def __call__(self, states: Tensor) -> Tensor:
-        return _first(self.module(states, *self.args, **self.kwargs))
 
 
 class Stages:
@@ -78,14 +49,16 @@ class Stages:
         Raises:
             NotByLayersError: a model on the meta device cannot be run layer by layer.
         """
+        self._model = model
         self._base = base_model_of(model)
         self._batches = list(tokens.split(batch))
         self.sizes = [part.numel() for part in self._batches]
         self.modules: list[nn.Module] = decoder_layers(model)
-        self._calls: list[_Call] = []
+        self._calls: list[RecordedCall] = []
         self._states: list[Tensor] = []
         self._floats: list[Tensor] = []
         self._on_meta = on_meta
+        self._in_tuple = False
         if not self.modules:
             self.whole: str | None = "it has no list of layers"
         else:
@@ -109,8 +82,8 @@ class Stages:
     def sample(self, stage: int) -> Tensor:
         """Returns the output for the first text of the stage that `run_float` ran last."""
         if not self.streamed:
-            return _first(tuple(self._forward(self._batches[0][:1]).values()))
-        return _cut(self._calls[stage], 1)(self._sample)
+            return first_of(tuple(self._forward(self._batches[0][:1]).values()))
+        return self._calls[stage].cut(1)(self._sample)
 
     def run_float(self, stage: int) -> None:
         """Runs a stage on its inputs in the float model, for hooks; call it once per stage, in order."""
@@ -118,11 +91,10 @@ class Stages:
             self._sample = self._floats[0][:1]
         for index, tokens in enumerate(self._batches):
             if self.streamed:
-                self._floats[index] = _cut(self._calls[stage], len(tokens))(self._floats[index])
+                self._floats[index] = self._calls[stage].cut(len(tokens))(self._floats[index])
             else:
                 self._forward(tokens)
-        if self._on_meta and not self._calls[stage].stateless:
-            raise _whole_only(self._base, _SHARED)
+        self._check_stateless(stage)
 
     def run_until(self, stage: int, module: nn.Module, see: Callable[[tuple[Any, ...]], None]) -> None:
         """Runs a stage batch by batch up to a module, and calls ``see`` with the module's arguments."""
@@ -136,7 +108,7 @@ class Stages:
             for index, tokens in enumerate(self._batches):
                 with suppress(_Stop):
                     if self.streamed:
-                        _cut(self._calls[stage], len(tokens))(self._states[index])
+                        self._calls[stage].cut(len(tokens))(self._states[index])
                     else:
                         self._forward(tokens)
         finally:
@@ -147,7 +119,25 @@ class Stages:
         if self.streamed:
             call = self._calls[stage]
             for index, tokens in enumerate(self._batches):
-                self._states[index] = _cut(call, len(tokens))(self._states[index])
+                self._states[index] = call.cut(len(tokens))(self._states[index])
+
+    def run(self, stage: int, states: Sequence[Tensor]) -> list[Tensor]:
+        """Returns a streamed stage's output for a hidden state of each batch."""
+        call = self._calls[stage]
+        outputs = [call.cut(len(x))(x) for x in states]
+        self._check_stateless(stage)
+        return outputs
+
+    def inputs(self) -> list[Tensor]:
+        """Returns the inputs of the first streamed stage, by batch."""
+        return list(self._states)
+
+    def logits(self, batch: int, states: Tensor) -> Tensor:
+        """Returns the model's logits of a batch if the last streamed stage's output is ``states``."""
+        with _passing_through(self.modules, self._in_tuple, states):
+            logits = self._model(input_ids=self._batches[batch], use_cache=False).logits
+        assert isinstance(logits, Tensor)
+        return logits
 
     def state(self) -> dict[str, list[Tensor]]:
         """Returns the inputs of the next stage, for `restore` in another run."""
@@ -156,6 +146,11 @@ class Stages:
     def restore(self, state: dict[str, list[Tensor]]) -> None:
         """Restores the result of `state`."""
         self._states, self._floats = state["states"], state["floats"]
+
+    def _check_stateless(self, stage: int) -> None:
+        """Raises NotByLayersError if a stage that was on the meta device has written a shared state."""
+        if self._on_meta and not self._calls[stage].stateless:
+            raise _whole_only(self._base, _SHARED)
 
     def _forward(self, tokens: Tensor) -> Any:
         return self._base(input_ids=tokens, use_cache=False)
@@ -166,8 +161,9 @@ class Stages:
         if [call.module for call in self._calls] != self.modules:
             return "its layers do not run once each, in order"
         for call, following in zip(self._calls, self._calls[1:], strict=False):
-            if _first(call.output) is not following.states:
+            if first_of(call.output) is not following.states:
                 return "it computes something between its layers"
+        self._in_tuple = isinstance(self._calls[0].output, tuple)
         for call in self._calls:
             call.output = None
             if not call.stateless:
@@ -192,13 +188,13 @@ class Stages:
                     break
         return reason
 
-    def _record(self, tokens: Tensor | None = None, only_first: bool = False) -> list[_Call]:
-        calls: list[_Call] = []
+    def _record(self, tokens: Tensor | None = None, only_first: bool = False) -> list[RecordedCall]:
+        calls: list[RecordedCall] = []
 
         def before(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             named = dict(named)
             states, rest = (args[0], args[1:]) if args else (named.pop("hidden_states", None), ())
-            calls.append(_Call(module, states, rest, named))
+            calls.append(RecordedCall(module, states, rest, named))
             if only_first:
                 raise _Stop
 
@@ -230,11 +226,14 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _passing_through(layers: Sequence[nn.Module], in_tuple: bool) -> Iterator[None]:
-    """Makes layers return their input."""
+def _passing_through(
+    layers: Sequence[nn.Module], in_tuple: bool, result: Tensor | None = None
+) -> Iterator[None]:
+    """Makes layers return their input, or a given ``result``."""
 
     def forward(*arguments: Any, **named: Any) -> Any:
         states = arguments[0] if arguments else named["hidden_states"]
+        states = states if result is None else result
         return (states,) if in_tuple else states
 
     for layer in layers:
@@ -251,42 +250,3 @@ def _whole_only(model: nn.Module, reason: str) -> NotByLayersError:
         f"{type(model).__name__} cannot be calibrated layer by layer ({reason}): load the whole model and "
         "use torch_armllm.quantize(model, …, calibration=…) and model.save_pretrained"
     )
-
-
-def _cut(call: _Call, sequences: int) -> _Call:
-    """Returns the call for a batch of fewer sequences, as the last batch may be."""
-    if sequences == len(call.states):
-        return call
-    before = len(call.states)
-
-    def less(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dim() and value.shape[0] == before:
-            return value[:sequences]
-        if isinstance(value, (tuple, list)):
-            return type(value)(less(part) for part in value)
-        return value
-
-    named = {name: less(value) for name, value in call.kwargs.items()}
-    return _Call(call.module, call.states[:sequences], less(call.args), named)
-
-
-def _first(output: Any) -> Tensor:
-    first = output[0] if isinstance(output, (tuple, list)) else output
-    assert isinstance(first, Tensor), f"a decoder layer returned {type(output).__name__}"
-    return first
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, (tuple, list)):
-        return [leaf for part in value for leaf in _leaves(part)]
-    return [value]
-
-
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, (Tensor, bool, int, float, str)) or value == {}
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.equal(one, other)
-    return one is other or one == other

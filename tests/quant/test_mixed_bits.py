@@ -1,0 +1,183 @@
+"""A recipe with bits gives each layer the scheme that it is worth, and the model has that many bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import torch_armllm
+from tests.quant.methods.loud_model import loud
+from tests.support.calibration import CALIBRATION, tensors
+from tests.support.models import tiny, token_ids
+from torch_armllm import Recipe
+from torch_armllm.checkpoint import quantize_folder as quantize_folder_module
+from torch_armllm.checkpoint.block_reader import BlockReader
+from torch_armllm.checkpoint.quantize_folder import quantize_folder
+from torch_armllm.cli import main
+from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.report import LayerRecord
+
+
+def mean_bits(records: list[LayerRecord]) -> float:
+    """Bits a weight of the layers that are not heads."""
+    counted = [x for x in records if x.quantized and x.kind != "head"]
+    return 8 * sum(x.bytes_after for x in counted) / sum(x.parameters for x in counted)
+
+
+def schemes(model: torch.nn.Module) -> dict[str, str]:
+    """Scheme by name of the packed modules."""
+    return {n: m.scheme for n, m in model.named_modules() if isinstance(m, (QuantLinear, QuantExperts))}
+
+
+@pytest.mark.parametrize("method", ["mse", "gptq", "rtn"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gpt2"])
+def test_the_model_has_the_bits_that_were_asked_for(kind: str, method: str) -> None:
+    least = mean_bits(quantize(tiny(kind), Recipe(method="rtn"), progress=False))
+    most = mean_bits(quantize(tiny(kind), Recipe("int8", method="rtn"), progress=False))
+    bits = round(0.5 * (least + most), 2)
+    model = loud(kind)
+    records = quantize(model, Recipe(method=method, bits=bits), progress=False, calibration=CALIBRATION)
+    assert bits - 0.25 * (most - least) < mean_bits(records) <= bits
+    assert {"g32i", "int6"} <= set(schemes(model).values())
+    with torch.no_grad():
+        assert bool(model(token_ids(2, 9)).logits.isfinite().all())
+
+
+def test_the_layers_that_lose_most_get_the_bits() -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        for name in ("o_proj", "q_proj"):  # nothing that attention computes in this layer is seen
+            getattr(model.model.layers[0].self_attn, name).weight.mul_(0)
+    quantize(model, Recipe(bits=6.0), progress=False, calibration=CALIBRATION)
+    found = schemes(model)
+    assert {found[f"model.layers.0.self_attn.{x}_proj"] for x in "qkvo"} == {"g32i"}
+    assert {"int6", "int8"} & {found[f"model.layers.1.mlp.{x}_proj"] for x in ("gate", "up", "down")}
+
+
+def test_gate_and_up_projection_stay_one_op() -> None:
+    for bits in (5.0, 6.0, 7.0):
+        model = loud("llama")
+        quantize(model, Recipe(bits=bits), progress=False)
+        for name, scheme in schemes(model).items():
+            if name.endswith("gate_proj"):
+                assert schemes(model)[name.replace("gate", "up")] == scheme
+
+
+def test_overrides_stay_and_count() -> None:
+    model = loud("llama")
+    recipe = Recipe(bits=6.4, overrides={"*.down_proj": "int8", "*.0.self_attn.k_proj": "g32"})
+    records = quantize(model, recipe, progress=False, calibration=CALIBRATION)
+    found = schemes(model)
+    assert {s for n, s in found.items() if n.endswith("down_proj")} == {"int8"}
+    assert found["model.layers.0.self_attn.k_proj"] == "g32"
+    assert mean_bits(records) <= 6.4
+
+
+def test_too_few_bits_name_the_least_and_change_nothing() -> None:
+    model = tiny("llama")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"bits=3 is too little .* need at least \d\.\d\d bits a weight"):
+        torch_armllm.patch(model, Recipe(bits=3), progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("bits", ["5", True, [5]])
+def test_bits_are_a_number(bits: object) -> None:
+    with pytest.raises(ValueError, match="bits must be a number of bits a weight"):
+        Recipe(bits=bits)  # type: ignore[arg-type]
+
+
+def test_bits_and_a_scheme_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="leave out the scheme 'g64'"):
+        Recipe("g64", bits=5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_a_patched_model_computes_as_its_modules_do(kind: str) -> None:
+    model, ids = loud(kind), token_ids(2, 20)
+    report = torch_armllm.patch(model, Recipe(bits=6.0), progress=False, calibration=CALIBRATION)
+    assert report.captured, report.capture_reason
+    with torch.no_grad():
+        fused = model(ids).logits
+        torch_armllm.unpatch(model)
+        floats = model(ids).logits
+    assert float((fused - floats).norm() / floats.norm()) < 0.1
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("method", ["gptq", "mse"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_folder_to_folder_equals_in_memory(kind: str, method: str, tmp_path: Path) -> None:
+    loud(kind).save_pretrained(tmp_path / "float")
+    recipe = Recipe(method=method, bits=5.5)
+    report = quantize_folder(
+        tmp_path / "float", tmp_path / "out", recipe, progress=False, calibration=CALIBRATION
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "float")
+    records = quantize(model, recipe, progress=False, calibration=CALIBRATION)
+    assert [(x.name, x.scheme) for x in report.layers] == [(x.name, x.scheme) for x in records]
+    assert len({x.scheme for x in records}) > 2
+    model.save_pretrained(tmp_path / "saved")
+    ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "saved")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert settings["bits"] == 5.5
+    loaded = torch_armllm.load(str(tmp_path / "out"), fuse=False)
+    assert schemes(loaded) == schemes(model)
+    with pytest.raises(ValueError, match=r"to choose 5\.0 bits, load the original model"):
+        torch_armllm.patch(loaded, Recipe(bits=5.0))
+
+
+def test_an_interrupted_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loud("llama").save_pretrained(tmp_path / "float")
+    recipe = Recipe(bits=5.5)
+    whole = quantize_folder(
+        tmp_path / "float", tmp_path / "whole", recipe, progress=False, calibration=CALIBRATION
+    )
+    measured = quantize_folder_module.measured_by_blocks
+    load = BlockReader.load
+
+    def then_interrupted(*arguments: object) -> object:
+        result = measured(*arguments)  # type: ignore[arg-type]
+
+        def interrupted(self: BlockReader, block: str) -> None:
+            if block == "model.layers.1":
+                raise KeyboardInterrupt
+            load(self, block)
+
+        monkeypatch.setattr(BlockReader, "load", interrupted)
+        return result
+
+    monkeypatch.setattr(quantize_folder_module, "measured_by_blocks", then_interrupted)
+    arguments = tmp_path / "float", tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        quantize_folder(*arguments, recipe, progress=False, calibration=CALIBRATION)
+    monkeypatch.setattr(BlockReader, "load", load)
+    monkeypatch.setattr(quantize_folder_module, "measured_by_blocks", None)  # it must not run again
+    with pytest.raises(ValueError, match="holds an unfinished run of another"):
+        quantize_folder(*arguments, Recipe(bits=5.0), progress=False, calibration=CALIBRATION)
+    resumed = quantize_folder(*arguments, recipe, progress=False, calibration=CALIBRATION)
+    assert resumed.layers == whole.layers
+    ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_command_takes_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch_armllm.llm import calibration_text
+
+    monkeypatch.setattr(calibration_text, "SEQUENCES", 2)
+    monkeypatch.setattr(calibration_text, "LENGTH", 24)
+    loud("llama").save_pretrained(tmp_path / "float")
+    arguments = ["quantize", str(tmp_path / "float"), str(tmp_path / "out"), "--bits", "6", "--json"]
+    assert main.main(arguments) == 0
+    layers = json.loads(capsys.readouterr().out.splitlines()[-1])["layers"]
+    assert len({x["scheme"] for x in layers if x["kind"] == "linear"}) > 1
