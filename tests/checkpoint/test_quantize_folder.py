@@ -207,3 +207,13 @@ def test_only_one_block_is_in_memory(source: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(BlockReader, "loaded_tensors", seen)
     quantize_folder(source, tmp_path / "out", progress=False)
     assert [len(blocks) for blocks in most] == [1] * 5
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_a_tied_embedding_that_shares_no_integers_is_written_once(tmp_path: Path) -> None:
+    """Gemma's embedding multiplies what it looks up, so it keeps its floats."""
+    tiny("gemma", dtype=torch.bfloat16, tie_word_embeddings=True).save_pretrained(tmp_path / "float")
+    quantize_folder(tmp_path / "float", tmp_path / "out", Recipe(method="rtn"), progress=False)
+    files = [load_file(file) for file in (tmp_path / "out").glob("*.safetensors")]
+    assert sum("model.embed_tokens.weight" in file for file in files) == 1
+    assert torch_armllm.load(str(tmp_path / "out")).get_input_embeddings().weight.dtype == torch.bfloat16

@@ -55,6 +55,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Configuration of each family in addition to `COMMON`."""
 MORE: dict[str, dict[str, Any]] = {
+    "gemma": {"head_dim": 16},
+    "nemotron": {},
+    "qwen3_next": {
+        "head_dim": 16,
+        "num_experts": 0,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "qwen2_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 2,

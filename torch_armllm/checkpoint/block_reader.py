@@ -104,7 +104,8 @@ class BlockReader:
 
     def release(self) -> None:
         """Moves all loaded tensors back to the meta device."""
-        for module in self._model.modules():
+        replaced = [module for uses in self._ties for _, module, _ in uses]  # perhaps no longer in the model
+        for module in (*self._model.modules(), *replaced):
             for name, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta:
                     empty = torch.empty_like(parameter, device="meta")
