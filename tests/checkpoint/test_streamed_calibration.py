@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 import torch_armllm
+from tests.quant.methods.loud_model import loud
 from tests.support.calibration import CALIBRATION, tensors
-from tests.support.models import tiny
+from tests.support.models import tiny, token_ids
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.checkpoint.streamed_calibration import saved_tokens
@@ -43,6 +44,30 @@ def test_streamed_calibration_equals_calibration_in_memory(
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert not list((tmp_path / "out").glob("calibrating*"))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("method", ["mse", "gptq", "awq"])
+@pytest.mark.parametrize("family", ["gemma", "nemotron"])
+def test_streamed_norms_of_one_plus_weight_keep_their_bits(family: str, method: str, tmp_path: Path) -> None:
+    loud(family, **TIED).save_pretrained(tmp_path / "float")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "float")
+    recipe, tokens = Recipe(method=method), None if method == "mse" else CALIBRATION
+    quantize_folder(tmp_path / "float", tmp_path / "out", recipe, progress=False, calibration=tokens)
+    torch_armllm.patch(model, recipe, calibration=tokens, progress=False)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    loaded.save_pretrained(tmp_path / "again")
+    theirs = tensors(tmp_path / "saved")
+    for folder in ("out", "again"):
+        ours = tensors(tmp_path / folder)
+        assert {name: t.dtype for name, t in ours.items()} == {name: t.dtype for name, t in theirs.items()}
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert theirs["model.layers.0.input_layernorm.weight"].dtype == torch.float32
+    assert model.dtype == loaded.dtype == torch.bfloat16
+    ids = token_ids(2, 9)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from torch_armllm.hf.names import METHOD, TIED
+from torch_armllm.hf.names import METHOD, TIED, WIDE
 from torch_armllm.kv_cache.dtypes import check_kv_cache_dtype
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import scheme_named
@@ -32,7 +32,8 @@ class ArmInt4Config(QuantizationConfigMixin):
         recipe: schemes and method of the weights.
         kv_cache_dtype: see `torch_armllm.patch`.
         fuse: patch the model after loading; False leaves that to a later call of ``patch``.
-        modules: of a saved model: scheme and round-trip error of each packed module, by name.
+        modules: of a saved model: scheme and round-trip error of each packed module, by name; and the norms
+            that keep float32 weights.
         stored: headers of the tensors of a third-party checkpoint while it is loaded; not saved.
         source: the tool that quantized the weights, such as ``gptq``, if not this package; see
             `torch_armllm.load`.
@@ -104,7 +105,7 @@ def _check_modules(modules: Any) -> None:
     for name, module in modules.items():
         if not isinstance(module, Mapping) or not isinstance(module.get("scheme"), str):
             raise ValueError(f"modules[{name!r}] must be an object with a scheme, not {module!r}")
-        if module["scheme"] != TIED:
+        if module["scheme"] not in (TIED, WIDE):
             scheme_named(module["scheme"])
         error = module.get("error")
         if isinstance(error, bool) or not (error is None or isinstance(error, (int, float))):

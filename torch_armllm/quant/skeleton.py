@@ -10,17 +10,18 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import parameter
-from torch_armllm.hf.names import TIED
+from torch_armllm.hf.names import TIED, WIDE
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import ModuleSlots, is_linear, weight_of
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import SHARED_SCHEMES, TiedEmbedding
+from torch_armllm.quant.offset_norm import is_wide, widen
 from torch_armllm.quant.packing import empty_panels
 
 
 def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Returns scheme, round-trip error and sizes of every packed module, by name.
+    """Returns scheme, round-trip error and sizes of every packed module, and the float32 norms, by name.
 
     Panels are padded, so that their shapes do not tell the sizes.
     """
@@ -28,6 +29,8 @@ def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
     for name, module in model.named_modules():
         if isinstance(module, TiedEmbedding):
             described[name] = {"scheme": TIED}
+        elif is_wide(module):
+            described[name] = {"scheme": WIDE}
         elif isinstance(module, (QuantLinear, QuantExperts)):
             error = None if module.error is None else round(module.error, 6)
             described[name] = {"scheme": module.scheme, "error": error, "sizes": _sizes(module)}
@@ -58,6 +61,13 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
             )
         if saved.get("scheme") == TIED:
             embeddings.append(shell)
+        elif saved.get("scheme") == WIDE:
+            if not any(parameter is not None for parameter in shell._parameters.values()):
+                raise ValueError(
+                    f"quantization_config says that the weight of {name} is float32, but a "
+                    f"{type(shell).__name__} has none: config.json belongs to another model"
+                )
+            widen(shell)
         else:
             packed = _empty(name, shell, saved)
             if saved.get("sizes", _sizes(packed)) != _sizes(packed):

@@ -12,8 +12,8 @@ from torch_armllm import Recipe
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.calibrated.awq import Awq
-from torch_armllm.quant.methods.calibrated.channel_scaling import find_scalings
 from torch_armllm.quant.methods.calibrated.layerwise import Stages
+from torch_armllm.quant.methods.calibrated.scaling_search import find_scalings
 from torch_armllm.quant.schemes.registry import scheme_named
 
 TOKENS = torch.randint(97, (8, 32), generator=torch.Generator().manual_seed(3))
@@ -37,7 +37,7 @@ def test_scalings_are_found_by_tracing_a_layer(kind: str) -> None:
     linears = [x.module for x in find_layers(model) if x.kind == "linear"]
     names = {id(module): name for name, module in stage.named_modules()}
     with torch.no_grad():
-        scalings, refused = find_scalings(stage, linears, lambda: stages.sample(0))
+        scalings, refused = find_scalings(stage, linears, lambda: stages.sample(0), stages.sample(0))
     found = {names[id(x.writer)]: {names[id(r)].split(".")[-1] for r in x.readers} for x in scalings}
     assert found == FOLDED[kind]
     if kind == "mixtral":

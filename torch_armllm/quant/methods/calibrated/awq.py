@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import torch
@@ -15,15 +14,13 @@ from torch_armllm.quant.methods.calibrated.channel_scaling import (
     MAX_EXPONENT,
     AppliedScaling,
     ChannelScaling,
-    find_scalings,
-    undo_scalings,
 )
-from torch_armllm.quant.methods.calibrated.hessian import Hessian
-from torch_armllm.quant.methods.calibrated.input_capture import record_inputs
+from torch_armllm.quant.methods.calibrated.hessian import DAMPING, Hessian
+from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs
+from torch_armllm.quant.methods.calibrated.smoothing import energy_of
+from torch_armllm.quant.methods.calibrated.stage_scaling import StageScaling
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Search
-
-logger = logging.getLogger(__name__)
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Exponents to try: a channel is scaled by its root mean square to this power."""
@@ -32,7 +29,7 @@ POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 class Awq(CalibratedMethod):
     """Activation-aware channel scales (arXiv 2306.00978) as powers of two, which do not change the outputs.
 
-    For each activation that can be scaled (see `find_scalings`), a power of the channels' sizes is chosen by
+    For each activation that can be scaled (see `StageScaling`), a power of the channels' sizes is chosen by
     the squared output error of the layers that read it.  The scales of these layers are then searched with
     errors weighted by the energy of each channel.
     """
@@ -45,7 +42,7 @@ class Awq(CalibratedMethod):
         """Prepares to run the model."""
         super().__init__(model, layers, tokens, on_meta)
         self._roundings: dict[str, Rounding] = {}
-        self._scaled: list[AppliedScaling] = []
+        self._scaling = StageScaling(model, self.stages, layers, self._stage_of)
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
         stage = self._stage_of.get(layer.name)
@@ -56,47 +53,30 @@ class Awq(CalibratedMethod):
 
     @property
     def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102
-        return self._scaled
+        return self._scaling.scaled
 
     def abandon(self) -> None:  # noqa: D102
-        undo_scalings(self._scaled)
-        self._scaled = []
+        self._scaling.undo()
 
     def finish(self, stage: int) -> None:  # noqa: D102
         if self._stage < stage:
             self._stage = stage
             self.stages.run_float(stage)
-        self._scaled, self._roundings = [], {}
+        self._scaling.scaled, self._roundings = [], {}
 
     def _scale(self, stage: int, scheme: Scheme) -> None:
         """Scales the channels of a stage, and creates the roundings of its layers."""
-        inside = [x for x in self._layers if self._stage_of.get(x.name) == stage and x.layout is None]
-        inputs = record_inputs(inside, lambda: self.stages.run_float(stage))
-        shared: dict[int, Hessian] = {}
-        for entry in {id(entry): entry for entry in inputs.values()}.values():
-            if entry.inputs:
-                shared[id(entry)] = Hessian(entry.inputs[0].shape[-1])
-                for x in entry.inputs:
-                    shared[id(entry)].add(x)
-        hessians = {
-            id(x.module): shared[id(inputs[x.name])] for x in inside if id(inputs.get(x.name)) in shared
-        }
-        linears = [x.module for x in inside if id(x.module) in hessians]
-        module = self.stages.modules[stage]
-        scalings, refused = find_scalings(module, linears, lambda: self.stages.sample(stage))
-        for scaling in scalings:
-            hessian = hessians[id(scaling.readers[0])]
-            powers = choose_powers(scaling, hessian, scheme)
-            scaling.scale(powers)
-            self._scaled.append(AppliedScaling(scaling, powers))
-            factors = scaling.spread(powers.float())
-            hessian.total /= factors[:, None] * factors
-        if refused:
-            logger.info("stage %d: channels of %s are not scaled", stage, ", ".join(refused))
-        for layer in inside:
-            if id(layer.module) in hessians:
-                energy = hessians[id(layer.module)].damped().diagonal()
-                self._roundings[layer.name] = Search(energy / energy.mean())
+
+        def choose(scaling: ChannelScaling, read: FloatInputs) -> Tensor:
+            hessian = Hessian(read.inputs[0].shape[-1])
+            for x in read.inputs:
+                hessian.add(x)
+            return choose_powers(scaling, hessian, scheme)
+
+        inputs = self._scaling.run(stage, choose)
+        for name, read in inputs.items():
+            if read.inputs:
+                self._roundings[name] = Search(energy_of(read.inputs, floor=DAMPING))
 
 
 def choose_powers(scaling: ChannelScaling, hessian: Hessian, scheme: Scheme) -> Tensor:
@@ -118,4 +98,4 @@ def choose_powers(scaling: ChannelScaling, hessian: Hessian, scheme: Scheme) -> 
             error += float(((error_matrix @ second_moments) * error_matrix).sum())
         if error < least:
             best, least = powers, error
-    return best.to(weight_of(scaling.readers[0]).dtype)
+    return best

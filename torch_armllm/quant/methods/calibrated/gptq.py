@@ -59,7 +59,7 @@ class Gptq(CalibratedMethod):
         self._experts: dict[str, ExpertInputs] = {}
         self._packed: dict[nn.Module, nn.Module] = {}
         self._stage_of_module: dict[nn.Module, int] = {}
-        described = f"{model} {'scaled' if smooth else ''}"
+        described = f"{model} {'scaled where exact' if smooth else ''}"
         self._resume_cache = ResumeCache(resume, tokens, described) if resume is not None else None
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
@@ -122,7 +122,7 @@ class Gptq(CalibratedMethod):
         self._enter(stage)
         self._advance()
         if self._smoothing is not None:
-            self._smoothing.scaled = []
+            self._smoothing.forget()
 
     def _enter(self, stage: int) -> None:
         """Advances to a stage, and records the inputs of its layers in the float model."""

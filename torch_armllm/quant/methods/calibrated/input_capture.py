@@ -22,6 +22,10 @@ class FloatInputs:
         self.leader = leader
         self.inputs: list[Tensor] = []
 
+    def multiply(self, factors: Tensor) -> None:
+        """Multiplies the inputs by a factor for each channel (K,)."""
+        self.inputs = [x * factors.to(x.dtype) for x in self.inputs]
+
 
 def record_inputs(layers: Sequence[Layer], run: Callable[[], None]) -> dict[str, FloatInputs]:
     """Records the inputs of layers by name during ``run``; layers that read one tensor share an entry."""

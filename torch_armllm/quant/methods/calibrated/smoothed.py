@@ -66,4 +66,4 @@ class Smoothed(CalibratedMethod):
         if self._stage < stage:
             self._stage = stage
             self._smooth(stage)
-        self._smoothing.scaled = []
+        self._smoothing.forget()
