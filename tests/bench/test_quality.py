@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+import shutil
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from bench import quality_peers
 from bench.gguf_writer import write_float
-from bench.quality.comparison import Comparison
+from bench.quality.comparison import Comparison, logits
 from bench.quality.divergence import Divergence
 from bench.quality.importance import check, importance, save
 from bench.quality.llama_kinds import DEFAULT, KINDS, Kind, kinds, without_padding
@@ -272,3 +275,39 @@ def test_message_of_llama_is_shown(tmp_path: Path) -> None:
     message = "(?s)cannot make plain-q4_0-imatrix.gguf: .*no such library"
     with pytest.raises(RuntimeError, match=message):
         Peer(str(tmp_path / "python"), tmp_path).quantize(tmp_path / "plain.gguf", Kind("q4_0", imatrix=True))
+
+
+class _FloatPeer(Peer):
+    """A llama.cpp that rounds nothing and runs files by our own reader."""
+
+    made: ClassVar[list[tuple[str, Kind, bool]]] = []
+
+    def quantize(self, source: Path, kind: Kind) -> Path:
+        self.made.append((source.stem, kind, source.with_suffix(".npz").exists()))
+        return shutil.copy(source, self.folder / "quantized.gguf")
+
+    def logits(self, model: Path, tokens: Tensor) -> Iterator[Tensor]:
+        yield from logits(load_model(str(model), torch.float32, dequantize=True), tokens)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_files_of_llama_are_made_of_the_model_or_of_the_padded_one(
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_FloatPeer, "made", [])
+    model = tiny("llama", tie_word_embeddings=True)
+    comparison = Comparison("tiny", padded(model) if whole else model, token_ids(2, 24), token_ids(2, 24))
+    chosen = kinds("q4_0+padded+imatrix,q4_k_m,q4_k_m+padded")
+    quality_peers._theirs(comparison, _FloatPeer("python", tmp_path), chosen)
+    assert all(row.kl.value == pytest.approx(0, abs=1e-6) for row in comparison.results.rows)
+    rows = comparison.results.rows[2:]
+    if whole:  # nothing to pad, so that two are the same
+        assert [row.name for row in rows] == ["Q4_0, imatrix", "Q4_K_M"]
+    else:
+        assert [row.name for row in rows] == ["Q4_0, padded, imatrix", "Q4_K_M", "Q4_K_M, padded"]
+    assert [row.series for row in rows[:2]] == ["llama.cpp, imatrix", "llama.cpp"]
+    assert all(row.bits == 32 for row in rows)
+    assert [row.file is None for row in rows] == ([False] * 2 if whole else [True, False, True])
+    stems = ["plain"] * 2 if whole else ["wide", "plain", "wide"]
+    assert [(stem, weighed) for stem, _, weighed in _FloatPeer.made] == [(stem, True) for stem in stems]
+    assert not (tmp_path / "quantized.gguf").exists()
