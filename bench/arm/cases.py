@@ -53,7 +53,17 @@ class Case:
         return " ".join((self.op, *self.options))
 
 
-GROUPS = {"g32i": 32, "g32": 32, "g64": 64, "g128": 128, "g128z": 128, "row": 0, "i8": 0, "int6": 32}
+GROUPS = {
+    "g32i": 32,
+    "g32": 32,
+    "g64": 64,
+    "g128": 128,
+    "g128z": 128,
+    "row": 0,
+    "i8": 0,
+    "int6": 32,
+    "int3": 32,
+}
 
 
 WIDE_GROUPS = ("g64", "g128", "g128z")

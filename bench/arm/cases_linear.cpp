@@ -38,13 +38,15 @@ Tensor packed(const std::string& scheme, const std::vector<int64_t>& leading, in
                 .tensor();
   } else {
     Call call("pack_int4");
-    const bool six_bits = scheme == "int6";
-    const int64_t low = has_zero_points(scheme) ? 0 : six_bits ? -32 : -8, high = low + (six_bits ? 63 : 15);
+    const bool six_bits = scheme == "int6", three_bits = scheme == "int3";
+    const int64_t levels = six_bits ? 64 : three_bits ? 8 : 16;
+    const int64_t low = has_zero_points(scheme) ? 0 : -levels / 2, high = low + levels - 1;
     call.with("q", bytes({kPanel, in_features}, low, high, ScalarType::Char)).with("scheme", scheme);
     call.with("scales", values(scale_sizes, ScalarType::Float));
-    if (scheme == "g32i" || six_bits)
+    if (scheme == "g32i" || six_bits || three_bits)
       call.with("multipliers",
-                bytes({kPanel, (in_features + kGroup - 1) / kGroup}, 1, six_bits ? 4 : 16, ScalarType::Byte),
+                bytes({kPanel, (in_features + kGroup - 1) / kGroup}, 1, six_bits ? 4 : 16,
+                      three_bits ? ScalarType::Char : ScalarType::Byte),
                 true);
     if (has_zero_points(scheme)) call.with("zeros", bytes(scale_sizes, 0, 15, ScalarType::Byte), true);
     panel = call.tensor();

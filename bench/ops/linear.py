@@ -17,7 +17,17 @@ from torch_armllm.ops import linear
 SIZE = 2048
 TOKENS = (1, 4, 8, 16, 64, 128, 512)
 GEMV = 8  # tokens up to which the weights come from memory
-SCHEMES = {"g32i": 32, "g32": 32, "g128": 128, "g128z": 128, "g32m": 32, "i8": 0, "int6": 32, "int8g32": 32}
+SCHEMES = {
+    "g32i": 32,
+    "g32": 32,
+    "g128": 128,
+    "g128z": 128,
+    "g32m": 32,
+    "i8": 0,
+    "int6": 32,
+    "int3": 32,
+    "int8g32": 32,
+}
 PEERS = ("oneDNN u8s8", "_int_mm", "_weight_int4pack_mm", "linear bf16")
 
 
@@ -31,6 +41,10 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
     if scheme == "int6":
         q = torch.randint(-32, 32, (rows, columns), dtype=torch.int8)
         multipliers = torch.randint(1, 5, (rows, groups), dtype=torch.uint8)
+        return linear.pack_int4(q, multipliers, torch.rand(rows), scheme)
+    if scheme == "int3":
+        q, signs = torch.randint(-4, 4, (rows, columns), dtype=torch.int8), torch.tensor([-1, 1]).char()
+        multipliers = torch.randint(1, 17, (rows, groups)).char() * signs[torch.randint(2, (rows, groups))]
         return linear.pack_int4(q, multipliers, torch.rand(rows), scheme)
     if scheme == "g32i":
         multipliers = torch.randint(1, 17, (rows, groups), dtype=torch.uint8)

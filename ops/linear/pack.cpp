@@ -54,6 +54,16 @@ void set_six_bits(uint8_t* values, int64_t row, int64_t k, int u) {
   high = uint8_t((high & ~(3 << at)) | (u >> 4 & 3) << at);
 }
 
+// Stores u of row r's value k among the values of an int3 panel.
+void set_three_bits(uint8_t* values, int64_t row, int64_t k, int u) {
+  const int64_t line = k % kGroup / 8, byte = row % 8 * 8 + k % 8, nibble = row / 8 * 4;
+  uint8_t* group = values + k / kGroup * group_value_bytes(Scheme::int3);
+  uint8_t &low = group[line / 2 * 64 + byte], &high = group[128 + byte];
+  const int at = int(nibble + line % 2 * 2), bit = int(nibble + line);
+  low = uint8_t((low & ~(3 << at)) | (u & 3) << at);
+  high = uint8_t((high & ~(1 << bit)) | (u >> 2 & 1) << bit);
+}
+
 void set_plane_bits(uint8_t* section, int64_t group, int64_t row, int v) {
   uint16_t planes[2];
   std::memcpy(planes, section + group * 4, 4);
@@ -63,7 +73,7 @@ void set_plane_bits(uint8_t* section, int64_t group, int64_t row, int v) {
 
 struct PlainWeight {
   const int8_t* q;
-  const uint8_t* multipliers;  // g32i and int6 only
+  const uint8_t* multipliers;  // schemes with multipliers only; int8 if they are signed
   const uint8_t* zero_points;
   const void* scales;  // f32 or bf16
   const float* offsets;
@@ -95,14 +105,27 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
   }
   if (has_multipliers(layout.scheme)) {
     for (int64_t g = 0; g < groups; ++g) {
-      const int m = s.multipliers[row * groups + g] - 1;
+      const uint8_t stored = s.multipliers[row * groups + g];
+      const bool negative = has_signed_multipliers(layout.scheme) && int8_t(stored) < 0;
+      const int m = (negative ? -int8_t(stored) : stored) - 1;
       in_range &= m >= 0 && m < largest_multiplier(layout.scheme);
+      if (negative) panel[layout.signs + g * 2 + r / 8] |= uint8_t(1 << r % 8);
       if (layout.scheme == Scheme::int6) {
         set_plane_bits(panel + layout.multipliers, g, r, m);
       } else {
         set_nibble(panel[layout.multipliers + g * 8 + r % 8], r >= 8, m);
       }
     }
+  }
+  if (layout.scheme == Scheme::int3) {
+    for (int64_t k = 0; k < groups * kGroup; ++k) {
+      const int value = k < s.in_features ? q[k] : 0;
+      in_range &= value >= -4 && value <= 3;
+      const bool negative = int3_negative(panel + layout.signs, k / kGroup, r);
+      set_three_bits(values, r, k, negative ? 3 - value : value + 4);
+    }
+    std::memcpy(panel + r * 4, static_cast<const float*>(s.scales) + row, 4);
+    return in_range;
   }
   if (layout.scheme == Scheme::int6) {
     for (int64_t k = 0; k < s.in_features; ++k) {
@@ -149,12 +172,14 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
   return in_range;
 }
 
-// Sets all values of an int6 panel to q = 0: bits 0 … 3 are 0, bits 4 and 5 are 2.
+// Sets all values of an int6 or int3 panel to q = 0: only the highest bit of each is set.
 void fill_with_zeros(const PanelLayout& layout, uint8_t* panel) {
+  const bool six = layout.scheme == Scheme::int6;
+  const int64_t low = six ? 256 : 128, high = six ? 128 : 64;
   uint8_t* group = panel + layout.values;
-  for (int64_t g = 0; g < layout.groups; ++g, group += group_value_bytes(layout.scheme)) {
-    std::memset(group, 0, 256);
-    std::memset(group + 256, 0xaa, 128);
+  for (int64_t g = 0; g < layout.groups; ++g, group += low + high) {
+    std::memset(group, 0, size_t(low));
+    std::memset(group + low, six ? 0xaa : 0xff, size_t(high));
   }
 }
 
@@ -163,7 +188,7 @@ bool pack_panel(const PlainWeight& s, const PanelLayout& layout, int64_t first, 
   const int64_t rows = std::min(kPanel, s.rows - first);
   std::memset(panel, 0, layout.values);
   if (has_zero_points(layout.scheme)) std::memset(panel + layout.zero_points, 0x88, layout.scale_groups * 8);
-  if (layout.scheme == Scheme::int6) {
+  if (layout.scheme == Scheme::int6 || layout.scheme == Scheme::int3) {
     fill_with_zeros(layout, panel);
   } else {
     std::memset(panel + layout.values, is_int8(layout.scheme) ? 0 : 0x08, layout.bytes - layout.values);
@@ -192,6 +217,13 @@ float int6_value(const PanelLayout& layout, const uint8_t* panel, int64_t, int64
   return float((int6_bits(group, r, k % kGroup) - 32) * m) * float_at(panel, 0, r);
 }
 
+float int3_value(const PanelLayout& layout, const uint8_t* panel, int64_t, int64_t r, int64_t k) {
+  const int m = nibble_of(panel + layout.multipliers, k / kGroup, r) + 1;
+  const uint8_t* group = panel + layout.values + k / kGroup * group_value_bytes(Scheme::int3);
+  const int q = int3_bits(group, r, k % kGroup) - 4 + int3_negative(panel + layout.signs, k / kGroup, r);
+  return float(q * m) * float_at(panel, 0, r);
+}
+
 float int4_value(const PanelLayout& layout, const uint8_t* panel, int64_t column, int64_t r, int64_t k) {
   const NibblePosition p = nibble_position(r, k);
   const uint8_t byte = panel[layout.values + p.byte];
@@ -208,9 +240,10 @@ float int4_value(const PanelLayout& layout, const uint8_t* panel, int64_t column
 void unpack_panel(const PanelLayout& layout, const uint8_t* panel, int64_t rows, int64_t in_features,
                   float* out) {
   const int64_t step = groups_per_scale(layout.scheme);
-  const auto value_of = layout.scheme == Scheme::int6 ? int6_value
-                        : is_int8(layout.scheme)      ? int8_value
-                                                      : int4_value;
+  const auto value_of = layout.scheme == Scheme::int6   ? int6_value
+                        : layout.scheme == Scheme::int3 ? int3_value
+                        : is_int8(layout.scheme)        ? int8_value
+                                                        : int4_value;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t k = 0; k < in_features; ++k) {
       const int64_t column = step ? k / kGroup / step : 0;
@@ -250,7 +283,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
     STD_TORCH_CHECK(type_of(scales) == ScalarType::Float, "scales must be float32");
   }
   STD_TORCH_CHECK(multipliers.has_value() == has_multipliers(scheme),
-                  "multipliers are required by schemes g32i and int6, and invalid for other schemes");
+                  "multipliers are required by schemes g32i, int6 and int3, and invalid for other schemes");
   STD_TORCH_CHECK(zeros.has_value() == has_zero_points(scheme),
                   "zeros are required by schemes with a 'z' (rowz, g32z, …) and invalid for other schemes");
   STD_TORCH_CHECK(offsets.has_value() == has_offsets(scheme),
@@ -263,7 +296,9 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   const Tensor values = contiguous(q), dense_scales = contiguous(scales);
   std::optional<Tensor> factors, zero_points, weight_offsets;
   if (multipliers.has_value()) {
-    STD_TORCH_CHECK(type_of(*multipliers) == ScalarType::Byte, "multipliers must be uint8");
+    const bool is_signed = has_signed_multipliers(scheme);
+    STD_TORCH_CHECK(type_of(*multipliers) == (is_signed ? ScalarType::Char : ScalarType::Byte),
+                    "multipliers must be ", is_signed ? "int8 for scheme int3" : "uint8");
     check_sizes(*multipliers, q, layout.groups, "multipliers", "32");
     factors = contiguous(*multipliers);
   }
@@ -308,6 +343,8 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
     STD_TORCH_CHECK(in_range.load(), "q and zeros must be in 0..15, and group scales must be finite");
   } else if (scheme == Scheme::int6) {
     STD_TORCH_CHECK(in_range.load(), "q must be in -32..31, and multipliers in 1..4");
+  } else if (scheme == Scheme::int3) {
+    STD_TORCH_CHECK(in_range.load(), "q must be in -4..3, and multipliers in -16..-1 or 1..16");
   } else {
     STD_TORCH_CHECK(in_range.load(),
                     "q must be in -8..7, multipliers in 1..16, and group scales and offsets must be finite");

@@ -14,7 +14,7 @@ PANEL = 16
 GROUP = 32
 SCHEMES = ENUMS["Scheme"]
 """Every scheme and its number among the kernels."""
-EXACT = ("g32i", "row", "rowz", "i8", "int6")
+EXACT = ("g32i", "row", "rowz", "i8", "int6", "int3")
 """Schemes with integer sums over all of K: the same bits in every variant and batch."""
 
 
@@ -26,8 +26,9 @@ class PanelLayout:
         groups: number of groups of 32 columns.
         span: columns per float group scale; 0 for one scale per row.
         scale_groups: scales per row.
-        scales, offsets, multipliers, zero_points, values: start of each section, set even if the scheme lacks
-            it; for INT8 with group scales, ``scales`` and ``values`` are the start of the groups' panels.
+        scales, offsets, multipliers, signs, zero_points, values: start of each section, set even if the
+            scheme lacks it; for INT8 with group scales, ``scales`` and ``values`` are the start of the
+            groups' panels.
         bytes: size of the panel.
     """
 
@@ -37,6 +38,7 @@ class PanelLayout:
     scales: int
     offsets: int
     multipliers: int
+    signs: int
     zero_points: int
     values: int
     bytes: int
@@ -75,7 +77,7 @@ def is_int8(scheme: str) -> bool:
 
 def has_multipliers(scheme: str) -> bool:
     """True if each group of 32 columns has an integer multiplier."""
-    return scheme in ("g32i", "int6")
+    return scheme in ("g32i", "int6", "int3")
 
 
 def panel_layout(scheme: str, in_features: int) -> PanelLayout:
@@ -90,7 +92,7 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     if is_int8(scheme) and span:
         start = scale_groups * PANEL * 4 if has_offsets(scheme) else 0
         total = start + scale_groups * PANEL * 4 + groups * 512
-        return PanelLayout(groups, span, scale_groups, start, 0, start, start, start, total)
+        return PanelLayout(groups, span, scale_groups, start, 0, start, start, start, start, total)
     sections = offsets = at = PANEL * 4
     if span:
         at = sections = offsets = at + _lines(scale_groups * PANEL * (2 if has_bf16_scales(scheme) else 4))
@@ -98,10 +100,13 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
         at = sections = at + scale_groups * PANEL * 4
     if has_multipliers(scheme):
         at += _lines(groups * (4 if scheme == "int6" else 8))
+    signs = at if scheme == "int3" else sections
+    if scheme == "int3":
+        at += _lines(groups * 2)
     if has_zero_points(scheme):
         at += _lines(scale_groups * 8)
-    total = at + groups * (512 if scheme == "i8" else 384 if scheme == "int6" else 256)
-    return PanelLayout(groups, span, scale_groups, PANEL * 4, offsets, sections, sections, at, total)
+    total = at + groups * {"i8": 512, "int6": 384, "int3": 192}.get(scheme, 256)
+    return PanelLayout(groups, span, scale_groups, PANEL * 4, offsets, sections, signs, sections, at, total)
 
 
 def panel_count(out_features: int) -> int:
@@ -120,7 +125,7 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
 
     Returns:
         int8 ``(N, K)``: 0..15 for schemes with zero points, -128..127 for INT8, -32..31 for ``int6``,
-        otherwise -8..7.
+        -4..3 for ``int3``, otherwise -8..7.
     """
     layout = panel_layout(scheme, in_features)
     panels = panel_count(out_features)
@@ -135,20 +140,32 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
         lines = values.view(torch.int8).view(panels, layout.groups * 8, PANEL, 4)
     elif scheme == "int6":
         lines = _six_bits(values.view(panels, layout.groups, 6, PANEL * 4)).view(panels, -1, PANEL, 4)
+    elif scheme == "int3":
+        lines = _three_bits(values.view(panels, layout.groups, 3, PANEL // 2, 8))
     else:
         pairs = values.view(panels, layout.groups * 4, PANEL // 2, 8)
         lines = torch.cat((pairs & 15, (pairs >> 4) ^ 8), 2).to(torch.int8)
         if not has_zero_points(scheme):
             lines = lines - 8
     rows = lines.permute(0, 2, 1, 3).reshape(panels * PANEL, layout.groups * GROUP)
+    if scheme == "int3":
+        negative = _negative(weight, layout).repeat_interleave(GROUP, 1)
+        rows = torch.where(negative, -1 - rows, rows)
     return rows[:out_features, :in_features].contiguous()
 
 
 def unpack_multipliers(weight: Tensor, out_features: int, in_features: int, scheme: str = "g32i") -> Tensor:
-    """Unpacks multipliers: uint8 ``(out_features, groups)`` in 1..16 (``g32i``) or 1..4 (``int6``)."""
+    """Unpacks multipliers: ``(out_features, groups)``.
+
+    They are uint8 in 1..16 for ``g32i`` and in 1..4 for ``int6``, and int8 in -16..-1 or 1..16 for ``int3``.
+    """
     layout = panel_layout(scheme, in_features)
-    if scheme == "g32i":
-        return _unpack_nibbles(weight, layout.multipliers, layout.groups, out_features) + 1
+    if scheme != "int6":
+        sizes = _unpack_nibbles(weight, layout.multipliers, layout.groups, out_features) + 1
+        if scheme == "g32i":
+            return sizes
+        negative = _negative(weight, layout)[:out_features]
+        return torch.where(negative, -sizes.to(torch.int8), sizes.to(torch.int8))
     section = weight[:, layout.multipliers : layout.multipliers + layout.groups * 4].contiguous()
     planes = section.view(-1, layout.groups, 2, 2, 1)
     bits = ((planes >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(3)  # (panels, G, 2, 16)
@@ -208,7 +225,7 @@ def scale_sections(weight: Tensor, in_features: int, scheme: str) -> list[Tensor
 
 
 def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str) -> tuple[Tensor, Tensor]:
-    """Unpacks a weight of an exact scheme (g32i, row, rowz, i8, int6) to integers and one scale per row.
+    """Unpacks a weight of an exact scheme (one of `EXACT`) to integers and one scale per row.
 
     Returns:
         ``w`` int8 ``(out_features, in_features)`` and ``row_scale`` float32 ``(out_features,)``: the weight
@@ -280,6 +297,24 @@ def _six_bits(lines: Tensor) -> Tensor:
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     high = ((lines[:, :, 4:, None] >> shifts) & 3).flatten(2, 3)
     return (low | high << 4).to(torch.int8) - 32
+
+
+def _three_bits(lines: Tensor) -> Tensor:
+    """Joins the bits of ``int3``: uint8 ``(panels, G, 3, 8, 8)`` to int8 ``(panels, 4 · G, 16, 8)`` in -4..3.
+
+    Groups with a negative multiplier store -1 - q.
+    """
+    nibbles = torch.cat((lines & 15, lines >> 4), 3)  # (panels, G, 3, 16, 8)
+    low = torch.stack((nibbles[:, :, :2] & 3, nibbles[:, :, :2] >> 2), 3).flatten(2, 3)
+    high = (nibbles[:, :, 2:] >> torch.arange(4, dtype=torch.uint8)[:, None, None]) & 1
+    return (low | high << 2).flatten(1, 2).to(torch.int8) - 4
+
+
+def _negative(weight: Tensor, layout: PanelLayout) -> Tensor:
+    """Returns which multipliers of ``int3`` are negative: bool ``(16 · panels, groups)``."""
+    section = weight[:, layout.signs : layout.signs + layout.groups * 2].contiguous()
+    bits = (section.view(-1, layout.groups, 2, 1) >> torch.arange(8, dtype=torch.uint8)) & 1
+    return bits.flatten(2).permute(0, 2, 1).reshape(-1, layout.groups) == 1
 
 
 def _float_section(weight: Tensor, start: int, layout: PanelLayout, out_features: int) -> Tensor:

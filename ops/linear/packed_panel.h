@@ -6,10 +6,12 @@
 //   row scales    16 × f32; for float-group schemes: max over the row of |q · s_group| / 127
 //   group scales  S × 16 × f32, or bf16 if the scheme ends in `b`    (float-group schemes)
 //   offsets       S × 16 × f32    (schemes with `m`)
-//   multipliers   G × 8 bytes, byte b of a group: low nibble m[b] − 1, high nibble m[b + 8] − 1    (g32i)
+//   multipliers   G × 8 bytes, byte b of a group: low nibble |m[b]| − 1, high nibble |m[b + 8]| − 1
+//                 (g32i, int3)
 //                 G × 2 × u16, bit r of the first: bit 0 of m[r] − 1, of the second: bit 1    (int6)
+//   signs         G × u16, bit r of a group: m[r] is negative    (int3)
 //   zero points   S × 8 bytes, byte b: low nibble z[b], high nibble z[b + 8]    (schemes with `z`)
-//   values        G × 256 bytes of nibbles, G × 384 bytes (int6), or G × 512 bytes of int8 (i8)
+//   values        G × 256 bytes of nibbles, G × 192 bytes (int3), G × 384 bytes (int6), or G × 512 bytes (i8)
 //
 // G = ceil(K / 32) groups.  S is the number of scales per row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1
 // for `rowz`. INT8 with group scales (int8g32 …) consists of the offsets, if any, and then S panels of scheme
@@ -24,6 +26,7 @@
 //   g32m …   s_group · q + c_group        −8 … 7      as g32; then float offset · activation sum, in gemm too
 //   i8       s_row · q                    −128 … 127  exact integers
 //   int6     s_row · m_group · q          −32 … 31    exact integers; m in 1 … 4, so that m · q is INT8
+//   int3     s_row · m_group · q          −4 … 3      exact integers; m in ±1 … ±16
 //   int8g32  s_group · q                  −128 … 127  exact in a group; float sums in group order everywhere
 //   int8g32m s_group · q + c_group        −128 … 127  as int8g32; then the offsets
 //
@@ -40,6 +43,11 @@
 // int6: u = q + 32, in the order of INT8.  Four lines of 64 bytes hold bits 0 … 3: the low nibbles of line j
 // those of INT8 line 2·j, the high nibbles those of line 2·j + 1.  Two lines follow with bits 4 and 5: bits
 // 2·i and 2·i + 1 of a byte of line j are those of INT8 line 4·j + i.
+//
+// int3: u = q + 4, or 3 − q where m is negative, so that |m|·(u − 4 + (m < 0)) is m·q.  The order is that of
+// nibbles: the low nibble of a byte for row r, the high nibble for row r + 8.  Two lines of 64 bytes hold
+// bits 0 and 1: those of line j of nibbles are bits 2·(j % 2) and 2·(j % 2) + 1 of each nibble of line j / 2.
+// The third line holds bit 2: that of line j is bit j of each nibble.
 //
 // Columns past K and rows past N hold the value zero.
 #pragma once
@@ -78,7 +86,10 @@ static constexpr bool has_bf16_scales(Scheme s) { return (static_cast<int32_t>(s
 static constexpr bool has_offsets(Scheme s) { return (static_cast<int32_t>(s) & 32) != 0; }
 static constexpr bool has_int8_groups(Scheme s) { return (static_cast<int32_t>(s) & 64) != 0; }
 static constexpr bool is_int8(Scheme s) { return s == Scheme::i8 || has_int8_groups(s); }
-static constexpr bool has_multipliers(Scheme s) { return s == Scheme::g32i || s == Scheme::int6; }
+static constexpr bool has_multipliers(Scheme s) {
+  return s == Scheme::g32i || s == Scheme::int6 || s == Scheme::int3;
+}
+static constexpr bool has_signed_multipliers(Scheme s) { return s == Scheme::int3; }
 static constexpr int largest_multiplier(Scheme s) { return s == Scheme::int6 ? 4 : 16; }
 
 // Groups of 32 that share a float scale; 0 for one scale per row, where sums stay integers to the end.
@@ -93,7 +104,8 @@ struct PanelLayout {
   int64_t scale_groups;  // S; 1 for one scale per row
   int64_t scales;        // byte offset of the group scales (float-group schemes)
   int64_t offsets;       // byte offset (schemes with offsets)
-  int64_t multipliers;   // byte offset (g32i and int6)
+  int64_t multipliers;   // byte offset (schemes with multipliers)
+  int64_t signs;         // byte offset (schemes with signed multipliers)
   int64_t zero_points;   // byte offset (schemes with zero points)
   int64_t values;        // byte offset of nibbles, int8 lines or per-group i8 panels
   int64_t bytes;
@@ -101,7 +113,7 @@ struct PanelLayout {
 
 // Bytes of values per group of 32 columns.
 static constexpr int64_t group_value_bytes(Scheme s) {
-  return is_int8(s) ? 512 : s == Scheme::int6 ? 384 : 256;
+  return is_int8(s) ? 512 : s == Scheme::int6 ? 384 : s == Scheme::int3 ? 192 : 256;
 }
 
 // Bytes of a panel of scheme i8 with `groups` groups.
@@ -109,7 +121,7 @@ static constexpr int64_t int8_panel_bytes(int64_t groups) { return kPanel * 4 + 
 
 static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
   const int64_t groups = ceil_div(in_features, kGroup), step = groups_per_scale(scheme);
-  PanelLayout p{scheme, groups, step ? ceil_div(groups, step) : 1, kPanel * 4, 0, 0, 0, 0, 0};
+  PanelLayout p{scheme, groups, step ? ceil_div(groups, step) : 1, kPanel * 4, 0, 0, 0, 0, 0, 0};
   if (has_int8_groups(scheme)) {
     p.scales = p.values = has_offsets(scheme) ? p.scale_groups * kPanel * 4 : 0;
     p.bytes = p.values + p.scale_groups * kPanel * 4 + groups * 512;
@@ -119,8 +131,12 @@ static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
   if (step) at += round_up(p.scale_groups * kPanel * (has_bf16_scales(scheme) ? 2 : 4), 64);
   p.offsets = at;
   if (has_offsets(scheme)) at += p.scale_groups * kPanel * 4;
-  p.multipliers = p.zero_points = at;
+  p.multipliers = p.signs = p.zero_points = at;
   if (has_multipliers(scheme)) at += round_up(groups * (scheme == Scheme::int6 ? 4 : 8), 64);
+  if (has_signed_multipliers(scheme)) {
+    p.signs = at;
+    at += round_up(groups * 2, 64);
+  }
   if (has_zero_points(scheme)) at += round_up(p.scale_groups * 8, 64);
   p.values = at;
   p.bytes = at + groups * group_value_bytes(scheme);
@@ -139,6 +155,18 @@ static inline int int6_multiplier(const uint8_t* multipliers, int64_t group, int
   uint16_t planes[2];
   __builtin_memcpy(planes, multipliers + group * 4, 4);
   return 1 + (planes[0] >> row & 1) + 2 * (planes[1] >> row & 1);
+}
+
+// True if the multiplier of a row in a group of an int3 panel is negative.
+static inline bool int3_negative(const uint8_t* signs, int64_t group, int64_t row) {
+  return (signs[group * 2 + row / 8] >> (row % 8) & 1) != 0;
+}
+
+// u of column k, 0 … 31, of a row in a group of an int3 panel.
+static inline int int3_bits(const uint8_t* group, int64_t row, int64_t k) {
+  const int64_t line = k / 8, byte = row % 8 * 8 + k % 8, nibble = row / 8 * 4;
+  const int low = group[line / 2 * 64 + byte] >> (nibble + line % 2 * 2) & 3;
+  return low | (group[128 + byte] >> (nibble + line) & 1) << 2;
 }
 
 // Folding of float group scales by gemm: with f = round_half_even(s_group / s_row · kFoldOne), 0 if s_row is

@@ -78,8 +78,8 @@ struct LinearKernels {
   // sums[i] += more[i]
   void (*accumulate)(float* sums, const float* more, int64_t n);
 
-  // Converts a panel of scheme int6 to the panel of scheme i8 with the same weights.
-  void (*expand_int6)(const uint8_t* panel, int64_t groups, uint8_t* expanded);
+  // Converts a panel of scheme int6 or int3 to the panel of computed_as(scheme) with the same weights.
+  void (*expand)(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded);
 
   bool gemv_interleaves = false;  // gemv reads interleaved activations, see gemv_block_of()
 
@@ -107,12 +107,14 @@ struct LinearKernels {
 };
 
 // The scheme whose kernels multiply a weight.
-static inline Scheme computed_as(Scheme scheme) { return scheme == Scheme::int6 ? Scheme::i8 : scheme; }
+static inline Scheme computed_as(Scheme scheme) {
+  return scheme == Scheme::int6 ? Scheme::i8 : scheme == Scheme::int3 ? Scheme::g32i : scheme;
+}
 
 // True if gemv_wide handles this token count; assumes that the count does not go through gemm.
 static inline bool is_gemv_wide(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
   return kernels.gemv_wide != nullptr && tokens > kGemvTokens &&
-         (scheme == Scheme::g32i || computed_as(scheme) == Scheme::i8);
+         (computed_as(scheme) == Scheme::g32i || computed_as(scheme) == Scheme::i8);
 }
 
 // Activations::block that gemv reads: all tokens in one block, rounded up to a pair, or one token per block.

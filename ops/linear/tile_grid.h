@@ -151,9 +151,13 @@ inline void multiply_few_tokens(const LinearKernels& kernels, Scheme scheme, con
   }
 }
 
-// True if the panels of a weight are expanded to INT8 in cache before `tokens` tokens are multiplied.
-inline bool is_expanded(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
-  return scheme == Scheme::int6 && tokens > kernels.int6_gemv_tokens;
+// Bytes of an expanded panel; 0 if the kernels read the panels themselves for `tokens` tokens.
+inline int64_t expanded_panel_bytes(const LinearKernels& kernels, Scheme scheme, int64_t groups,
+                                    int64_t tokens) {
+  const int64_t most = scheme == Scheme::int6 ? kernels.int6_gemv_tokens : 0;
+  return computed_as(scheme) == scheme || tokens <= most
+             ? 0
+             : panel_layout(computed_as(scheme), groups * kGroup).bytes;
 }
 
 // Computes one tile and calls `finish(token, first_panel, panels, acc)` for each of its rows; acc holds 16
@@ -168,17 +172,17 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
 
   if (grid.tokens <= kernels.gemv_tokens) {
     constexpr int64_t kSpare = 2 * kGemvTokens * kPanel;
-    const bool expand = is_expanded(kernels, scheme, grid.tokens);
-    const int64_t expanded_bytes = expand ? int8_panel_bytes(x.groups) : 0, width = panels * kPanel;
+    const int64_t expanded_bytes = expanded_panel_bytes(kernels, scheme, x.groups, grid.tokens);
+    const int64_t width = panels * kPanel;
     char* memory = thread_memory(expanded_bytes + (grid.tokens * width + kSpare) * 4);
     uint8_t* expanded = reinterpret_cast<uint8_t*>(memory);
     float* spare = reinterpret_cast<float*>(memory + expanded_bytes);
     float* rows = spare + kSpare;
-    if (!expand)
+    if (expanded_bytes == 0)
       multiply_few_tokens(kernels, scheme, panel, panel_stride, panels, x, grid.tokens, spare, rows, width);
-    for (int64_t p = 0; expand && p < panels; ++p) {
-      kernels.expand_int6(panel + p * panel_stride, x.groups, expanded);
-      multiply_few_tokens(kernels, Scheme::i8, expanded, expanded_bytes, 1, x, grid.tokens, spare,
+    for (int64_t p = 0; expanded_bytes != 0 && p < panels; ++p) {
+      kernels.expand(scheme, panel + p * panel_stride, x.groups, expanded);
+      multiply_few_tokens(kernels, computed_as(scheme), expanded, expanded_bytes, 1, x, grid.tokens, spare,
                           rows + p * kPanel, width);
     }
     for (int64_t t = 0; t < grid.tokens; ++t) finish(t, first_panel, panels, rows + t * width);
@@ -190,8 +194,7 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
   const int64_t most = parts.count == 1 ? kernels.gemm_tokens : std::min(kPartTokens, kernels.gemm_tokens);
   const int64_t step = kernels.gemm_panels, group_bytes = kernels.gemm_group_bytes;
   const int64_t wide = round_up(step, 2), stride = wide * kPanel;  // keeps gate and up together
-  const bool expand = is_expanded(kernels, scheme, grid.tokens);
-  const int64_t expanded_bytes = expand ? int8_panel_bytes(x.groups) : 0;
+  const int64_t expanded_bytes = expanded_panel_bytes(kernels, scheme, x.groups, grid.tokens);
   char* memory = thread_memory(step * expanded_bytes + wide * x.groups * group_bytes +
                                parts.count * stride * 8 + most * stride * (parts.count == 1 ? 4 : 8));
   uint8_t* expanded = reinterpret_cast<uint8_t*>(memory);
@@ -216,8 +219,8 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
         const int64_t some = std::min(step, count - p), at = i * stride + p * kPanel;
         for (int64_t n = 0; n < some; ++n) {
           part[n] = parts.panel_part(here + (p + n) * panel_stride, i);
-          if (!expand) continue;
-          kernels.expand_int6(part[n], x.groups, expanded + n * expanded_bytes);
+          if (expanded_bytes == 0) continue;
+          kernels.expand(scheme, part[n], x.groups, expanded + n * expanded_bytes);
           part[n] = expanded + n * expanded_bytes;
         }
         kernels.unpack(parts.scheme, part, int(some), parts.groups_of(i), part_values(i, p), row_info + at,

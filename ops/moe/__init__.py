@@ -39,7 +39,7 @@ def int4_moe(
             (:func:`torch_armllm.ops.linear.interleave_panels`).
         down: uint8 ``(E, ceil(H / 16), panel_bytes)``.
         intermediate: I.
-        scheme: scheme of both weights: ``g32i``, ``row``, ``i8`` (exact) or ``g32``.
+        scheme: scheme of both weights, as in `int4_linear`, or ``i8``.
         activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped`` or ``silu_clamped``.
         limit: clamping limit of ``swiglu_clamped`` and ``silu_clamped``.
         gate_up_bias: ``(E, 2, I)``, gate before up.

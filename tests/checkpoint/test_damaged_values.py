@@ -41,7 +41,9 @@ def test_norms_that_are_not_finite(value: float, saved: Path, tmp_path: Path) ->
         load_model(str(folders[-1]))
 
 
-@pytest.mark.parametrize("scheme", ["g32i", "g32", "g64zb", "g32m", "int8", "int8g32", "int8g32m", "row"])
+@pytest.mark.parametrize(
+    "scheme", ["g32i", "int3", "g32", "g64zb", "g32m", "int8", "int8g32", "int8g32m", "row"]
+)
 def test_scales_that_are_not_finite(scheme: str, tmp_path: Path) -> None:
     model = tiny("llama")
     quantize(model, Recipe(scheme, importance=False), progress=False)

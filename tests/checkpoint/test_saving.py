@@ -87,6 +87,25 @@ def test_loading_quantizes_as_patch_does_and_saving_keeps_every_bit(family: str,
     torch.testing.assert_close(logits(load(tmp_path / "rounded")), logits(model))
 
 
+@pytest.mark.parametrize(
+    ("family", "override"), [("llama", "*.up_proj"), ("llama", "*_proj"), ("mixtral", "experts")]
+)
+def test_layers_of_three_bits(family: str, override: str, tmp_path: Path) -> None:
+    tiny(family).save_pretrained(tmp_path / "float")
+    recipe = Recipe(overrides={override: "int3"})
+    model = load(tmp_path / "float", quantization_config=ArmInt4Config(recipe))
+    report = model.hf_quantizer.report
+    narrow = [layer for layer in report.layers if layer.scheme == "int3"]
+    assert narrow and all(0.1 < (layer.error or 0) < 0.2 for layer in narrow)
+    assert report.captured
+    model.save_pretrained(tmp_path / "packed")
+    again = load(tmp_path / "packed")
+    assert again.hf_quantizer.report.captured
+    assert torch.equal(logits(again), logits(model))
+    assert sorted(torch_armllm.unpatch(again)) == sorted(torch_armllm.unpatch(model))
+    assert torch.equal(logits(again), logits(model))
+
+
 @pytest.mark.parametrize("head", ["int8", "int6"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_head_that_is_tied_to_the_embedding(dtype: torch.dtype, head: str, tmp_path: Path) -> None:
@@ -230,9 +249,9 @@ def test_importing_the_package_is_light_and_registers_in_any_order(saved: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scheme": "int3"}, "unknown quantization scheme 'int3'; there are g32i"),
-        ({"head": "int3"}, "unknown quantization scheme 'int3'"),
-        ({"overrides": {"mlp": "int3"}}, "unknown quantization scheme 'int3'"),
+        ({"scheme": "int5"}, "unknown quantization scheme 'int5'; there are g32i"),
+        ({"head": "int5"}, "unknown quantization scheme 'int5'"),
+        ({"overrides": {"mlp": "int5"}}, "unknown quantization scheme 'int5'"),
         ({"method": "best"}, "unknown quantization method 'best'"),
         ({"kv_cache": "int4"}, "kv_cache_dtype must be one of int8"),
         ({"bits": 4}, "has no option 'bits'"),

@@ -137,8 +137,8 @@ void test_int6(const LinearKernels& tested, const char* name, Report& report) {
           expected[size_t(kPanel * 4 + k / 4 * 64 + r * 4 + k % 4)] =
               uint8_t((int6_bits(group, r, k % kGroup) - 32) * m);
         }
-      tested.expand_int6(panel.data(), groups, expanded.data());
-      report.expect(expanded == expected, text("%s expand_int6 groups %ld", name, long(groups)));
+      tested.expand(Scheme::int6, panel.data(), groups, expanded.data());
+      report.expect(expanded == expected, text("%s expand of int6, groups %ld", name, long(groups)));
       const int most = int(std::min<int64_t>(tested.int6_gemv_tokens, kGemvTokens));
       for (int tokens = 1; tokens <= most; ++tokens) {
         const int64_t first = gemv_block_of(tested, Scheme::int6, tokens);
@@ -153,6 +153,30 @@ void test_int6(const LinearKernels& tested, const char* name, Report& report) {
         report.expect(same_floats(out[0], out[1]),
                       text("%s gemv of int6, groups %ld tokens %d", name, long(groups), tokens));
       }
+    }
+}
+
+// Panels of scheme int3 are expanded value by value to panels of scheme g32i.
+void test_int3(const LinearKernels& tested, const char* name, Report& report) {
+  Random random(9);
+  for (int64_t groups : {1, 2, 3, 4, 7, 16, 33, 262})
+    for (bool extreme : {false, true}) {
+      const std::vector<uint8_t> panel = random_panel(Scheme::int3, groups, extreme, random);
+      const PanelLayout layout = panel_layout(Scheme::int3, groups * kGroup),
+                        wide = panel_layout(Scheme::g32i, groups * kGroup);
+      std::vector<uint8_t> expanded(size_t(wide.bytes), 0x55), expected(size_t(wide.bytes), 0);
+      std::memcpy(expected.data(), panel.data(), size_t(wide.values));
+      for (int64_t r = 0; r < kPanel; ++r)
+        for (int64_t k = 0; k < groups * kGroup; ++k) {
+          const int64_t g = k / kGroup;
+          const uint8_t* group = panel.data() + layout.values + g * group_value_bytes(Scheme::int3);
+          const int negative = int3_negative(panel.data() + layout.signs, g, r);
+          const int q = int3_bits(group, r, k % kGroup) - 4 + negative;
+          uint8_t& byte = expected[size_t(wide.values + k / 8 * 64 + r % 8 * 8 + k % 8)];
+          byte |= uint8_t(r < 8 ? q + 8 : (q & 15) << 4);
+        }
+      tested.expand(Scheme::int3, panel.data(), groups, expanded.data());
+      report.expect(expanded == expected, text("%s expand of int3, groups %ld", name, long(groups)));
     }
 }
 
@@ -263,6 +287,7 @@ void test_linear(const Variant& tested, const Variant& truth, Report& report) {
   test_gemv_panels(*tested.linear, tested.name, report);
   test_gemv_wide(*tested.linear, tested.name, report);
   test_int6(*tested.linear, tested.name, report);
+  test_int3(*tested.linear, tested.name, report);
   test_gemm(*tested.linear, *truth.linear, tested.name, report);
   test_epilogue(*tested.linear, *truth.linear, tested.name, report);
   test_add_offsets(*tested.linear, *truth.linear, tested.name, report);

@@ -8,12 +8,12 @@ namespace armllm_test {
 
 using namespace armllm;
 
-// Schemes with kernels of their own: INT8 groups are passed to kernels as panels of scheme i8, and int6 is
-// expanded to them.
+// Schemes with kernels of their own: INT8 groups are passed to kernels as panels of scheme i8, and int6 and
+// int3 are expanded.
 inline std::vector<SchemeName> kernel_schemes() {
   std::vector<SchemeName> schemes;
   for (const SchemeName& one : kSchemeNames)
-    if (!has_int8_groups(one.scheme) && one.scheme != Scheme::int6) schemes.push_back(one);
+    if (!has_int8_groups(one.scheme) && computed_as(one.scheme) == one.scheme) schemes.push_back(one);
   return schemes;
 }
 
@@ -21,8 +21,9 @@ inline std::vector<SchemeName> kernel_schemes() {
 inline std::vector<uint8_t> random_panel(Scheme scheme, int64_t groups, bool extreme, Random& random) {
   const PanelLayout layout = panel_layout(scheme, groups * kGroup);
   std::vector<uint8_t> panel(size_t(layout.bytes));
-  // 0x80 is −128; or u = 0 in both nibbles, which is −8, or −15 with zero points of 15
-  for (uint8_t& byte : panel) byte = extreme ? uint8_t(0x80) : uint8_t(random.bits());
+  // 0x80 is −128; or u = 0 in both nibbles, which is −8, or −15 with zero points of 15.  0xff is 4 as int3.
+  const uint8_t largest = scheme == Scheme::int3 ? 0xff : 0x80;
+  for (uint8_t& byte : panel) byte = extreme ? largest : uint8_t(random.bits());
   if (extreme)
     for (int64_t i = layout.multipliers; i < layout.values; ++i) panel[size_t(i)] = 0xff;
   float row_scales[kPanel];

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.packed_weights import error, packed, quant_linear, same_bits
+from tests.support.packed_weights import error, packed, quant_linear, same_bits, signed_multipliers
 from torch_armllm.ops import linear, variants
 
 VARIANTS = variants.machine().distinct("linear", "activation")
@@ -57,6 +57,37 @@ def test_exact_schemes_match_reference_bitwise(variant: str, scheme: str, rows: 
             assert same_bits(quant_linear(*options), expected)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 70), st.integers(1, 330), st.booleans(), st.integers(0, 2**31))
+def test_three_bits_equal_four_bits_with_the_same_integers(
+    tokens: int, rows: int, columns: int, gated: bool, seed: int
+) -> None:
+    """``int3`` gives the bits of ``g32i``: a negative multiplier negates its integers."""
+    torch.manual_seed(seed)
+    groups = -(-columns // 32)
+    q = torch.randint(-4, 4, (rows, columns), dtype=torch.int8)
+    multipliers, scales = signed_multipliers(rows, groups), torch.randn(rows)
+    negated = q * multipliers.sign().repeat_interleave(32, 1)[:, :columns]
+    three = linear.pack_int4(q, multipliers, scales, "int3")
+    four = linear.pack_int4(negated, multipliers.abs().byte(), scales)
+    x, bias = torch.randn(tokens, columns), torch.randn(rows)
+    for variant in VARIANTS:
+        with variants.use(variant):
+            if gated:
+                results = [
+                    linear.int4_gated_linear(
+                        x, linear.interleave_panels(w, w), rows, name, "silu", bias, bias
+                    )
+                    for w, name in ((three, "int3"), (four, "g32i"))
+                ]
+            else:
+                results = [
+                    linear.int4_linear(x, w, rows, name, bias)
+                    for w, name in ((three, "int3"), (four, "g32i"))
+                ]
+            assert same_bits(*results), variant
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 40),
@@ -89,11 +120,12 @@ def test_extreme_values_do_not_saturate(scheme: str, tokens: int) -> None:
             w = torch.full((16, columns), -128 if low else 127, dtype=torch.int8)
             weight = linear.pack_int8(w, torch.ones(16))
         else:
-            most = {"g32i": 16, "int6": 4}.get(scheme)
-            multipliers = None if most is None else torch.full((16, 10), most, dtype=torch.uint8)
+            most = {"g32i": 16, "int6": 4, "int3": 16}.get(scheme)
+            kind = torch.int8 if scheme == "int3" else torch.uint8
+            multipliers = None if most is None else torch.full((16, 10), most, dtype=kind)
             zeros = torch.full((16,), 15 if low else 0, dtype=torch.uint8) if scheme == "rowz" else None
             middle = 8 if scheme == "rowz" else 0
-            half = 32 if scheme == "int6" else 8
+            half = {"int6": 32, "int3": 4}.get(scheme, 8)
             q = torch.full((16, columns), (-half if low else half - 1) + middle, dtype=torch.int8)
             weight = linear.pack_int4(q, multipliers, torch.ones(16), scheme, zeros)
             w = q if zeros is None else q - zeros.to(torch.int8)[:, None]
@@ -274,6 +306,8 @@ def test_ops_are_well_formed(tokens: int) -> None:
     ops = torch.ops.armllm
     options = (x, weight, 20, "g32i", bias, torch.randn(tokens, 20))
     torch.library.opcheck(ops.int4_linear, options, test_utils=checks)
+    three = (x, packed(20, 40, "int3"), 20, "int3", bias)
+    torch.library.opcheck(ops.int4_linear, three, test_utils=checks)
     torch.library.opcheck(ops.int8_linear, (x, packed(20, 40, "i8"), 20, bias), test_utils=checks)
     merged = linear.interleave_panels(weight, weight)
     torch.library.opcheck(

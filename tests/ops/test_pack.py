@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.packed_weights import signed_multipliers
 from torch_armllm.ops import linear
 from torch_armllm.ops.linear import packed_layout
 
@@ -21,13 +22,15 @@ def random_parts(rows: int, columns: int, scheme: str, *leading: int) -> Parts:
     """Returns random parts for a scheme; ``leading`` are dimensions before the rows, e.g. experts."""
     span = linear.group_span(scheme)
     low, high = (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
-    if scheme == "int6":
-        low, high = -32, 32
+    if scheme in ("int6", "int3"):
+        low, high = (-32, 32) if scheme == "int6" else (-4, 4)
     elif linear.is_int8(scheme):
         low, high = -128, 128
     q = torch.randint(low, high, (*leading, rows, columns), dtype=torch.int8)
     multipliers = None
-    if linear.has_multipliers(scheme):
+    if scheme == "int3":
+        multipliers = signed_multipliers(*leading, rows, -(-columns // 32))
+    elif linear.has_multipliers(scheme):
         multipliers = torch.randint(
             1, 5 if scheme == "int6" else 17, (*leading, rows, -(-columns // 32)), dtype=torch.uint8
         )
@@ -135,7 +138,7 @@ def test_zero_groups_do_not_affect_folding() -> None:
 
 
 def test_experts_are_packed_independently() -> None:
-    for scheme in ("g32i", "g64zb", "g64m", "int8g128m"):
+    for scheme in ("g32i", "int3", "g64zb", "g64m", "int8g128m"):
         parts = random_parts(20, 170, scheme, 3)
         stacked = pack(parts, scheme)
         for e in range(3):
@@ -168,6 +171,29 @@ def test_panel_layout_matches_the_specification() -> None:
     expected[64 + 29] = 5 + 8
     expected[64 + 30] = (16 - 3) << 4 | 8
     assert torch.equal(panel[128:], expected)
+
+
+def test_panel_layout_of_three_bits_matches_the_specification() -> None:
+    q = torch.zeros(16, 64, dtype=torch.int8)
+    q[3, 13] = 3  # line 1 (k = 8..15) in bits 2 and 3 of line 0, byte 8·3 + 5, low nibble: u = 7
+    q[11, 30] = -3  # line 3 in bits 2 and 3 of line 1, byte 8·3 + 6, high nibble: u = 1
+    q[9, 32] = -4  # a negative multiplier: u = 3 − q = 7
+    multipliers = torch.ones(16, 2, dtype=torch.int8)
+    multipliers[3, 0], multipliers[9, 1] = 12, -16
+    panel = linear.pack_int4(q, multipliers, torch.arange(16.0), "int3")[0]
+    assert panel.shape == (64 + 64 + 64 + 2 * 192,)
+    assert panel[:64].view(torch.float32).tolist() == list(range(16))
+    assert panel[64:128].tolist() == [0, 0, 0, 11, 0, 0, 0, 0, 0, 15 << 4] + [0] * 54
+    assert panel[128:192].tolist() == [0, 0, 0, 1 << 1] + [0] * 60
+    zero, minus_zero = [0] * 128 + [0xFF] * 64, [0] * 128 + [0xFF] * 64
+    zero[29] = 3 << 2
+    zero[64 + 30] = 1 << 6
+    zero[128 + 30] = 0x7F
+    minus_zero[8:16] = [0xF0] * 8  # 3 − 0: the low bits of all columns of row 9
+    minus_zero[64 + 8 : 64 + 16] = [0xF0] * 8
+    minus_zero[128 + 8 : 128 + 16] = [0x0F] * 8
+    minus_zero[128 + 8] = 0x1F
+    assert panel[192:].tolist() == zero + minus_zero
 
 
 def test_panel_layout_with_float_groups_matches_the_specification() -> None:
@@ -224,6 +250,10 @@ def test_ops_are_well_formed() -> None:
     )
     weight = linear.pack_int4(q, multipliers, scales)
     torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "g32i"), test_utils=checks)
+    q3, signed, row_scales, *_ = random_parts(20, 40, "int3")
+    torch.library.opcheck(torch.ops.armllm.pack_int4, (q3, signed, row_scales, "int3"), test_utils=checks)
+    weight = linear.pack_int4(q3, signed, row_scales, "int3")
+    torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "int3"), test_utils=checks)
 
 
 def test_mismatched_arguments_raise() -> None:
@@ -257,6 +287,22 @@ def test_mismatched_arguments_raise() -> None:
         packed_layout.unpack_groups(linear.pack_int4(q, multipliers, scales), 20, 40, "g32i")
     with pytest.raises(ValueError, match="unknown scheme"):
         linear.panel_layout("q4_0", 32)
+
+
+def test_invalid_three_bits_raise() -> None:
+    q, multipliers, scales, *_ = random_parts(20, 40, "int3")
+    assert multipliers is not None
+    for bad in (q + 8, q - 8):
+        with pytest.raises(RuntimeError, match=r"q must be in -4\.\.3"):
+            linear.pack_int4(bad, multipliers, scales, "int3")
+    for outside in (0, 17, -17, -128):
+        multipliers[19, 1] = outside
+        with pytest.raises(RuntimeError, match=r"multipliers in -16\.\.-1 or 1\.\.16"):
+            linear.pack_int4(q, multipliers, scales, "int3")
+    with pytest.raises(RuntimeError, match="multipliers must be int8 for scheme int3"):
+        linear.pack_int4(q, multipliers.byte(), scales, "int3")
+    with pytest.raises(RuntimeError, match="multipliers must be uint8"):
+        linear.pack_int4(q, multipliers, scales)
 
 
 def test_invalid_float_groups_raise() -> None:

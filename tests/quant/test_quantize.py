@@ -60,7 +60,7 @@ def test_quantized_model_matches_its_emulation(family: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("scheme", "tolerance"), [("row", 1e-5), ("g32", 2e-2)])
+@pytest.mark.parametrize(("scheme", "tolerance"), [("row", 1e-5), ("int3", 1e-5), ("g32", 2e-2)])
 @pytest.mark.parametrize("tokens", [3, 40])
 def test_quantized_layers_match_their_emulation_in_other_schemes(
     scheme: str, tolerance: float, tokens: int
@@ -240,8 +240,8 @@ def test_activations_are_recognized_by_their_results(act: str, name: str) -> Non
 
 def test_invalid_arguments_raise() -> None:
     model = tiny("llama")
-    with pytest.raises(ValueError, match="'int3'"):
-        run(model, "int3")
+    with pytest.raises(ValueError, match="'int5'"):
+        run(model, "int5")
     with pytest.raises(ValueError, match=r"nothing\.\*.*fits no layer"):
         run(model, Recipe(ignore=["nothing.*"]))
     with torch.no_grad():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.support.packed_weights import signed_multipliers
 from torch_armllm.ops import linear, moe, variants
 
 VARIANTS = variants.machine().distinct("linear", "activation", "moe")
@@ -16,8 +17,8 @@ def random_experts(experts: int, rows: int, columns: int, scheme: str, generator
     """Returns packed random weights (experts, rows, columns) that keep the magnitude of their inputs."""
     span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
     low, high = (-128, 128) if linear.is_int8(scheme) else (0, 16) if zero_points else (-8, 8)
-    if scheme == "int6":
-        low, high = -32, 32
+    if scheme in ("int6", "int3"):
+        low, high = (-32, 32) if scheme == "int6" else (-4, 4)
     q = torch.randint(low, high, (experts, rows, columns), generator=generator, dtype=torch.int8)
     shape = (experts, rows, -(-columns // span)) if span else (experts, rows)
     scale = (
@@ -27,7 +28,9 @@ def random_experts(experts: int, rows: int, columns: int, scheme: str, generator
     if scheme == "i8":
         return linear.pack_int8(q, scales)
     multipliers = None
-    if linear.has_multipliers(scheme):
+    if scheme == "int3":
+        multipliers = signed_multipliers(experts, rows, -(-columns // 32), generator=generator)
+    elif linear.has_multipliers(scheme):
         groups = (experts, rows, -(-columns // 32))
         multipliers = torch.randint(
             1, 5 if scheme == "int6" else 17, groups, generator=generator, dtype=torch.uint8

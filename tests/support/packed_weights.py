@@ -20,6 +20,9 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
         q = torch.randint(-32, 32, (rows, columns), dtype=torch.int8)
         multipliers = torch.randint(1, 5, (rows, -(-columns // 32)), dtype=torch.uint8)
         return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
+    if scheme == "int3":
+        q = torch.randint(-4, 4, (rows, columns), dtype=torch.int8)
+        return linear.pack_int4(q, signed_multipliers(rows, -(-columns // 32)), torch.rand(rows) / 15, scheme)
     if scheme == "g32i":
         multipliers = torch.randint(1, 17, (rows, -(-columns // 32)), dtype=torch.uint8)
         return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
@@ -33,6 +36,12 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
     return linear.pack_int4(
         q, None, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, scheme, zeros, offsets
     )
+
+
+def signed_multipliers(*shape: int, generator: torch.Generator | None = None) -> Tensor:
+    """Returns random multipliers of scheme ``int3``: int8 in -16..-1 and 1..16."""
+    sizes = torch.randint(0, 32, shape, generator=generator, dtype=torch.int8) - 16
+    return sizes + (sizes >= 0).to(torch.int8)
 
 
 def quant_linear(x: Tensor, weight: Tensor, rows: int, scheme: str, *more: Tensor | None) -> Tensor:

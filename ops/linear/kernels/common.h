@@ -37,8 +37,8 @@ void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& 
                         int tokens, float* out, int64_t out_stride);
 void linear_accumulate(float* sums, const float* more, int64_t n);
 
-// LinearKernels::expand_int6 (expand_int6.simd.cpp)
-void linear_expand_int6(const uint8_t* panel, int64_t groups, uint8_t* expanded);
+// LinearKernels::expand (expand_panel.simd.cpp)
+void linear_expand(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded);
 
 // The 16 fold factors of scale group `column`: round_half_even(s_group / s_row · kFoldOne) clamped to
 // ±kFoldLimit, 0 if s_row is 0.  The folded weight is (q · factor + 128) >> 8 (packed_panel.simd.cpp).

@@ -49,6 +49,6 @@ const LinearKernels linear = {1,
                               linear_epilogue,
                               linear_add_offsets,
                               linear_accumulate,
-                              linear_expand_int6};
+                              linear_expand};
 
 }  // namespace armllm::scalar

@@ -58,8 +58,9 @@ def test_output_error_is_below_that_of_scale_search(name: str) -> None:
     assert better.q.shape == weight.shape
 
 
-def test_each_sweep_reduces_the_error() -> None:
-    x, scheme = correlated(224), scheme_named("g32i")
+@pytest.mark.parametrize("name", ["g32i", "int3"])
+def test_each_sweep_reduces_the_error(name: str) -> None:
+    x, scheme = correlated(224), scheme_named(name)
     weight = torch.randn(64, 224, generator=torch.Generator().manual_seed(1))
     hessian = moments(x).damped()
     errors = [
@@ -69,7 +70,7 @@ def test_each_sweep_reduces_the_error() -> None:
     assert errors[0] > errors[1] > errors[2]
 
 
-@pytest.mark.parametrize("name", ["g32i", "g32", "row"])
+@pytest.mark.parametrize("name", ["g32i", "int3", "g32", "row"])
 def test_independent_inputs_are_rounded_to_nearest(name: str) -> None:
     weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named(name)
     found = GptqRounding(torch.eye(96), 32, sweeps=0).rows(weight, scheme)

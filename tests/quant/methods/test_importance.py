@@ -13,10 +13,10 @@ from torch_armllm.quant.methods.importance import input_energies
 from torch_armllm.quant.schemes import registry
 from torch_armllm.quant.schemes.search import Search
 
-INT4 = ["g32i", "g32", "row"]
+SEARCHED = ["g32i", "int3", "g32", "row"]
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", SEARCHED)
 def test_importance_reduces_the_weighted_error(name: str) -> None:
     torch.manual_seed(0)
     weight, importance = torch.randn(32, 96), torch.rand(96) ** 6 + 1e-3
@@ -28,7 +28,7 @@ def test_importance_reduces_the_weighted_error(name: str) -> None:
     assert errors[1] < 0.95 * errors[0]
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", SEARCHED)
 def test_equal_importance_changes_nothing(name: str) -> None:
     torch.manual_seed(0)
     weight = torch.randn(20, 70)

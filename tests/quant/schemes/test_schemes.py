@@ -12,10 +12,26 @@ from safetensors import safe_open
 
 from torch_armllm.quant.packing import dequantize_matrix, quantize_matrix
 from torch_armllm.quant.schemes.base import Quantized
-from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
+from torch_armllm.quant.schemes.registry import SCHEMES, Int3, scheme_named
 
 ALL = list(SCHEMES)
-NAMES = ["g32i", "row", "rowz", "int8", "int6", "g32", "g64", "g128", "g32z", "g128zb", "g32m", "int8g64"]
+NAMES = [
+    *(
+        "g32i",
+        "row",
+        "rowz",
+        "int8",
+        "int6",
+        "int3",
+        "g32",
+        "g64",
+        "g128",
+        "g32z",
+        "g128zb",
+        "g32m",
+        "int8g64",
+    )
+]
 """One scheme of each kind, for tests in which group size and zero points do not interact."""
 
 
@@ -39,8 +55,8 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     assert found.q.shape == weight.shape
     assert found.q.dtype == torch.int8
     low, high = (-128, 127) if name.startswith("int8") else (0, 15) if "z" in name else (-8, 7)
-    if name == "int6":
-        low, high = -32, 31
+    if name in ("int6", "int3"):
+        low, high = (-32, 31) if name == "int6" else (-4, 3)
     assert int(found.q.min()) >= low
     assert int(found.q.max()) <= high
     span = SCHEMES[name].span
@@ -53,11 +69,13 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     else:
         assert found.zeros is None
     assert (found.offsets is not None) == name.endswith("m")
-    if name in ("g32i", "int6"):
+    if name in ("g32i", "int6", "int3"):
         assert found.multipliers is not None
         assert found.multipliers.shape == (rows, groups)
-        assert int(found.multipliers.min()) >= 1
-        assert int(found.multipliers.max()) <= (16 if name == "g32i" else 4)
+        assert found.multipliers.dtype == (torch.int8 if name == "int3" else torch.uint8)
+        assert int(found.multipliers.abs().min()) >= 1
+        assert int(found.multipliers.abs().max()) <= (4 if name == "int6" else 16)
+        assert int(found.multipliers.min()) > 0 or name == "int3"
     else:
         assert found.multipliers is None
     back = SCHEMES[name].dequantize(found)
@@ -69,7 +87,8 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_representable_weights_are_exact(name: str) -> None:
     top = 9 if "z" in name or "m" in name else 8  # zero points are for ranges that use all 16 values
-    q = torch.arange(-7, top, dtype=torch.float32).repeat(4, 5)[:, :64]
+    lowest, top = (-3, 4) if name == "int3" else (-7, top)
+    q = torch.arange(lowest, top, dtype=torch.float32).repeat(4, 64 // (top - lowest) + 1)[:, :64]
     back = SCHEMES[name].dequantize(SCHEMES[name].quantize(q * 0.25)[0])
     assert torch.allclose(
         back, q * 0.25, atol={"int8": 1e-2, "int6": 4e-2, "int8g64": 1e-2, "g128zb": 2e-2}.get(name, 1e-5)
@@ -131,10 +150,21 @@ def test_unknown_names_and_types_raise() -> None:
         ("row", 4.02),
         ("int8", 8.02),
         ("int6", 6.08),
+        ("int3", 3.17),
     ],
 )
 def test_bits_per_weight(name: str, bits: float) -> None:
     assert SCHEMES[name].bits(2048) == pytest.approx(bits, abs=0.01)
+
+
+def test_signs_of_groups_lower_the_error_of_three_bits() -> None:
+    class Unsigned(Int3):
+        signed_multipliers = False
+
+    weight = random_weight(128, 2048)
+    error = error_of(weight, "int3")
+    assert error < 0.17
+    assert error < 0.93 * Unsigned().quantize(weight)[1]
 
 
 def test_integer_multipliers_add_no_error_on_random_weights() -> None:

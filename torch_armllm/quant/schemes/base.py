@@ -29,7 +29,8 @@ class Quantized:
         scheme: name of the scheme.
         q: int8 (N, K).
         scales: float32 (N,), or float32 or bfloat16 (N, S) with one per group of columns.
-        multipliers: uint8 (N, G), 1…16 for ``g32i``, 1…4 for ``int6``; None for other schemes.
+        multipliers: (N, G), uint8 1…16 for ``g32i`` and 1…4 for ``int6``, int8 ±1…±16 for ``int3``; None for
+            other schemes.
         zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points.
         offsets: float32 of the shape of ``scales``, for schemes that have them.
     """
@@ -59,6 +60,14 @@ class Scheme(ABC):
     name: str
     span: int = 0
     """Columns that share a scale; 0 if a row has one scale."""
+    lowest: int = -8
+    """Smallest integer to which a value is rounded."""
+    highest: int = 7
+    """Largest integer to which a value is rounded."""
+    largest_multiplier: int = 0
+    """Largest integer multiplier of a group; 0 if groups have none."""
+    signed_multipliers: bool = False
+    """True if multipliers may be negative."""
 
     @abstractmethod
     def bits(self, columns: int) -> float:

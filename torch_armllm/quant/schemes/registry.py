@@ -23,6 +23,7 @@ class G32I(Scheme):
     """
 
     name = "g32i"
+    largest_multiplier = 16
     clipped = 5
     """Number of multipliers tried per group, downward from the smallest that clips nothing."""
 
@@ -33,26 +34,59 @@ class G32I(Scheme):
         self, weight: Tensor, importance: Tensor | None = None, search: bool = True
     ) -> Quantized:
         peak = weight.abs().amax(dim=2)
-        scale = peak.amax(dim=1) / (7.5 * 16)
-        # The integer range reaches further on the negative side (−8).  A negative row scale maps the heavier
-        # tail there.
-        tail = (weight * weight * weight).sum(dim=(1, 2))
-        scale = torch.where(tail > 0, -scale, scale)
-        widest = torch.ceil(peak * _inverse(scale).abs()[:, None] / 7)
+        middle = 0.5 * (self.highest - self.lowest)
+        scale = peak.amax(dim=1) / (middle * self.largest_multiplier)
+        if not self.signed_multipliers:
+            # The integer range reaches further on the negative side.  A negative row scale maps the heavier
+            # tail there.
+            tail = (weight * weight * weight).sum(dim=(1, 2))
+            scale = torch.where(tail > 0, -scale, scale)
+        widest = torch.ceil(peak * _inverse(scale).abs()[:, None] / self.highest)
         value = weight * _inverse(scale)[:, None, None]
-        steps = [(widest - step).clamp_(1, 16) for step in range(self.clipped if search else 1)]
-        multiplier, q = _search(value, steps, importance)
+        steps = [
+            (widest - step).clamp_(1, self.largest_multiplier)
+            for step in range(self.clipped if search else 1)
+        ]
+        multiplier, q = self._best(value, self._of_both_signs(steps), importance)
         if not search:
             return self._integers(q, scale, multiplier)
         scale = _fit(weight, q, multiplier, importance)
         value = weight * _inverse(scale)[:, None, None]
-        steps = [multiplier, *((multiplier + step).clamp_(1, 16) for step in (1, -1))]
-        multiplier, q = _search(value, steps, importance)
+        steps = [multiplier, *(self._resized(multiplier, step) for step in (1, -1))]
+        multiplier, q = self._best(value, steps, importance)
         scale = _fit(weight, q, multiplier, importance)
         return self._integers(q, scale, multiplier)
 
+    def _resized(self, multiplier: Tensor, step: int) -> Tensor:
+        """Adds ``step`` to the size of multipliers, which keep their signs."""
+        return (multiplier.abs() + step).clamp_(1, self.largest_multiplier).copysign_(multiplier)
+
+    def _of_both_signs(self, multipliers: list[Tensor]) -> list[Tensor]:
+        return [*multipliers, *(-m for m in multipliers)] if self.signed_multipliers else multipliers
+
+    def _best(
+        self, value: Tensor, multipliers: list[Tensor], importance: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return _search(value, multipliers, importance, self.lowest, self.highest)
+
     def _integers(self, q: Tensor, scale: Tensor, multiplier: Tensor) -> Quantized:
-        return Quantized(self.name, q.flatten(1).to(torch.int8), scale, multiplier.to(torch.uint8))
+        kind = torch.int8 if self.signed_multipliers else torch.uint8
+        return Quantized(self.name, q.flatten(1).to(torch.int8), scale, multiplier.to(kind))
+
+
+class Int3(G32I):
+    """``w = s_row · (m_group · q)``, q in −4…3, m in ±1…±16: `G32I` with 3 bits, for layers that bear it.
+
+    A sign for each group turns the longer side of the range to its longer tail: of eight values, that lowers
+    the error by a twelfth.
+    """
+
+    name = "int3"
+    lowest, highest, signed_multipliers = -4, 3, True
+    clipped = 7
+
+    def bits(self, columns: int) -> float:  # noqa: D102
+        return 3 + 5 / GROUP + 32 / columns
 
 
 class Symmetric(Scheme):
@@ -88,6 +122,8 @@ class Symmetric(Scheme):
 class Asymmetric(Symmetric):
     """``w = s · (q − z)`` with q and the zero point z in 0…15: the layout of AWQ files."""
 
+    lowest, highest = 0, 15
+
     def bits(self, columns: int) -> float:  # noqa: D102
         return super().bits(columns) + 4 / (self.span or columns)
 
@@ -122,6 +158,7 @@ class Int6(Scheme):
     """
 
     name = "int6"
+    lowest, highest, largest_multiplier = -32, 31, 4
 
     def bits(self, columns: int) -> float:  # noqa: D102
         return 6 + 2 / GROUP + 32 / columns
@@ -141,6 +178,7 @@ class Int8(Scheme):
     """One float scale per row, q in −127…127: for the output head, or for all layers."""
 
     name = "int8"
+    lowest, highest = -127, 127
 
     def bits(self, columns: int) -> float:  # noqa: D102
         return 8 + 32 / columns
@@ -157,8 +195,6 @@ class Int8(Scheme):
 
 class Offset(Symmetric):
     """``w = s · q + c`` with a float offset c for every ``span`` columns: GGUF's Q4_1, torchao's INT4."""
-
-    lowest, highest = -8, 7
 
     def bits(self, columns: int) -> float:  # noqa: D102
         return super().bits(columns) + 32 / self.span
@@ -190,6 +226,8 @@ class Offset(Symmetric):
 
 class Int8Groups(Scheme):
     """A float scale for every ``span`` columns, q in −127…127: GGUF's Q8_0."""
+
+    lowest, highest = -127, 127
 
     def __init__(self, span: int) -> None:
         self.name, self.span = f"int8g{span}", span
@@ -223,6 +261,7 @@ _HANDLERS: tuple[Scheme, ...] = (
     Symmetric("row", 0),
     Int8(),
     Int6(),
+    Int3(),
     Symmetric("g64", 64),
     Symmetric("g128", 128),
     Asymmetric("rowz", 0),
@@ -288,13 +327,19 @@ def _fit(weight: Tensor, q: Tensor, multiplier: Tensor, importance: Tensor | Non
     return (weight * counted).sum(dim=(1, 2)) / torch.where(moment == 0, torch.ones_like(moment), moment)
 
 
-def _search(value: Tensor, candidates: list[Tensor], importance: Tensor | None) -> tuple[Tensor, Tensor]:
+def _search(
+    value: Tensor,
+    candidates: list[Tensor],
+    importance: Tensor | None,
+    lowest: int = Scheme.lowest,
+    highest: int = Scheme.highest,
+) -> tuple[Tensor, Tensor]:
     """Picks, for each (r, G), the scale among `candidates` with the least squared error of `value` (r, G, n).
 
     Squared errors are weighted by ``importance`` (G, n), unless it is None.
 
     Returns:
-        The scales (r, G), and the rounded values in −8…7 as floats (r, G, n).
+        The scales (r, G), and the rounded values in ``lowest`` … ``highest`` as floats (r, G, n).
     """
     best = candidates[0]
     least = torch.full_like(best, math.inf)
@@ -303,7 +348,7 @@ def _search(value: Tensor, candidates: list[Tensor], importance: Tensor | None) 
     for scale in candidates:
         factor = scale[..., None]
         torch.mul(value, 1 / factor, out=buffer)
-        buffer.round_().clamp_(-8, 7).mul_(factor).sub_(value)
+        buffer.round_().clamp_(lowest, highest).mul_(factor).sub_(value)
         if root is not None:
             buffer.mul_(root)
         error = torch.linalg.vector_norm(buffer, dim=-1)
@@ -311,4 +356,4 @@ def _search(value: Tensor, candidates: list[Tensor], importance: Tensor | None) 
         least = torch.where(better, error, least)
         best = torch.where(better, scale, best)
     torch.mul(value, 1 / best[..., None], out=buffer)
-    return best, buffer.round_().clamp_(-8, 7)
+    return best, buffer.round_().clamp_(lowest, highest)

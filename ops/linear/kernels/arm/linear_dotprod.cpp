@@ -156,22 +156,10 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens,
-                              kCallTokens,
-                              kCallPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack<QuadOrder>,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand_int6,
-                              false,
-                              kGemvTokens,
-                              kPanel * kGroup,
-                              nullptr,
-                              nullptr,
-                              kInt6SdotTokens};
+const LinearKernels linear = {
+    kTokens,           kCallTokens,    kCallPanels,     linear_quantize,    gemv,
+    unpack<QuadOrder>, gemm,           linear_epilogue, linear_add_offsets, linear_accumulate,
+    linear_expand,     false,          kGemvTokens,     kPanel * kGroup,    nullptr,
+    nullptr,           kInt6SdotTokens};
 
 }  // namespace armllm::dotprod

@@ -173,22 +173,9 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens,
-                              kCallTokens,
-                              kCallPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack<PairOrder>,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand_int6,
-                              true,
-                              kGemvTokens,
-                              kPanel * kGroup,
-                              gemv_panels,
-                              nullptr,
-                              kInt6SdotTokens};
+const LinearKernels linear = {
+    kTokens,     kCallTokens,     kCallPanels,        linear_quantize,   gemv,           unpack<PairOrder>,
+    gemm,        linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand,  true,
+    kGemvTokens, kPanel * kGroup, gemv_panels,        nullptr,           kInt6SdotTokens};
 
 }  // namespace armllm::i8mm

@@ -76,7 +76,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 
 extern const LinearKernels linear;
 const LinearKernels linear = {
-    kTokens,         kCallTokens,        kCallPanels,       linear_quantize,   gemv, unpack, gemm,
-    linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand_int6};
+    kTokens, kCallTokens,     kCallPanels,        linear_quantize,   gemv,         unpack,
+    gemm,    linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand};
 
 }  // namespace armllm::sve

@@ -136,7 +136,7 @@ const LinearKernels linear = {
     linear_epilogue,
     linear_add_offsets,
     linear_accumulate,
-    linear_expand_int6,
+    linear_expand,
     false,
     kMaxGemvTokens,
     kPanel * kGroup,

@@ -101,7 +101,8 @@ class CoordinateDescent:
         """Returns the candidate steps of a group."""
         grid, factor = self._grid, self._grid.factor[index]
         if grid.whole_factors:
-            return [factor, grid.round_factor(factor + 1), grid.round_factor(factor - 1)]
+            near = [factor, grid.round_factor(factor + 1), grid.round_factor(factor - 1)]
+            return [*near, -factor] if grid.signed_factors else near
         if not grid.float_factors:
             return [factor]
         product = inner @ current

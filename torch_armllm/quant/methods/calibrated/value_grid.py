@@ -19,7 +19,7 @@ class Grid:
         name: name of the scheme.
         span: columns per group; rows with a single step are cut into groups, too.
         row: float32 (N,), a factor of every step of a row; ones if groups have float steps.
-        factor: float32 (G, N), the step of a group divided by ``row``.
+        factor: float32 (G, N), the step of a group divided by ``row``; may be negative.
         zero: float32 (G, N), zero points, or None.
         low, high: bounds of the stored integers.
     """
@@ -35,7 +35,12 @@ class Grid:
     @property
     def whole_factors(self) -> bool:
         """True if factors are integer multipliers."""
-        return self.name in ("g32i", "int6")
+        return scheme_named(self.name).largest_multiplier > 0
+
+    @property
+    def signed_factors(self) -> bool:
+        """True if factors are integer multipliers of either sign."""
+        return scheme_named(self.name).signed_multipliers
 
     @property
     def float_factors(self) -> bool:
@@ -62,7 +67,8 @@ class Grid:
             q += self.zero[columns // self.span]
         q = q.clamp_(self.low, self.high).t().contiguous().to(torch.int8)
         if self.whole_factors:
-            return Quantized(self.name, q, self.row, self.factor.t().contiguous().to(torch.uint8))
+            kind = torch.int8 if self.signed_factors else torch.uint8
+            return Quantized(self.name, q, self.row, self.factor.t().contiguous().to(kind))
         if self.float_factors:
             kind = torch.bfloat16 if self.name.endswith("b") else torch.float32
             zeros = None if self.zero is None else self.zero.t().contiguous().to(torch.uint8)
@@ -73,7 +79,8 @@ class Grid:
     def round_factor(self, factor: Tensor) -> Tensor:
         """Rounds factors to those that the scheme can store."""
         if self.whole_factors:
-            return factor.round().clamp(1, 4 if self.name == "int6" else 16)
+            most = scheme_named(self.name).largest_multiplier
+            return factor.abs().round().clamp(1, most).copysign(factor)
         return factor.bfloat16().float() if self.name.endswith("b") else factor
 
 
@@ -85,14 +92,9 @@ def grid_of(quantized: Quantized) -> Grid:
     """
     if quantized.offsets is not None:
         raise ValueError(f"gptq cannot round to {quantized.scheme!r}: its groups have float offsets; use mse")
-    columns = quantized.q.shape[1]
-    span = scheme_named(quantized.scheme).span or GROUP
+    columns, scheme = quantized.q.shape[1], scheme_named(quantized.scheme)
+    span = scheme.span or GROUP
     groups = -(-columns // span)
-    low, high = (-8, 7) if quantized.zeros is None else (0, 15)
-    if quantized.scheme == "int6":
-        low, high = -32, 31
-    elif quantized.scheme.startswith("int8"):
-        low, high = -127, 127
     zero = None if quantized.zeros is None else quantized.zeros.float()
     scales = quantized.scales.float()
     if quantized.multipliers is not None:
@@ -103,7 +105,7 @@ def grid_of(quantized: Quantized) -> Grid:
     else:
         row, factor = scales, torch.ones(groups, len(scales))
         zero = None if zero is None else zero.expand(groups, -1)
-    return Grid(quantized.scheme, span, row, factor, zero, low, high)
+    return Grid(quantized.scheme, span, row, factor, zero, scheme.lowest, scheme.highest)
 
 
 def inverse(step: Tensor) -> Tensor:

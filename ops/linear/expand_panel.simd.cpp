@@ -1,4 +1,4 @@
-// Expands panels of scheme int6 to panels of scheme i8 with the same weights.
+// Expands panels of scheme int6 to panels of scheme i8, and those of int3 to g32i, with the same weights.
 #include "linear/kernels/common.h"
 #include "simd/simd.h"
 
@@ -19,6 +19,7 @@ constexpr int kRows = kBytes / 4;    // a line holds four k of each row
 using Bytes __attribute__((vector_size(kBytes))) = uint8_t;
 using Words __attribute__((vector_size(kBytes))) = uint16_t;
 using Rows32 __attribute__((vector_size(kBytes))) = uint32_t;
+using Rows64 __attribute__((vector_size(kBytes))) = uint64_t;
 
 inline Bytes load_bytes(const uint8_t* p) {
   Bytes v;
@@ -38,10 +39,11 @@ inline Bytes shifted(Bytes v) {
   return reinterpret_cast<Bytes&>(words);
 }
 
-// All ones in the four bytes of row first + i where bit first + i of a plane is set.
+// All ones in lane i where bit first + i of a plane is set.  A lane holds the bytes of one row.
+template <typename Rows>
 inline Bytes rows_of_plane(uint32_t plane, int first) {
-  Rows32 bits;
-  for (int i = 0; i < kRows; ++i) bits[i] = uint32_t(1) << i;
+  Rows bits;
+  for (int i = 0; i < int(sizeof(Rows) / sizeof(bits[0])); ++i) bits[i] = 1u << i;
   const auto set = ((bits & (plane >> first)) != 0);
   return reinterpret_cast<const Bytes&>(set);
 }
@@ -49,7 +51,7 @@ inline Bytes rows_of_plane(uint32_t plane, int first) {
 // q · m, where m is 1, plus 1 in rows of `one`, plus 2 in rows of `two`.
 inline Bytes multiplied(Bytes q, Bytes one, Bytes two) { return q + (q & one) + ((q + q) & two); }
 
-// One INT8 line from its bits 0 … 3 and 4 … 5, which are kLow and kHigh bits too far left.
+// One line of INT8 from its bits 0 … 3 and 4 … 5, which are kLow and kHigh bits too far left.
 template <int kLow, int kHigh>
 inline void expand_line(const uint8_t* low, const uint8_t* high, const Bytes* one, const Bytes* two,
                         uint8_t* to) {
@@ -62,9 +64,7 @@ inline void expand_line(const uint8_t* low, const uint8_t* high, const Bytes* on
   }
 }
 
-}  // namespace
-
-void linear_expand_int6(const uint8_t* panel, int64_t groups, uint8_t* expanded) {
+void expand_int6(const uint8_t* panel, int64_t groups, uint8_t* expanded) {
   const PanelLayout layout = panel_layout(Scheme::int6, groups * kGroup);
   __builtin_memcpy(expanded, panel, kPanel * sizeof(float));
   const uint8_t* planes = panel + layout.multipliers;
@@ -77,8 +77,8 @@ void linear_expand_int6(const uint8_t* panel, int64_t groups, uint8_t* expanded)
     __builtin_memcpy(plane, planes, 4);
     Bytes one[kParts], two[kParts];
     for (int part = 0; part < kParts; ++part) {
-      one[part] = rows_of_plane(plane[0], part * kRows);
-      two[part] = rows_of_plane(plane[1], part * kRows);
+      one[part] = rows_of_plane<Rows32>(plane[0], part * kRows);
+      two[part] = rows_of_plane<Rows32>(plane[1], part * kRows);
     }
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
@@ -90,6 +90,48 @@ void linear_expand_int6(const uint8_t* panel, int64_t groups, uint8_t* expanded)
       expand_line<4, 2>(low + 64, high, one, two, lines + 192);
     }
   }
+}
+
+// The difference between a byte of g32i and one that holds the u of int3 in both nibbles: 4 in the low
+// nibble, −4 in the high one, and one more in both for rows with negative multipliers.
+inline Bytes nibble_offsets(const uint8_t* signs, int part) {
+  const int first = part * (kBytes / 8);
+  return (rows_of_plane<Rows64>(signs[0], first) & 0x01) + (rows_of_plane<Rows64>(signs[1], first) & 0x10) +
+         0xc4;
+}
+
+// One line of nibbles from its bits 0 and 1, kLow too far left, and its bit 2, kHigh too far left.
+template <int kLow, int kHigh>
+inline Bytes nibbles(Bytes low, Bytes high, Bytes offsets) {
+  return ((shifted<kLow>(low) & 0x33) | (shifted<kHigh>(high) & 0x44)) + offsets;
+}
+
+void expand_int3(const uint8_t* panel, int64_t groups, uint8_t* expanded) {
+  const PanelLayout layout = panel_layout(Scheme::int3, groups * kGroup);
+  __builtin_memcpy(expanded, panel, size_t(layout.signs));  // scales and multipliers are those of g32i
+  const uint8_t *signs = panel + layout.signs, *values = panel + layout.values;
+  uint8_t* to = expanded + layout.signs;
+  PanelStream<3, Prefetch::software_far> stream(panel, layout);
+  for (int64_t g = 0; g < groups; ++g, signs += 2, values += 192, to += 256) {
+    stream.group();
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      const uint8_t* from = values + part * kBytes;
+      const Bytes first = load_bytes(from), second = load_bytes(from + 64), high = load_bytes(from + 128);
+      const Bytes offsets = nibble_offsets(signs, part);
+      const Bytes lines[] = {nibbles<0, -2>(first, high, offsets), nibbles<2, -1>(first, high, offsets),
+                             nibbles<0, 0>(second, high, offsets), nibbles<2, 1>(second, high, offsets)};
+#pragma GCC unroll 4
+      for (int line = 0; line < 4; ++line)
+        __builtin_memcpy(to + line * 64 + part * kBytes, &lines[line], kBytes);
+    }
+  }
+}
+
+}  // namespace
+
+void linear_expand(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded) {
+  (scheme == Scheme::int6 ? expand_int6 : expand_int3)(panel, groups, expanded);
 }
 
 }  // namespace armllm::ARMLLM_VARIANT
