@@ -29,7 +29,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     engine = LLM(
-        options.model, disable_log_stats=True, progress=False, threads=options.threads, max_model_len=2048
+        options.model,
+        quantization="int4",
+        disable_log_stats=True,
+        progress=False,
+        threads=options.threads,
+        max_model_len=2048,
     ).llm_engine
     alone, contended = [], []
     for _ in range(_ROUNDS):

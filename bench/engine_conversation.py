@@ -50,6 +50,7 @@ def converse(options: argparse.Namespace, caching: bool) -> list[dict[str, Any]]
     """Hold a conversation; return prompt tokens, cached tokens and TTFT of each turn."""
     llm = LLM(
         options.model,
+        quantization="int4",
         enable_prefix_caching=caching,
         disable_log_stats=True,
         progress=False,

@@ -127,7 +127,7 @@ def main() -> None:
         config = EngineConfig(
             max_model_len=options.prompt + options.steps + 8, disable_log_stats=True, trace=str(trace)
         )
-        engine = load_engine(options.model, progress=False, config=config).engine
+        engine = load_engine(options.model, quantization="int4", progress=False, config=config).engine
         random = Random(0)
         drawn = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1} if options.sampled else {}
         params = SamplingParams(

@@ -44,6 +44,7 @@ def measure(options: argparse.Namespace, way: str) -> tuple[list[float], float]:
     room = options.prompt_len + 64
     llm = LLM(
         options.model,
+        quantization="int4",
         max_num_batched_tokens=room + options.answers if way == "whole" else options.chunk,
         max_model_len=room,
         max_step_time=options.max_step_time if way == "paced" else None,

@@ -33,6 +33,7 @@ FUNCTION_LEVEL = {
     "torch_armllm/transformers_plugin/*.py": "runs while transformers' own registry is being imported",
     **dict.fromkeys(
         (
+            "torch_armllm/checkpoint/bundled_model.py",
             "torch_armllm/llm/loader.py",
             "torch_armllm/llm/cached_loader.py",
             "torch_armllm/llm/plan_cache/cache.py",

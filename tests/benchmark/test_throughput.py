@@ -113,7 +113,7 @@ def test_engine_options() -> None:
     def parsed(*arguments: str) -> dict[str, object]:
         return engine_arguments(build_parser().parse_args(["chat", "none", *arguments]))
 
-    assert parsed() == {"dtype": "auto", "quantization": "int4"}
+    assert parsed() == {"dtype": "auto", "quantization": "auto"}
     found = parsed(
         "--kv-cache-memory", "2GiB", "--no-enable-prefix-caching", "--quantization", "none", "--threads", "2"
     )

@@ -18,6 +18,7 @@ from transformers import (
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from torch_armllm.checkpoint import bundled_model
+from torch_armllm.checkpoint.bundled_model import DENSE
 from torch_armllm.checkpoint.formats.registry import (
     file_reader,
     open_third_party,
@@ -37,7 +38,6 @@ from torch_armllm.system.host import free_memory
 
 logger = logging.getLogger(__name__)
 
-DENSE = "smollm2"
 MOE = "smollm2-moe"
 SOURCES = (
     f"{DENSE} (the embedded model), {MOE} (a Mixture-of-Experts made from it), a folder, a GGUF file, "

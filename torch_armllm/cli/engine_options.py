@@ -32,7 +32,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype", default="auto", help="dtype of the weights: auto, bfloat16, float16, float32 (auto)"
     )
-    group.add_argument("--quantization", default="int4", help="int4, another scheme, or none (int4)")
+    group.add_argument(
+        "--quantization",
+        default="auto",
+        help="int4, another scheme, none, or auto: smollm2 as its 4-bit file has it, others in int4 (auto)",
+    )
     group.add_argument(
         "--verify",
         action="store_true",

@@ -14,6 +14,21 @@ from torch_armllm.evaluation.spans import log_probabilities
 from torch_armllm.system.dtypes import dtype_name
 
 
+def compare_logits(base: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Compares next-token distributions with those of a baseline.
+
+    Args:
+        base: the baseline's logits ``(R, vocab_size)``.
+        other: the logits to compare, of the same shape.
+
+    Returns:
+        For each position ``(R,)`` the KL divergence from the baseline in nats, and whether the most probable
+        token is the same.
+    """
+    base, other = log_probabilities(base), log_probabilities(other)
+    return (base.exp() * (base - other)).sum(-1), base.argmax(-1) == other.argmax(-1)
+
+
 class BaselineLogits:
     """Stores a baseline's logits of a text's first positions in a file, in their own dtype.
 
@@ -62,10 +77,10 @@ class LogitComparison:
         data = np.fromfile(self._file, np.uint8, len(logits) * width)
         if not data.size:
             return
-        base = log_probabilities(torch.from_numpy(data).view(self._dtype).view(-1, logits.shape[-1]))
-        other = log_probabilities(logits[: len(base)])
-        self._divergences += (base.exp() * (base - other)).sum(-1).tolist()
-        self._same += int((base.argmax(-1) == other.argmax(-1)).sum())
+        base = torch.from_numpy(data).view(self._dtype).view(-1, logits.shape[-1])
+        divergences, same = compare_logits(base, logits[: len(base)])
+        self._divergences += divergences.tolist()
+        self._same += int(same.sum())
 
     def result(self) -> dict[str, Any]:
         """Returns tokens, mean KL divergence from the baseline (nats), its standard error and agreement."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_armllm.checkpoint.bundled_model import with_own_integers
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.evaluation.off_grid import move_off_grid
 from torch_armllm.evaluation.variant import Variant
@@ -30,7 +31,8 @@ def load_variant(
     """Loads a variant of a model.
 
     Args:
-        source: see `torch_armllm.checkpoint.load.load_model`.
+        source: see `torch_armllm.checkpoint.load.load_model`; the variant ``saved`` of ``smollm2`` has the
+            integers of its 4-bit file.
         variant: the dtype, scheme and method.
         dtype: dtype of the loaded weights, unless the variant names one.
         calibration: a text file for calibrating methods; None: the model generates the tokens.
@@ -46,6 +48,8 @@ def load_variant(
     """
     requested_dtype = variant.dtype or dtype
     chosen = requested_dtype if requested_dtype == "auto" else getattr(torch, requested_dtype)
+    if variant.saved:
+        source = with_own_integers(source)
     model = load_model(source, chosen, progress=progress, dequantize=not variant.saved)
     if is_packed(model):
         _check_packed(model, variant)

@@ -16,6 +16,7 @@ from torch_armllm.llm.loader import (
     engine_config,
     load_engine,
     load_patched,
+    resolve_auto,
     verify_checksums,
 )
 from torch_armllm.plan.plan_model import PlanModel
@@ -46,13 +47,14 @@ class LLMBase:
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         *,
         dtype: str | torch.dtype = "auto",
-        quantization: str | Recipe | None = "int4",
+        quantization: str | Recipe | None = "auto",
         skip_tokenizer_init: bool = False,
         progress: bool = True,
         verify: bool = False,
         **settings: Any,
     ) -> None:
         config = engine_config({**self._DEFAULTS, **settings})
+        model, quantization = resolve_auto(model, quantization)
         if verify:
             verify_checksums(model)
 

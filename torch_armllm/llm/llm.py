@@ -31,7 +31,7 @@ class LLM(LLMBase):
         tokenizer: a tokenizer, its folder or name; None: the model's own.
         dtype: of the loaded weights; ``auto``: the checkpoint's own.
         quantization: ``int4``, another scheme, a `torch_armllm.Recipe`, or None to keep the weights as they
-            are.
+            are; ``auto`` is ``int4``, except for ``smollm2``, a 4-bit file, whose integers are kept.
         skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
         progress: shows progress bars while the model is loaded and quantized.
         verify: compares every tensor with the checksum that was saved with it, for a folder that this package

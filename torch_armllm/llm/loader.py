@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from torch_armllm.checkpoint.bundled_model import with_own_integers
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
@@ -35,7 +36,7 @@ def load_engine(
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     *,
     dtype: str | torch.dtype = "auto",
-    quantization: str | Recipe | None = "int4",
+    quantization: str | Recipe | None = "auto",
     skip_tokenizer_init: bool = False,
     progress: bool = True,
     config: EngineConfig | None = None,
@@ -46,8 +47,8 @@ def load_engine(
         model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
         tokenizer: a tokenizer, its folder or name; None: the model's own.
         dtype: of the loaded weights; ``auto``: the checkpoint's own.
-        quantization: the name of a scheme, a `Recipe`, or None to keep the weights as they are; ignored if
-            the model is quantized or patched already.
+        quantization: ``auto`` (see `resolve_auto`), the name of a scheme, a `Recipe`, or None to keep the
+            weights as they are; ignored if the model is quantized or patched already.
         skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
         progress: shows progress bars.
         config: of the engine.
@@ -57,10 +58,27 @@ def load_engine(
         OSError: the checkpoint is not found.
     """
     config = config or EngineConfig()
+    model, quantization = resolve_auto(model, quantization)
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
     loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
     return LoadedEngine(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
+
+
+def resolve_auto(
+    model: str | PreTrainedModel, quantization: str | Recipe | None
+) -> tuple[str | PreTrainedModel, str | Recipe | None]:
+    """Returns what ``quantization="auto"`` stands for; every other choice as it is.
+
+    It keeps the embedded model's 4-bit integers, which rounding to another scheme would change once more, and
+    quantizes other models to ``int4``.
+
+    Raises:
+        FileNotFoundError: the embedded model is not installed.
+    """
+    if quantization != "auto":
+        return model, quantization
+    return (with_own_integers(model) if isinstance(model, str) else model), "int4"
 
 
 def load_patched(

@@ -9,12 +9,11 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from torch_armllm.hf.names import METHOD, TIED, WIDE
+from torch_armllm.hf.names import FORMAT, METHOD, TIED, WIDE
 from torch_armllm.kv_cache.dtypes import check_kv_cache_dtype
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import scheme_named
 
-FORMAT = 1
 _RECIPE_FIELDS = tuple(field.name for field in fields(Recipe))
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -39,10 +39,14 @@ def scratch_name(name: str) -> str:
 
 
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
     """Yields an empty scratch folder, which becomes ``folder`` when the block ends without an error.
 
     If another process creates ``folder`` meanwhile, that one stays.
+
+    Args:
+        folder: the folder to write; its parents are created.
+        replace: ``folder`` may exist, and is then removed when the new one is complete.
     """
     existed = folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -50,13 +54,25 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     try:
         yield scratch
         scratch.chmod(0o755)
+        if existed and replace:
+            _remove_at_once(folder)
         try:
             scratch.rename(folder)
         except OSError:
-            if existed or not folder.is_dir():
+            if (existed and not replace) or not folder.is_dir():
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove_at_once(folder: Path) -> None:
+    """Removes a folder that others may be reading: they find all of it or nothing."""
+    away = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        with suppress(FileNotFoundError):  # another process was faster
+            folder.rename(away / folder.name)
+    finally:
+        shutil.rmtree(away, ignore_errors=True)
 
 
 def cache_folder() -> Path:

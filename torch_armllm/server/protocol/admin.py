@@ -28,7 +28,7 @@ class LoadRequest(RequestPart):
     Attributes:
         model: smollm2, a folder on the server's machine, or a Hugging Face Hub name.
         name: the model's name in requests; None: the value of `model`.
-        quantization: ``int4``, another scheme, or ``none``.
+        quantization: ``int4``, another scheme, ``none`` or ``auto``.
         chat_template: replaces the tokenizer's own template.
         tool_call_parser: name of the tool parser; None: detected from the chat template.
         kv_cache_memory: bytes, or a fraction of the free memory.
