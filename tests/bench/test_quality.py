@@ -156,6 +156,18 @@ def test_comparison_measures_a_quantized_copy(tmp_path: Path) -> None:
     assert weights.bits is None and weights.series == "ours, rtn, floats"
 
 
+def test_comparison_chooses_schemes_for_a_number_of_bits() -> None:
+    model = tiny("llama", tie_word_embeddings=True)
+    comparison = Comparison("tiny", model, token_ids(2, 24), token_ids(2, 24))
+    comparison.ours("g32i", "rtn")
+    least = comparison.results.rows[-2].bits
+    assert least is not None
+    comparison.ours(f"{least + 1:.2f}", "rtn")
+    mixed = comparison.results.rows[-2]
+    assert mixed.name == f"{least + 1:.2f} bits, rtn" and mixed.series == "ours, rtn"
+    assert mixed.bits is not None and least + 0.3 < mixed.bits <= least + 1.01
+
+
 def test_importance_is_the_mean_of_squared_inputs() -> None:
     model, tokens = tiny("llama"), token_ids(3, 24)
     found = importance(model, tokens)
