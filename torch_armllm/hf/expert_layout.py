@@ -55,6 +55,10 @@ class ExpertLayout:
         """Returns biases (E, 2, I), gate first; (E, I) without a gate."""
         return torch.stack(self._parts(bias.detach()), dim=1) if self.gated else bias.detach()
 
+    def up_biases(self, bias: Tensor) -> list[Tensor]:
+        """Returns views of each expert's bias of up (I,)."""
+        return list(self._parts(bias.detach())[-1])
+
     def biases(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
         """Returns the module's biases in the op's layout: (E, 2, I) or (E, I), and (E, H)."""
         if not self.biased:

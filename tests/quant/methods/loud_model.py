@@ -8,7 +8,7 @@ import torch
 
 from tests.support.models import tiny
 
-OFFSET = ("gemma", "gemma3_text", "nemotron", "qwen3_next")
+OFFSET = ("gemma", "gemma3_text", "nemotron", "qwen3_5_moe_text", "qwen3_next")
 """Models whose norms multiply by 1 + weight."""
 
 

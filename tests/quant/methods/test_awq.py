@@ -14,6 +14,7 @@ from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.calibrated.awq import Awq
 from torch_armllm.quant.methods.calibrated.layerwise import Stages
 from torch_armllm.quant.methods.calibrated.scaling_search import find_scalings
+from torch_armllm.quant.methods.calibrated.stage_scaling import readers_in
 from torch_armllm.quant.schemes.registry import scheme_named
 
 TOKENS = torch.randint(97, (8, 32), generator=torch.Generator().manual_seed(3))
@@ -24,7 +25,17 @@ FOLDED = {
         "self_attn.v_proj": {"o_proj"},
         "mlp.up_proj": {"down_proj"},
     },
-    "mixtral": {"input_layernorm": {"q_proj", "k_proj", "v_proj"}, "self_attn.v_proj": {"o_proj"}},
+    "mixtral": {
+        "input_layernorm": {"q_proj", "k_proj", "v_proj"},
+        "post_attention_layernorm": {"gate", "experts"},
+        "self_attn.v_proj": {"o_proj"},
+        "mlp.experts": {"experts"},
+    },
+    "gpt_oss": {
+        "input_layernorm": {"q_proj", "k_proj", "v_proj"},
+        "post_attention_layernorm": {"router", "experts"},
+        "self_attn.v_proj": {"o_proj"},
+    },
     "gpt2": {"ln_1": {"c_attn"}, "ln_2": {"c_fc"}},
 }
 
@@ -34,14 +45,15 @@ def test_scalings_are_found_by_tracing_a_layer(kind: str) -> None:
     model = tiny(kind)
     stages = Stages(model, TOKENS, batch=4)
     stage = stages.modules[0]
-    linears = [x.module for x in find_layers(model) if x.kind == "linear"]
+    readers = readers_in(stage, {})
     names = {id(module): name for name, module in stage.named_modules()}
     with torch.no_grad():
-        scalings, refused = find_scalings(stage, linears, lambda: stages.sample(0), stages.sample(0))
-    found = {names[id(x.writer)]: {names[id(r)].split(".")[-1] for r in x.readers} for x in scalings}
+        scalings, refused = find_scalings(stage, readers, lambda: stages.sample(0), stages.sample(0))
+    found = {
+        names[id(x.writer.module)]: {names[id(r.module)].split(".")[-1] for r in x.readers} for x in scalings
+    }
     assert found == FOLDED[kind]
-    if kind == "mixtral":
-        assert "post_attention_layernorm" not in found  # the router reads it too
+    assert refused == (["mlp.c_fc for mlp.c_proj"] if kind == "gpt2" else [])
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])

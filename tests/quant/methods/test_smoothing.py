@@ -19,13 +19,17 @@ from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.base import Mse
 from torch_armllm.quant.methods.calibrated import smoothing
 from torch_armllm.quant.methods.calibrated.channel_scaling import ChannelScaling
+from torch_armllm.quant.methods.calibrated.channels import Channels
+from torch_armllm.quant.methods.calibrated.layerwise import Stages
+from torch_armllm.quant.methods.calibrated.scaling_search import find_scalings
 from torch_armllm.quant.methods.calibrated.smoothed import Smoothed
 from torch_armllm.quant.methods.calibrated.smoothing import energy_of, powers_for
+from torch_armllm.quant.methods.calibrated.stage_scaling import readers_in
 from torch_armllm.quant.methods.importance import random_tokens
 from torch_armllm.quant.methods.registry import make_method
 from torch_armllm.quant.schemes.registry import scheme_named
 
-KINDS = ["llama", "mixtral", "gpt2", "qwen2", "gemma"]
+KINDS = ["llama", "mixtral", "gpt2", "qwen2", "qwen3_moe", "gemma"]
 TOKENS = torch.randint(97, (8, 32), generator=torch.Generator().manual_seed(3))
 
 
@@ -48,7 +52,9 @@ def changed(model: nn.Module, before: dict[str, torch.Tensor]) -> list[str]:
     [
         *product(KINDS, [torch.float32, torch.bfloat16, torch.float16]),
         ("gemma3_text", torch.bfloat16),
+        ("gpt_oss", torch.bfloat16),
         ("nemotron", torch.bfloat16),
+        ("qwen3_5_moe_text", torch.bfloat16),
         ("qwen3_next", torch.bfloat16),
     ],
 )
@@ -100,7 +106,7 @@ def test_weights_that_were_not_kept_are_in_the_scale_of_the_original() -> None:
         assert bool(model(ids).logits.isfinite().all())
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma", "mixtral"])
 def test_smoothing_reduces_the_logit_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, errors = token_ids(4, 40), []
     for power in (0.0, smoothing._POWER):
@@ -152,7 +158,7 @@ def test_channels_whose_weights_would_lose_bits_are_scaled_by_less(
     value: float, power: float, limited: float
 ) -> None:
     mlp = loud("llama").model.layers[0].mlp
-    scaling = ChannelScaling(mlp.up_proj, (mlp.down_proj,))
+    scaling = ChannelScaling(Channels(mlp.up_proj), (Channels(mlp.down_proj),))
     wanted = torch.full((96,), power)
     assert torch.equal(scaling.limited(wanted), wanted)
     with torch.no_grad():
@@ -167,18 +173,65 @@ def test_channels_whose_weights_would_lose_bits_are_scaled_by_less(
 
 
 def test_writers_that_are_not_scaled_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    model = loud("mixtral")
+    model = loud("gpt2")
     with caplog.at_level(logging.INFO), torch.no_grad():
         quantize(model, progress=False)
     lines = [x.message for x in caplog.records if "not scaled" in x.message]
-    assert len(lines) == 1
-    assert "self_attn.q_proj for self_attn.o_proj (2 stages)" in lines[0]
+    assert lines == ["channels that are not scaled: mlp.c_fc for mlp.c_proj (2 stages)"]
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_what_routers_and_experts_read_is_scaled(kind: str) -> None:
+    model = loud(kind)
+    before = state_of(model)
+    layers = [x for x in find_layers(model) if x.reason is None]
+    with torch.no_grad():
+        method = Smoothed(model, layers, random_tokens(model))
+        for layer in method.order(layers):
+            method.rounding(layer, scheme_named("g32i"))
+    scaled = {".".join(name.split(".")[-2:]) for name in changed(model, before)}
+    router = "router.weight" if kind == "gpt_oss" else "gate.weight"
+    assert {"post_attention_layernorm.weight", router, "experts.gate_up_proj"} <= scaled
+    assert ("experts.down_proj" in scaled) == (kind != "gpt_oss")  # whose activation clamps
+    assert ("shared_expert_gate.weight" in scaled) == (kind == "qwen2_moe")
+
+
+def test_a_norm_whose_router_scales_its_inputs_itself_is_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loud("mixtral")
+    router = type(model.model.layers[0].mlp.gate)
+    inner = router.forward
+    monkeypatch.setattr(router, "forward", lambda self, x: inner(self, torch.nn.functional.normalize(x)))
+    assert "post_attention_layernorm" not in _writers(model)
+
+
+@pytest.mark.parametrize("limit", [None, 7.0])
+def test_channels_that_are_clamped_are_not_scaled(limit: float | None) -> None:
+    model = loud("llama")
+    mlp = model.model.layers[0].mlp
+    mlp.forward = lambda x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * _clamped(mlp.up_proj(x), limit))
+    assert mlp.up_proj(torch.ones(1, 64)).abs().max().item() < 7
+    assert ("mlp.up_proj" in _writers(model)) == (limit is None)
+
+
+def _clamped(x: torch.Tensor, limit: float | None) -> torch.Tensor:
+    return x if limit is None else x.clamp(-limit, limit)
+
+
+def _writers(model: Any) -> set[str]:
+    """Names of the writers whose channels can be scaled in the first decoder layer."""
+    stages = Stages(model, TOKENS, batch=8)
+    module = stages.modules[0]
+    with torch.no_grad():
+        scalings, _ = find_scalings(
+            module, readers_in(module, {}), lambda: stages.sample(0), stages.sample(0)
+        )
+    names = {id(x): name for name, x in module.named_modules()}
+    return {names[id(scaling.writer.module)] for scaling in scalings}
 
 
 def test_powers_are_fourth_roots_of_the_channels_sizes() -> None:
-    scaling = ChannelScaling(nn.Linear(4, 4), (nn.Linear(4, 4),))
     sizes = torch.tensor([1.0, 1.0, 2.0**8, 2.0**-8])
-    assert powers_for(scaling, sizes.square()).tolist() == [1.0, 1.0, 4.0, 0.25]
+    assert powers_for(sizes.square()).tolist() == [1.0, 1.0, 4.0, 0.25]
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])

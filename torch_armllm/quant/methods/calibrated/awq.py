@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from torch_armllm.quant.layers import Layer, weight_of
+from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.channel_scaling import (
     MAX_EXPONENT,
@@ -24,6 +23,8 @@ from torch_armllm.quant.schemes.search import Search
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Exponents to try: a channel is scaled by its root mean square to this power."""
+_MOST_WEIGHTS = 16
+"""Weights that choose the power of channels that many experts read."""
 
 
 class Awq(CalibratedMethod):
@@ -67,20 +68,30 @@ class Awq(CalibratedMethod):
     def _scale(self, stage: int, scheme: Scheme) -> None:
         """Scales the channels of a stage, and creates the roundings of its layers."""
 
-        def choose(scaling: ChannelScaling, read: FloatInputs) -> Tensor:
+        def choose(scaling: ChannelScaling, read: FloatInputs) -> Tensor | None:
+            if scaling.writer.inside:
+                return None
             hessian = Hessian(read.inputs[0].shape[-1])
             for x in read.inputs:
                 hessian.add(x)
-            return choose_powers(scaling, hessian, scheme)
+            return choose_powers(scaling, self._weights_of(scaling), hessian, scheme)
 
         inputs = self._scaling.run(stage, choose)
         for name, read in inputs.items():
             if read.inputs:
                 self._roundings[name] = Search(energy_of(read.inputs, floor=DAMPING))
 
+    def _weights_of(self, scaling: ChannelScaling) -> list[Tensor]:
+        """Returns views (N, K) of the weights that read the channels and are quantized; of many, a few."""
+        quantized = {id(layer.module) for layer in self._layers}
+        weights = [w for r in scaling.readers if id(r.module) in quantized for w in r.matrices()]
+        return weights[:: -(-len(weights) // _MOST_WEIGHTS)]
 
-def choose_powers(scaling: ChannelScaling, hessian: Hessian, scheme: Scheme) -> Tensor:
-    """Returns the powers of two (written,) with the least squared error of the readers."""
+
+def choose_powers(
+    scaling: ChannelScaling, weights: Sequence[Tensor], hessian: Hessian, scheme: Scheme
+) -> Tensor:
+    """Returns the powers of two (written,) with the least squared error of the weights (N, K)."""
     second_moments = hessian.damped()
     size = scaling.gathered(second_moments.diagonal()).sqrt()
     size = size / size.log().mean().exp()
@@ -90,11 +101,9 @@ def choose_powers(scaling: ChannelScaling, hessian: Hessian, scheme: Scheme) -> 
         factors = scaling.spread(powers)
         energy = second_moments.diagonal() / factors.square()
         error = 0.0
-        for reader in scaling.readers:
-            weight = weight_of(reader).detach().float()
-            weight = weight.t() if isinstance(reader, Conv1D) else weight
-            quantized, _ = scheme.quantize(weight * factors, Search(energy / energy.mean()))
-            error_matrix = scheme.dequantize(quantized) / factors - weight
+        for weight in weights:
+            quantized, _ = scheme.quantize(weight.float() * factors, Search(energy / energy.mean()))
+            error_matrix = scheme.dequantize(quantized) / factors - weight.float()
             error += float(((error_matrix @ second_moments) * error_matrix).sum())
         if error < least:
             best, least = powers, error

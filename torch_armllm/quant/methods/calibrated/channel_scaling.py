@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from torch_armllm.quant.layers import weight_of
+from torch_armllm.quant.methods.calibrated.channels import Channels
 from torch_armllm.quant.offset_norm import divide, divides, narrow, widen
 
 MAX_EXPONENT = 4
 """Largest exponent of a channel's scale, a power of two."""
-_CHECKED_TOGETHER = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +26,15 @@ class ChannelScaling:
     """Channels that one module writes and other modules read.
 
     Attributes:
-        writer: a norm, or a linear layer.
-        readers: linear layers.
+        writer: a norm, a linear layer, or experts.
+        readers: linear layers, routers and experts.
         repeat: query heads per KV head (grouped-query attention); 1 if each channel is read once.
         head: channels per head; 0 if each channel is read once.
         factor: what a norm of 1 + weight multiplies by, float32 (written,); None for all other writers.
     """
 
-    writer: nn.Module
-    readers: tuple[nn.Module, ...]
+    writer: Channels
+    readers: tuple[Channels, ...]
     repeat: int = 1
     head: int = 0
     factor: Tensor | None = None
@@ -44,12 +42,12 @@ class ChannelScaling:
     @property
     def modules(self) -> tuple[nn.Module, ...]:
         """The writer and the readers."""
-        return (self.writer, *self.readers)
+        return (self.writer.module, *(reader.module for reader in self.readers))
 
     @property
     def written(self) -> int:
         """Number of channels that the writer writes."""
-        return len(_rows(self.writer)[0])
+        return self.writer.count_written
 
     def spread(self, values: Tensor) -> Tensor:
         """Repeats one value per written channel for the channels that are read."""
@@ -63,23 +61,22 @@ class ChannelScaling:
 
     def limited(self, powers: Tensor) -> Tensor:
         """Returns powers of two (written,) that are nearer to one where a weight would lose bits."""
-        for _ in range(2 * MAX_EXPONENT):
+        for _ in range(MAX_EXPONENT):
             exact = self._exact(powers)
             if bool(exact.all()):
-                return powers
-            nearer = powers * torch.exp2(-powers.log2().sign())
-            powers = torch.where(exact, powers, nearer)
+                break
+            powers = torch.where(exact, powers, powers * torch.exp2(-powers.log2().sign()))
         return powers
 
     @torch.no_grad()
     def apply(self, powers: Tensor) -> AppliedScaling:
         """Divides the written channels by powers of two (written,), and multiplies the readers by them."""
         originals = None
-        if self.factor is not None:
-            originals = widen(self.writer)
-            divide(self.writer, self.factor, powers)
+        if self.factor is None:
+            self.writer.multiply_written(1 / powers)
         else:
-            self._multiply_writer(1 / powers)
+            originals = widen(self.writer.module)
+            divide(self.writer.module, self.factor, powers)
         self._multiply_readers(powers)
         return AppliedScaling(self, powers, originals)
 
@@ -87,31 +84,22 @@ class ChannelScaling:
     def revert(self, powers: Tensor, originals: dict[str, nn.Parameter] | None) -> None:
         """Reverts `apply`; ``originals`` are the writer's parameters if it is a norm of 1 + weight."""
         self._multiply_readers(1 / powers)
-        if originals is not None:
-            narrow(self.writer, originals)
+        if originals is None:
+            self.writer.multiply_written(powers)
         else:
-            self._multiply_writer(powers)
-
-    def _multiply_writer(self, powers: Tensor) -> None:
-        for rows in _rows(self.writer):
-            rows.mul_(powers if rows.dim() == 1 else powers[:, None])
+            narrow(self.writer.module, originals)
 
     def _multiply_readers(self, powers: Tensor) -> None:
         factors = self.spread(powers)
         for reader in self.readers:
-            _columns(reader).mul_(factors)
+            reader.multiply_read(factors)
 
     def _exact(self, powers: Tensor) -> Tensor:
         """True for each written channel whose weights keep all their bits."""
-        if self.factor is not None:
-            exact = divides(self.factor, powers)
-        else:
-            exact = torch.ones(len(powers), dtype=torch.bool)
-            for rows in _rows(self.writer):
-                exact &= _exact_columns(rows.t(), 1 / powers)
+        exact = self.writer.exact_written(1 / powers) if self.factor is None else divides(self.factor, powers)
         factors = self.spread(powers)
         for reader in self.readers:
-            own = _exact_columns(_columns(reader), factors)
+            own = reader.exact_read(factors)
             exact &= own if self.repeat == 1 else own.view(-1, self.repeat, self.head).all(1).flatten()
         return exact
 
@@ -138,25 +126,3 @@ def undo_scalings(applied: Sequence[AppliedScaling]) -> None:
     """Restores the weights of scalings that were applied in this order."""
     for one in reversed(applied):
         one.undo()
-
-
-def _rows(writer: nn.Module) -> list[Tensor]:
-    """Returns views of a writer's parameters whose first axis is that of the written channels."""
-    parameters = [p.detach() for p in writer.parameters(recurse=False)]
-    return [p.t() if isinstance(writer, Conv1D) and p.dim() == 2 else p for p in parameters]
-
-
-def _columns(reader: nn.Module) -> Tensor:
-    """Returns a view of a reader's weight whose last axis is that of the read channels."""
-    weight = weight_of(reader).detach()
-    return weight.t() if isinstance(reader, Conv1D) else weight
-
-
-def _exact_columns(weight: Tensor, factors: Tensor) -> Tensor:
-    """True for each column of a weight (…, K) that loses no bits by its factor, a power of two."""
-    rows = weight.reshape(-1, len(factors)) if weight.dim() == 1 else weight
-    factors = factors.to(weight.dtype)
-    exact = torch.ones(len(factors), dtype=torch.bool)
-    for part in rows.split(max(1, _CHECKED_TOGETHER // len(factors))):
-        exact &= (part * factors / factors == part).all(0)
-    return exact

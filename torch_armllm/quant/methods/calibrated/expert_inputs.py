@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from torch_armllm.hf.expert_layout import parameter
+from torch_armllm.hf.expert_layout import ExpertLayout, parameter
 from torch_armllm.ops.activation import FUNCTIONS
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
@@ -87,7 +88,7 @@ class ExpertInputs:
             share = torch.full((len(some),), SHARE * average * len(x) / len(some))
             hessian = Hessian(self.columns(True))
             for part, count in ((x[rows], own[rows]), (x[some], share)):
-                hessian.add(self._down_inputs(expert, part), count)
+                hessian.add(down_inputs(self._module, self._layout, self._inner, expert, part), count)
         else:
             if self._all is None:
                 self._all = Hessian(self.columns(False))
@@ -103,16 +104,21 @@ class ExpertInputs:
             self._inputs, self._counts = [torch.cat(self._inputs)], [torch.cat(self._counts)]
         return self._inputs[0], self._counts[0]
 
-    def _down_inputs(self, expert: int, x: Tensor) -> Tensor:
-        """Returns the inputs of an expert's down projection for tokens (n, H): float32 (n, I)."""
-        layout, x = self._layout, x.float()
-        halves = [x @ part[expert].float().t() for part in self._inner]
-        bias = layout.biases(self._module)[0]
-        if bias is not None:
-            own = bias[expert].float().view(len(halves), -1)
-            halves = [half + row for half, row in zip(halves, own, strict=True)]
-        gate, up = halves[0], halves[-1]
-        return FUNCTIONS[layout.activation](gate, up, layout.limit)
+
+def down_inputs(
+    module: nn.Module, layout: ExpertLayout, inner: Sequence[list[Tensor]], expert: int, x: Tensor
+) -> Tensor:
+    """Returns the inputs of an expert's down projection for tokens x (n, H): float32 (n, I).
+
+    ``inner`` is `ExpertLayout.inner` of the experts' first weight.
+    """
+    x = x.float()
+    halves = [x @ part[expert].float().t() for part in inner]
+    bias = layout.biases(module)[0]
+    if bias is not None:
+        own = bias[expert].float().view(len(halves), -1)
+        halves = [half + row for half, row in zip(halves, own, strict=True)]
+    return FUNCTIONS[layout.activation](halves[0], halves[-1], layout.limit)
 
 
 class _Expert(Rounding):

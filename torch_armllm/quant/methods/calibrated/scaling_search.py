@@ -7,38 +7,46 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from torch_armllm.quant.layers import is_linear, weight_of
-from torch_armllm.quant.methods.calibrated.channel_scaling import ChannelScaling
+from torch_armllm.hf.expert_layout import ExpertLayout
+from torch_armllm.ops.activation import FUNCTIONS
+from torch_armllm.quant.layers import is_linear
+from torch_armllm.quant.methods.calibrated.channel_scaling import MAX_EXPONENT, ChannelScaling
+from torch_armllm.quant.methods.calibrated.channels import Channels
 from torch_armllm.quant.offset_norm import offset_factor
 
 
 def find_scalings(
-    stage: nn.Module, linears: Sequence[nn.Module], call: Any, expected: Tensor
+    stage: nn.Module, readers: Sequence[Channels], call: Any, expected: Tensor
 ) -> tuple[list[ChannelScaling], list[str]]:
     """Finds the scalings of a decoder layer, and checks each by running the layer.
 
-    Candidates are each norm with all linear layers that read it, and pairs of linear layers with only
-    channel-wise ops between them, such as up with down projection, and value with output projection.
+    Candidates are each norm with all modules that read it; pairs of linear layers with only channel-wise ops
+    between them, such as up with down projection, and value with output projection; and the up and down
+    projections of experts.
 
     Args:
         stage: the decoder layer.
-        linears: its linear layers.
+        readers: its linear layers, routers and experts.
         call: runs the layer and returns its output.
         expected: that output.
 
     Returns:
-        The scalings, and the names of writers whose channels cannot be scaled.
+        The scalings, and the names of writers whose channels cannot be scaled and are read by modules that
+        no scaling is for.
     """
-    scalings, refused = [], []
-    for scaling, name in _candidates(stage, linears, call):
-        powers = scaling.limited(torch.exp2(torch.arange(scaling.written) % 3 - 1.0))
+    # large powers, so that a clamp between writer and reader shows; float16 activations would lose bits
+    exponent = 1 if expected.dtype == torch.float16 else MAX_EXPONENT
+    scalings, refused = [], {}
+    for scaling, name in _candidates(stage, readers, call):
+        powers = scaling.limited(torch.exp2(exponent * (torch.arange(scaling.written) % 3 - 1.0)))
         if bool((powers != 1).any()) and _is_same(scaling, powers, call, expected):
             scalings.append(scaling)
         else:
-            refused.append(name)
-    return scalings, refused
+            refused[name] = scaling
+    covered = {id(reader.module) for scaling in scalings for reader in scaling.readers}
+    left = [n for n, x in refused.items() if not covered.issuperset(id(r.module) for r in x.readers)]
+    return scalings, left
 
 
 def _is_same(scaling: ChannelScaling, powers: Tensor, call: Any, expected: Tensor) -> bool:
@@ -50,31 +58,36 @@ def _is_same(scaling: ChannelScaling, powers: Tensor, call: Any, expected: Tenso
         applied.undo()
 
 
-def _candidates(
-    stage: nn.Module, linears: Sequence[nn.Module], call: Any
-) -> list[tuple[ChannelScaling, str]]:
+def _candidates(stage: nn.Module, readers: Sequence[Channels], call: Any) -> list[tuple[ChannelScaling, str]]:
     candidates = []
     names = {id(module): name for name, module in stage.named_modules()}
-    readers = _readers(stage, linears, call)
-    for writer, read in readers:
-        scaling = ChannelScaling(writer, tuple(read), factor=offset_factor(writer))
-        candidates.append((scaling, names[id(writer)]))
-    of_norms = {id(reader) for _, read in readers for reader in read}
+    by_norm = _readers_of_norms(stage, readers, call)
+    for norm, read in by_norm:
+        scaling = ChannelScaling(Channels(norm), tuple(read), factor=offset_factor(norm))
+        if all(reader.count_read == scaling.written for reader in read):
+            candidates.append((scaling, names[id(norm)]))
+    of_norms = {id(reader.module) for _, read in by_norm for reader in read}
+    linears = {id(reader.module): reader for reader in readers if is_linear(reader.module)}
     for parent in stage.modules():
-        inside = [m for m in parent.children() if any(m is x for x in linears)]
+        inside = [linears[id(m)] for m in parent.children() if id(m) in linears]
         for reader in inside:
-            if id(reader) in of_norms:
+            if id(reader.module) in of_norms:
                 continue  # what it reads is written by no linear layer
             for writer in inside:
                 pair = _pair(parent, writer, reader)
                 if pair is not None and writer is not reader:
-                    candidates.append((pair, f"{names[id(writer)]} for {names[id(reader)]}"))
+                    name = f"{names[id(writer.module)]} for {names[id(reader.module)]}"
+                    candidates.append((pair, name))
+    for experts in readers:
+        if experts.layout is not None and _is_linear_in_up(experts.layout):
+            own = Channels(experts.module, experts.layout, inside=True)
+            candidates.append((ChannelScaling(own, (own,)), f"{names[id(own.module)]} inside"))
     return candidates
 
 
-def _pair(parent: nn.Module, writer: nn.Module, reader: nn.Module) -> ChannelScaling | None:
+def _pair(parent: nn.Module, writer: Channels, reader: Channels) -> ChannelScaling | None:
     """Returns the scaling of two linear layers of one module if their channel counts match, else None."""
-    written, read = _written(writer), _read(reader)
+    written, read = writer.count_written, reader.count_read
     if written == read:
         return ChannelScaling(writer, (reader,))
     head = getattr(parent, "head_dim", None)
@@ -83,42 +96,49 @@ def _pair(parent: nn.Module, writer: nn.Module, reader: nn.Module) -> ChannelSca
     return None
 
 
-def _readers(
-    stage: nn.Module, linears: Sequence[nn.Module], call: Any
-) -> list[tuple[nn.Module, list[nn.Module]]]:
-    """Returns each norm with the linear layers that read its output."""
+def _is_linear_in_up(layout: ExpertLayout) -> bool:
+    """True if the experts' activation is linear in the up projection, however large: clamped ones are not."""
+    gate, up = torch.tensor([-3.0, 0.5, 4.0]), torch.tensor([[-(2.0**20)], [1.0], [2.0**20]])
+    function = FUNCTIONS[layout.activation]
+    half = function(gate, up / 2, layout.limit)
+    return layout.gated and torch.equal(2 * half, function(gate, up, layout.limit))
+
+
+def _readers_of_norms(
+    stage: nn.Module, readers: Sequence[Channels], call: Any
+) -> list[tuple[nn.Module, list[Channels]]]:
+    """Returns each norm with the modules that read its output, or a view of it."""
     outputs: list[tuple[nn.Module, Tensor]] = []
-    readers: dict[int, tuple[nn.Module, list[nn.Module]]] = {}
+    found: dict[int, tuple[nn.Module, list[Channels]]] = {}
+    by_module = {id(reader.module): reader for reader in readers}
 
     def record_output(module: nn.Module, arguments: Any, output: Any) -> None:
-        outputs.append((module, output))
+        if isinstance(output, Tensor):
+            outputs.append((module, output))
 
-    def match_input(module: nn.Module, arguments: Any) -> None:
+    def match_input(module: nn.Module, arguments: Any, named: dict[str, Any]) -> None:
+        given = next((x for x in (*arguments, *named.values()) if isinstance(x, Tensor)), None)
         for norm, output in outputs:
-            if output is arguments[0]:
-                readers.setdefault(id(norm), (norm, []))[1].append(module)
+            if given is not None and _is_view(given, output):
+                found.setdefault(id(norm), (norm, []))[1].append(by_module[id(module)])
 
     norms = [m for m in stage.modules() if _is_norm(m)]
     handles = [m.register_forward_hook(record_output) for m in norms]
-    handles += [m.register_forward_pre_hook(match_input) for m in linears]
+    handles += [reader.module.register_forward_pre_hook(match_input, with_kwargs=True) for reader in readers]
     try:
         call()
     finally:
         for handle in handles:
             handle.remove()
-    return list(readers.values())
+    return list(found.values())
+
+
+def _is_view(one: Tensor, other: Tensor) -> bool:
+    """True if two tensors hold the same rows in the same memory; both must be alive."""
+    alike = one.dtype == other.dtype and one.numel() == other.numel() and one.shape[-1:] == other.shape[-1:]
+    return alike and one.data_ptr() == other.data_ptr() and one.is_contiguous() == other.is_contiguous()
 
 
 def _is_norm(module: nn.Module) -> bool:
     parameters = list(module.parameters(recurse=False))
     return bool(parameters) and all(p.dim() == 1 for p in parameters) and not list(module.children())
-
-
-def _written(module: nn.Module) -> int:
-    weight = weight_of(module)
-    return weight.shape[1] if isinstance(module, Conv1D) else weight.shape[0]
-
-
-def _read(module: nn.Module) -> int:
-    assert is_linear(module)
-    return weight_of(module).shape[0 if isinstance(module, Conv1D) else 1]

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.channel_scaling import (
     MAX_EXPONENT,
     AppliedScaling,
     ChannelScaling,
 )
+from torch_armllm.quant.methods.calibrated.expert_inputs import down_inputs
 from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs
 from torch_armllm.quant.methods.calibrated.layerwise import Stages
 from torch_armllm.quant.methods.calibrated.stage_scaling import StageScaling
@@ -21,6 +23,9 @@ _POWER = 0.25
 """A channel is scaled by its root mean square to this power: measured best on several models."""
 _FLOOR = 1e-3
 """Lower bound of an energy, as a fraction of the mean: silent channels still count a little."""
+
+_TOKENS_INSIDE = 64
+"""Tokens that run through every expert's gate and up projection, for the sizes of the channels inside."""
 
 
 class Smoothing:
@@ -49,7 +54,7 @@ class Smoothing:
         Returns:
             The inputs of its layers, as the scaled layers read them, by layer name.
         """
-        return self._scaling.run(stage, lambda scaling, read: powers_for(scaling, energy_of(read.inputs)))
+        return self._scaling.run(stage, _choose)
 
     def undo(self) -> None:
         """Restores the float model."""
@@ -76,8 +81,19 @@ def energy_of(inputs: Sequence[Tensor], floor: float = _FLOOR) -> Tensor:
     return energy / mean + floor
 
 
-def powers_for(scaling: ChannelScaling, energy: Tensor) -> Tensor:
-    """Returns a power of two for each written channel, float32, from the energies (K,) of the read ones."""
-    exponents = scaling.gathered(energy).log2() / 2
+def powers_for(energy: Tensor) -> Tensor:
+    """Returns a power of two for each channel, float32, from its energy (N,)."""
+    exponents = energy.log2() / 2
     exponents = (exponents - exponents.mean()) * _POWER
     return torch.exp2(exponents.round().clamp(-MAX_EXPONENT, MAX_EXPONENT))
+
+
+def _choose(scaling: ChannelScaling, read: FloatInputs) -> Tensor:
+    experts = scaling.writer
+    if experts.layout is None:
+        return powers_for(scaling.gathered(energy_of(read.inputs)))
+    x = torch.cat([x.reshape(-1, x.shape[-1]) for x in read.inputs])
+    x = x[torch.linspace(0, len(x) - 1, min(_TOKENS_INSIDE, len(x))).long()]
+    inner = experts.layout.inner(parameter(experts.module, experts.layout.weights[0]))
+    inputs = (down_inputs(experts.module, experts.layout, inner, e, x) for e in range(len(inner[0])))
+    return torch.cat([powers_for(energy_of([own])) for own in inputs])

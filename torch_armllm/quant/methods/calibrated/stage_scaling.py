@@ -9,20 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.quant.layers import Layer, is_linear, weight_of
+from torch_armllm.hf.expert_detection import is_experts, read_layout
+from torch_armllm.hf.expert_layout import ExpertLayout
+from torch_armllm.quant.layers import Layer, is_linear
 from torch_armllm.quant.methods.calibrated.channel_scaling import (
     AppliedScaling,
     ChannelScaling,
     undo_scalings,
 )
+from torch_armllm.quant.methods.calibrated.channels import Channels
 from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs, record_inputs
 from torch_armllm.quant.methods.calibrated.layerwise import Stages
 from torch_armllm.quant.methods.calibrated.scaling_search import find_scalings
 
 logger = logging.getLogger(__name__)
 
-ChoosePowers = Callable[[ChannelScaling, FloatInputs], Tensor]
-"""Returns powers of two (written,), float32, for a scaling and the inputs that its readers read."""
+ChoosePowers = Callable[[ChannelScaling, FloatInputs], Tensor | None]
+"""Returns powers of two (written,), float32, or None, for a scaling and the inputs of its readers.
+
+For channels inside experts these are the inputs of the experts.
+"""
 
 
 class StageScaling:
@@ -61,24 +67,30 @@ class StageScaling:
             id(x.module): inputs[x.name] for x in inside if x.name in inputs and inputs[x.name].inputs
         }
         module = self._stages.modules[stage]
-        linears = [m for m in module.modules() if is_linear(m) and not weight_of(m).is_meta]
+        readers = readers_in(module, {id(x.module): x.layout for x in inside if x.layout is not None})
         expected = self._stages.sample(stage)
-        scalings, refused = find_scalings(module, linears, lambda: self._stages.sample(stage), expected)
+        scalings, refused = find_scalings(module, readers, lambda: self._stages.sample(stage), expected)
         self._refused.update(refused)
         shared = self._parameters_elsewhere(stage)
-        applied: list[tuple[AppliedScaling, FloatInputs]] = []
+        applied: list[tuple[AppliedScaling, list[FloatInputs]]] = []
         for scaling in scalings:
-            read = {id(x): x for r in scaling.readers if (x := of_module.get(id(r))) is not None}
-            if len(read) != 1 or any(id(p) in shared for m in scaling.modules for p in m.parameters()):
+            read = {id(x): x for r in scaling.readers if (x := of_module.get(id(r.module))) is not None}
+            if not read or any(id(p) in shared for m in scaling.modules for p in m.parameters()):
                 continue
-            (entry,) = read.values()
-            powers = scaling.limited(choose(scaling, entry))
-            applied.append((scaling.apply(powers), entry))
-            entry.multiply(scaling.spread(1 / powers))
+            entries = list(read.values())
+            powers = choose(scaling, entries[0])
+            if powers is None:
+                continue
+            powers = scaling.limited(powers)
+            scaled = [] if scaling.writer.inside else entries
+            applied.append((scaling.apply(powers), scaled))
+            for entry in scaled:
+                entry.multiply(scaling.spread(1 / powers))
         while applied and not torch.equal(self._stages.sample(stage), expected):
-            one, entry = applied.pop()  # float16 activations may lose bits where weights do not
+            one, scaled = applied.pop()  # float16 activations may lose bits where weights do not
             one.undo()
-            entry.multiply(one.scaling.spread(one.powers))
+            for entry in scaled:
+                entry.multiply(one.scaling.spread(one.powers))
         self.scaled += [one for one, _ in applied]
         if stage == self._last and self._refused:
             names = ", ".join(f"{name} ({_stages(count)})" for name, count in self._refused.items())
@@ -98,6 +110,32 @@ class StageScaling:
             if index != stage:
                 elsewhere += other.modules()
         return {id(p) for module in elsewhere for p in module._parameters.values() if p is not None}
+
+
+def readers_in(stage: nn.Module, layouts: Mapping[int, ExpertLayout]) -> list[Channels]:
+    """Returns the linear layers, routers and experts of a stage.
+
+    Args:
+        stage: the decoder layer.
+        layouts: layouts of experts that are known, by the module's id.
+    """
+    readers = []
+    for module in stage.modules():
+        if any(p.is_meta for p in module.parameters(recurse=False)):
+            continue
+        if is_experts(module):
+            layout = layouts.get(id(module)) or read_layout(module)
+            if not isinstance(layout, str):
+                readers.append(Channels(module, layout))
+        elif is_linear(module) or _is_router(module):
+            readers.append(Channels(module))
+    return readers
+
+
+def _is_router(module: nn.Module) -> bool:
+    """True if a module may be a router: it has a weight (N, K); that it reads channels is seen as it runs."""
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
 def _stages(count: int) -> str:
