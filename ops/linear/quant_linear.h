@@ -101,9 +101,10 @@ struct LinearKernels {
   void (*gemv_wide)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                     const Activations& x, int tokens, float* out, int64_t out_stride) = nullptr;
 
-  // gemv and gemv_wide read panels of scheme int6 for up to this many tokens. For more, they are expanded in
-  // cache.
+  // gemv and gemv_wide read panels of schemes int6 and int3 for up to this many tokens. For more, they are
+  // expanded in cache.
   int64_t int6_gemv_tokens = 0;
+  int64_t int3_gemv_tokens = 0;
 };
 
 // The scheme whose kernels multiply a weight.

@@ -121,7 +121,27 @@ void test_gemv_wide(const LinearKernels& tested, const char* name, Report& repor
   }
 }
 
-// Panels of scheme int6 are expanded value by value, and multiplied as their expanded panels are.
+// A panel is multiplied as its expanded panel is, for up to `most` tokens.
+void test_direct_gemv(const LinearKernels& tested, Scheme scheme, int64_t most,
+                      const std::vector<uint8_t>& panel, const std::vector<uint8_t>& expanded, int64_t groups,
+                      bool extreme, const char* name, Report& report) {
+  Random random{uint64_t(groups)};
+  for (int tokens = 1; tokens <= std::min<int64_t>(most, kGemvTokens); ++tokens) {
+    const int64_t first = gemv_block_of(tested, scheme, tokens);
+    QuantizedRows rows(first + tokens, groups, extreme, random);
+    const Activations x = rows.in_blocks(first);
+    std::vector<float> out[2];
+    for (int i = 0; i < 2; ++i) {
+      out[i].assign(size_t((tokens + 1) * kPanel), -7.0f);
+      tested.gemv(i ? computed_as(scheme) : scheme, (i ? expanded : panel).data(), x, first, tokens,
+                  out[i].data());
+    }
+    report.expect(same_floats(out[0], out[1]), text("%s direct gemv, scheme %d groups %ld tokens %d", name,
+                                                    int(scheme), long(groups), tokens));
+  }
+}
+
+// Panels of scheme int6 are expanded value by value.
 void test_int6(const LinearKernels& tested, const char* name, Report& report) {
   Random random(8);
   for (int64_t groups : {1, 2, 3, 4, 7, 16, 262})
@@ -139,20 +159,8 @@ void test_int6(const LinearKernels& tested, const char* name, Report& report) {
         }
       tested.expand(Scheme::int6, panel.data(), groups, expanded.data());
       report.expect(expanded == expected, text("%s expand of int6, groups %ld", name, long(groups)));
-      const int most = int(std::min<int64_t>(tested.int6_gemv_tokens, kGemvTokens));
-      for (int tokens = 1; tokens <= most; ++tokens) {
-        const int64_t first = gemv_block_of(tested, Scheme::int6, tokens);
-        QuantizedRows rows(first + tokens, groups, extreme, random);
-        const Activations x = rows.in_blocks(first);
-        std::vector<float> out[2];
-        for (int i = 0; i < 2; ++i) {
-          out[i].assign(size_t((tokens + 1) * kPanel), -7.0f);
-          tested.gemv(i ? Scheme::i8 : Scheme::int6, (i ? expanded : panel).data(), x, first, tokens,
-                      out[i].data());
-        }
-        report.expect(same_floats(out[0], out[1]),
-                      text("%s gemv of int6, groups %ld tokens %d", name, long(groups), tokens));
-      }
+      test_direct_gemv(tested, Scheme::int6, tested.int6_gemv_tokens, panel, expanded, groups, extreme, name,
+                       report);
     }
 }
 
@@ -177,6 +185,8 @@ void test_int3(const LinearKernels& tested, const char* name, Report& report) {
         }
       tested.expand(Scheme::int3, panel.data(), groups, expanded.data());
       report.expect(expanded == expected, text("%s expand of int3, groups %ld", name, long(groups)));
+      test_direct_gemv(tested, Scheme::int3, tested.int3_gemv_tokens, panel, expanded, groups, extreme, name,
+                       report);
     }
 }
 

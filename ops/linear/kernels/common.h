@@ -5,8 +5,8 @@
 //   phase        unpack, gemv, gemm; dot, which returns unscaled sums; dense, for unquantized weights;
 //                with _panels, _rows, _segments or _step if it does not cover one panel over all of K
 //   weights      g32i, row (row and rowz), groups (float group scales), grouped (g32i and groups: sums end
-//                with each group), i4 (every INT4 scheme, chosen by template argument), int6, i8, i16, bf16;
-//                left out where a dispatcher covers every scheme
+//                with each group), i4 (every INT4 scheme, chosen by template argument), int3, int6, i8, i16,
+//                bf16; left out where a dispatcher covers every scheme
 //   instruction  the multiplication: maddubs, madd, vpdpbusd, tdpbssd, smull, sdot, smmla, smopa, sve_sdot,
 //                sve_smmla, bfmmla, fma
 //   tokens       token counts that the kernel handles, where kernels share a phase: 2, 3_4, 5_8, 9_16

@@ -143,6 +143,7 @@ const LinearKernels linear = {
     nullptr,
     gemv_wide,
     kMaxGemvTokens,
+    kGemvTokens,
 };
 
 }  // namespace armllm::amx

@@ -139,7 +139,7 @@ const LinearKernels linear = {
     kBlock,        kTokens,        kPanels,         linear_quantize,    gemv,
     unpack,        gemm,           linear_epilogue, linear_add_offsets, linear_accumulate,
     linear_expand, false,          kMaxGemvTokens,  kPanel * kGroup,    nullptr,
-    gemv_wide,     kMaxGemvTokens,
+    gemv_wide,     kMaxGemvTokens, kGemvTokens,
 };
 
 }  // namespace armllm::avx512
