@@ -53,8 +53,9 @@ void linear_group_int8(const uint8_t* panel, const PanelLayout& layout, int64_t 
 void linear_gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
                  float* out);
 
-// LinearKernels::int6_gemv_tokens of the variants with SDOT, which have a kernel for a single token.
-constexpr int64_t kInt6SdotTokens = 1;
+// LinearKernels::int6_gemv_tokens and int3_gemv_tokens of the variants with SDOT, which have kernels for a
+// single token.
+constexpr int64_t kSdotTokens = 1;
 
 // The 16 row scales of a panel.
 static inline const float* panel_scales(const uint8_t* panel) {

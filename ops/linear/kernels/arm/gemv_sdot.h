@@ -5,6 +5,7 @@
 // difference from the previous value, modulo 2^16 or 2^32, which is exact because the sum itself fits.
 #pragma once
 
+#include "linear/kernels/arm/gemv_int3_sdot.h"
 #include "linear/kernels/arm/gemv_int6_sdot.h"
 #include "linear/kernels/arm/read_panel.h"
 
@@ -240,9 +241,9 @@ void gemv_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activations&
     return;
   }
   if (scheme == Scheme::i8) return gemv_i8_sdot<kCount, 4>(panel, layout, values, 0, out);
-  if (scheme == Scheme::int6) {
-    for (int t = 0; t < kCount; ++t)
-      gemv_int6_sdot(panel, layout, values[t], group_sums[t], out + t * kPanel);
+  if (scheme == Scheme::int6 || scheme == Scheme::int3) {
+    const auto gemv_one = scheme == Scheme::int6 ? gemv_int6_sdot : gemv_int3_sdot;
+    for (int t = 0; t < kCount; ++t) gemv_one(panel, layout, values[t], group_sums[t], out + t * kPanel);
     return;
   }
   if (!has_float_groups(scheme)) return gemv_row_sdot<kCount>(panel, layout, values, group_sums, out);

@@ -157,9 +157,9 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 
 extern const LinearKernels linear;
 const LinearKernels linear = {
-    kTokens,           kCallTokens,    kCallPanels,     linear_quantize,    gemv,
-    unpack<QuadOrder>, gemm,           linear_epilogue, linear_add_offsets, linear_accumulate,
-    linear_expand,     false,          kGemvTokens,     kPanel * kGroup,    nullptr,
-    nullptr,           kInt6SdotTokens};
+    kTokens,           kCallTokens, kCallPanels,     linear_quantize,    gemv,
+    unpack<QuadOrder>, gemm,        linear_epilogue, linear_add_offsets, linear_accumulate,
+    linear_expand,     false,       kGemvTokens,     kPanel * kGroup,    nullptr,
+    nullptr,           kSdotTokens, kSdotTokens};
 
 }  // namespace armllm::dotprod

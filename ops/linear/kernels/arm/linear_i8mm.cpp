@@ -174,8 +174,8 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 
 extern const LinearKernels linear;
 const LinearKernels linear = {
-    kTokens,     kCallTokens,     kCallPanels,        linear_quantize,   gemv,           unpack<PairOrder>,
-    gemm,        linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand,  true,
-    kGemvTokens, kPanel * kGroup, gemv_panels,        nullptr,           kInt6SdotTokens};
+    kTokens,     kCallTokens,     kCallPanels,        linear_quantize,   gemv,          unpack<PairOrder>,
+    gemm,        linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand, true,
+    kGemvTokens, kPanel * kGroup, gemv_panels,        nullptr,           kSdotTokens,   kSdotTokens};
 
 }  // namespace armllm::i8mm
