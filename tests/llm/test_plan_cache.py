@@ -35,9 +35,15 @@ def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return entry.folder()
 
 
-def saved(family: str, place: Path, dtype: torch.dtype = torch.bfloat16, head: str | None = "int8") -> Path:
+def saved(
+    family: str,
+    place: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    head: str | None = "int8",
+    importance: bool | None = False,
+) -> Path:
     model = tiny(family, dtype)
-    torch_armllm.quantize(model, Recipe(head=head, importance=False), progress=False)
+    torch_armllm.quantize(model, Recipe(head=head, importance=importance), progress=False)
     model.save_pretrained(place)
     tokenizer().save_pretrained(place)
     return place
@@ -74,6 +80,24 @@ def test_cached_plan_yields_the_same_tokens_without_a_model(family: str, tmp_pat
     model = second.model
     assert torch_armllm.is_patched(model)
     assert second.model is model
+
+
+def test_norms_with_float32_weights_are_restored(tmp_path: Path) -> None:
+    folder = saved("gemma3_text", tmp_path / "model", importance=None)
+    norm = "model.layers.0.input_layernorm.weight"
+    assert load_file(folder / "model.safetensors")[norm].dtype == torch.float32
+    first = load(folder)
+    expected = tokens(first)
+    second = load(folder)
+    assert is_stored(second)
+    assert tokens(second) == expected
+    logits = []
+    for model in (first.model, second.model):
+        assert model.state_dict()[norm].dtype == torch.float32
+        assert model.dtype == torch.bfloat16
+        with torch.no_grad():
+            logits.append(model(torch.tensor(PROMPTS[:1])).logits)
+    assert torch.equal(*logits)
 
 
 def test_restored_plan_that_computes_other_values_is_not_used(

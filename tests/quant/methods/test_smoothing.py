@@ -91,14 +91,15 @@ def test_unpatch_restores_the_weights_bit_for_bit(kind: str, method: str) -> Non
     assert not changed(model, before)
 
 
-def test_weights_that_were_not_kept_are_in_the_scale_of_the_original() -> None:
-    model, ids = loud("llama"), token_ids(2, 20)
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "gemma"])
+def test_weights_that_were_not_kept_are_in_the_scale_of_the_original(kind: str) -> None:
+    model, ids = loud(kind), token_ids(2, 20)
     before = state_of(model)
     torch_armllm.patch(model, progress=False)
     torch_armllm.unpatch(model)
     rounded = changed(model, before)
     assert rounded
-    assert all("proj" in name or "head" in name or "embed" in name for name in rounded)
+    assert all("proj" in name or "head" in name or "embed" in name for name in rounded)  # no norm, no router
     for name in rounded:
         error = (model.state_dict()[name] - before[name]).norm() / before[name].norm()
         assert float(error) < 0.15, name
