@@ -179,7 +179,7 @@ def test_unsuitable_sources_are_rejected(source: Path, tmp_path: Path) -> None:
 
 def test_quantize_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
-    arguments = ["quantize", str(source), out, "--override", "attention=g64", "--head", "none"]
+    arguments = ["quantize", str(source), out, "--fast", "--override", "attention=g64", "--head", "none"]
     assert main.main([*arguments, "--override", "*.1.mlp.*=none", "--ignore", "*.0.mlp.up_proj"]) == 0
     text = capsys.readouterr().out
     assert "% of the weight bytes quantized" in " ".join(text.split())
@@ -187,7 +187,7 @@ def test_quantize_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 x lm_head" in text
     assert main.main(["quantize", out, str(tmp_path / "again")]) == 2
     assert "is quantized already (armllm): name the original model" in capsys.readouterr().err
-    assert main.main(["quantize", str(source), str(tmp_path / "x"), "--calibration", "text"]) == 2
+    assert main.main(["quantize", str(source), str(tmp_path / "x"), "--fast", "--calibration", "text"]) == 2
     assert "--calibration is for gptq and awq and for --bits, not for mse" in capsys.readouterr().err
     assert main.main(["quantize", str(source), out, "--method", "gptq"]) == 2
     assert "is not empty: name a new folder" in capsys.readouterr().err

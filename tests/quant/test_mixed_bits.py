@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +71,21 @@ def test_gate_and_up_projection_stay_one_op() -> None:
                 assert schemes(model)[name.replace("gate", "up")] == scheme
 
 
+def test_more_bits_than_int4_has() -> None:
+    usual = mean_bits(quantize(loud("llama"), Recipe(method="rtn"), progress=False))
+    records = quantize(loud("llama"), Recipe(method="rtn", bits="+0.7"), progress=False)
+    assert usual + 0.2 < mean_bits(records) <= usual + 0.7
+
+
+def test_fewer_bits_than_int4_has_are_three_for_some_layers() -> None:
+    usual = mean_bits(quantize(loud("llama"), Recipe(method="rtn"), progress=False))
+    model = loud("llama")
+    records = quantize(model, Recipe(method="rtn", bits=usual - 0.4), progress=False)
+    assert usual - 0.8 < mean_bits(records) <= usual - 0.4
+    assert set(schemes(model).values()) == {"g32i", "int3", "int8"}
+    assert {name for name, scheme in schemes(model).items() if scheme == "int8"} == {"lm_head"}
+
+
 def test_overrides_stay_and_count() -> None:
     model = loud("llama")
     recipe = Recipe(bits=6.4, overrides={"*.down_proj": "int8", "*.0.self_attn.k_proj": "g32"})
@@ -82,14 +99,14 @@ def test_overrides_stay_and_count() -> None:
 def test_too_few_bits_name_the_least_and_change_nothing() -> None:
     model = tiny("llama")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"bits=3 is too little .* need at least \d\.\d\d bits a weight"):
-        torch_armllm.patch(model, Recipe(bits=3), progress=False)
+    with pytest.raises(ValueError, match=r"bits=2.5 is too little .* need at least \d\.\d\d bits a weight"):
+        torch_armllm.patch(model, Recipe(bits=2.5), progress=False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("bits", ["5", True, [5]])
+@pytest.mark.parametrize("bits", ["5", True, [5], "+", "+x", "-0.1"])
 def test_bits_are_a_number(bits: object) -> None:
-    with pytest.raises(ValueError, match="bits must be a number of bits a weight"):
+    with pytest.raises(ValueError, match="bits must be bits a weight, such as 4.5, or more than int4"):
         Recipe(bits=bits)  # type: ignore[arg-type]
 
 
@@ -177,7 +194,46 @@ def test_the_command_takes_bits(
     monkeypatch.setattr(calibration_text, "SEQUENCES", 2)
     monkeypatch.setattr(calibration_text, "LENGTH", 24)
     loud("llama").save_pretrained(tmp_path / "float")
-    arguments = ["quantize", str(tmp_path / "float"), str(tmp_path / "out"), "--bits", "6", "--json"]
-    assert main.main(arguments) == 0
-    layers = json.loads(capsys.readouterr().out.splitlines()[-1])["layers"]
-    assert len({x["scheme"] for x in layers if x["kind"] == "linear"}) > 1
+    source, out = str(tmp_path / "float"), tmp_path / "out"
+
+    def run(*options: str) -> tuple[set[str], dict[str, Any]]:
+        shutil.rmtree(out, ignore_errors=True)
+        assert main.main(["quantize", source, str(out), "--json", *options]) == 0
+        layers = json.loads(capsys.readouterr().out.splitlines()[-1])["layers"]
+        settings = json.loads((out / "config.json").read_text())["quantization_config"]
+        return {x["scheme"] for x in layers if x["kind"] == "linear"}, settings
+
+    used, settings = run("--bits", "6")
+    assert len(used) > 1
+    assert (settings["method"], settings["bits"]) == ("gptq", 6.0)
+    _, settings = run()
+    assert (settings["method"], settings["bits"]) == ("gptq", "+0.1")
+    used, settings = run("--fast")
+    assert used == {"g32i"}
+    assert (settings["method"], settings["bits"]) == ("mse", None)
+    used, settings = run("--quantization", "g64")
+    assert (used, settings["method"], settings["bits"]) == ({"g64"}, "mse", None)
+    used, settings = run("--method", "gptq")
+    assert (used, settings["method"], settings["bits"]) == ({"g32i"}, "gptq", None)
+    assert main.main(["quantize", source, str(out), "--fast", "--method", "gptq"]) == 2
+    assert "--fast is short for --method mse: leave out --method gptq" in capsys.readouterr().err
+    assert main.main(["quantize", source, str(out), "--bits", "x"]) == 2
+    assert "--bits must be a number such as 4.5" in capsys.readouterr().err
+
+
+def test_the_default_does_without_calibration_where_layers_share_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch_armllm.llm import calibration_text
+    from torch_armllm.quant.methods.calibrated.recorded_call import RecordedCall
+
+    monkeypatch.setattr(calibration_text, "SEQUENCES", 2)
+    monkeypatch.setattr(calibration_text, "LENGTH", 24)
+    tiny("llama").save_pretrained(tmp_path / "float")
+    monkeypatch.setattr(RecordedCall, "stateless", False)
+    source, out = str(tmp_path / "float"), str(tmp_path / "out")
+    assert main.main(["quantize", source, out, "--method", "gptq"]) == 2
+    assert "cannot be calibrated layer by layer" in capsys.readouterr().err
+    assert main.main(["quantize", source, out, "--json"]) == 0
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert (settings["method"], settings["bits"]) == ("mse", None)

@@ -86,6 +86,8 @@ def load(
     third_party = open_third_party(path, saved, dequantize=requantize)
     config = ArmInt4Config(recipe, kv_cache_dtype=kv_cache_dtype, fuse=fuse)
     if third_party is not None:
+        if recipe.bits is not None:
+            raise ValueError(f"bits={recipe.bits} needs float weights, and {source} is quantized already")
         return load_third_party(third_party, config, dtype)
     assert saved is not None
     settings = quantization_settings(saved)

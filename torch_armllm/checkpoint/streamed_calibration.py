@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.journal import Journal
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.quant.layers import Layer
-from torch_armllm.quant.methods.base import Method
+from torch_armllm.quant.methods.base import CALIBRATED, Method
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.layerwise import decoder_layers
 from torch_armllm.quant.methods.registry import make_method
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.system.tensor_files import save_tensors
+
+logger = logging.getLogger(__name__)
 
 _STATES = "calibrating-{}.pt"
 _TOKENS = "calibrating-tokens.pt"
@@ -90,6 +94,7 @@ class StreamedCalibration:
         reader.release()
         assert isinstance(method, CalibratedMethod)
         self.method = method
+        self._started: float | None = None
         self._last = len(method.stages.modules) - 1
 
     def resume(self, finished: Sequence[str]) -> None:
@@ -100,6 +105,7 @@ class StreamedCalibration:
         if 0 <= last < self._last:
             self.method.stages.restore(torch.load(self._out / _STATES.format(last)))
         self.method.resume(last)
+        self._started = time.monotonic()
 
     def finish_block(self, block: str) -> None:
         """Runs a quantized decoder layer and saves its output; called before the block is written."""
@@ -114,6 +120,21 @@ class StreamedCalibration:
         journal.write()
         stage = self._stages.get(block, 0)
         (self._out / _STATES.format(stage - 1)).unlink(missing_ok=True)
+        if block in self._stages and self._started is not None:
+            self._estimate(time.monotonic() - self._started, stage)
+            self._started = None
+
+    def _estimate(self, seconds: float, stage: int) -> None:
+        """Logs how much longer the run takes, if that is more than a minute."""
+        rest = seconds * (self._last - stage)
+        if rest > 60:
+            logger.info(
+                "a decoder layer takes %.0f s: about %.0f minutes for the other %d%s",
+                seconds,
+                rest / 60,
+                self._last - stage,
+                " (quantize --fast takes seconds)" if self.method.name in CALIBRATED else "",
+            )
 
 
 def stage_blocks(model: Any, reader: BlockReader) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -20,6 +20,10 @@ class Choice:
     names: tuple[str, ...]
     size: Mapping[str, float]
     loss: Mapping[str, float]
+
+    def among(self, schemes: Collection[str]) -> Choice:
+        """Returns the choice with some of its schemes."""
+        return Choice(self.names, {x: self.size[x] for x in schemes}, {x: self.loss[x] for x in schemes})
 
 
 def joined(choices: Sequence[Choice], units: Sequence[Hashable]) -> list[Choice]:

@@ -13,9 +13,13 @@ from torch_armllm.quant.methods.calibrated.sensitivity import LayerSensitivity, 
 from torch_armllm.quant.packing import empty_panels
 from torch_armllm.quant.recipe import Recipe, fits, kind_of
 from torch_armllm.quant.schemes.base import Scheme
+from torch_armllm.quant.schemes.registry import DEFAULT
 
-CANDIDATES = ("g32i", "int6", "int8")
+CANDIDATES = (DEFAULT, "int3", "int6", "int8")
 """Schemes that `Recipe.bits` chooses from; all have exact integer sums."""
+_SMALLER = (DEFAULT, "int3")
+_LARGER = (DEFAULT, "int6", "int8")
+"""More bits for some layers at the price of 3 for others did not pay on stories15M."""
 
 
 def candidates(recipe: Recipe, layers: Sequence[Layer], schemes: Mapping[str, Scheme]) -> list[Layer]:
@@ -64,11 +68,15 @@ def with_bits(
     weights = sum(weight.numel() for layer in counted for weight in layer.weights())
     fixed = sum(8 * _bytes(x, schemes[x.name].name) for x in counted if x.name not in measured)
     choices = [
-        Choice((x.layer.name,), {name: 8.0 * _bytes(x.layer, name) for name in x.loss}, x.loss)
+        Choice((x.layer.name,), {name: 8.0 * _bytes(x.layer, name) for name in CANDIDATES}, x.loss)
         for x in sensitivities
     ]
+    usual = fixed + sum(x.size[recipe.scheme] for x in choices)
+    size = usual + float(recipe.bits) * weights if isinstance(recipe.bits, str) else recipe.bits * weights
+    names = _LARGER if size >= usual else _SMALLER
+    units = joined([x.among(names) for x in choices], [_unit(x) for x in sensitivities])
     try:
-        chosen = allocate(joined(choices, [_unit(x) for x in sensitivities]), recipe.bits * weights - fixed)
+        chosen = allocate(units, size - fixed)
     except ValueError:
         least = fixed + sum(min(x.size.values()) for x in choices)
         raise ValueError(

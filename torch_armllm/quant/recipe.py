@@ -43,9 +43,10 @@ class Recipe:
             errors by the energy of each input channel; see `torch_armllm.quant.methods.calibrated.smoothing`.
             None: do so, except where transformers' loader quantizes weights as it reads them; True loads the
             whole float model first there.
-        bits: mean bits a weight of the quantized layers except heads.  The schemes of the layers that
-            ``overrides`` do not name are chosen so that the model's predictions change least: see
-            `torch_armllm.quant.mixed_bits`.  None: all have ``scheme``.
+        bits: mean bits a weight of the quantized layers except heads, such as 4.5, or as many more than int4
+            everywhere has, such as "+0.1".  The schemes of the layers that ``overrides`` do not name are
+            chosen so that the model's predictions change least: see `torch_armllm.quant.mixed_bits`.  None:
+            all have ``scheme``.
     """
 
     scheme: str = "g32i"
@@ -55,7 +56,7 @@ class Recipe:
     method: str = "mse"
     allow_outliers: bool = False
     importance: bool | None = None
-    bits: float | None = None
+    bits: float | str | None = None
 
     @classmethod
     def of(cls, quantization: str | Recipe) -> Recipe:
@@ -84,8 +85,7 @@ class Recipe:
             raise ValueError(f"allow_outliers must be true or false, not {self.allow_outliers!r}")
         if not (self.importance is None or isinstance(self.importance, bool)):
             raise ValueError(f"importance must be true, false or null, not {self.importance!r}")
-        if self.bits is not None and (isinstance(self.bits, bool) or not isinstance(self.bits, (int, float))):
-            raise ValueError(f"bits must be a number of bits a weight, such as 4.5, not {self.bits!r}")
+        _check_bits(self.bits)
         check_method(self.method)
         # `int4` is an alias of g32i
         object.__setattr__(self, "scheme", scheme_named(self.scheme).name)
@@ -208,6 +208,15 @@ def kind_of(layer: Layer) -> str | None:
         if any(names.search(part) for part in parts):
             return kind
     return None
+
+
+def _check_bits(bits: Any) -> None:
+    more = isinstance(bits, str) and re.fullmatch(r"\+\d+(\.\d+)?", bits)
+    number = isinstance(bits, (int, float)) and not isinstance(bits, bool)
+    if not (bits is None or more or number):
+        raise ValueError(
+            f'bits must be bits a weight, such as 4.5, or more than int4 has, such as "+0.1", not {bits!r}'
+        )
 
 
 def _canonical(scheme: str | None) -> str | None:
