@@ -100,6 +100,35 @@ def test_interrupted_calibration_resumes(
     assert all(torch.equal(whole[name], found[name]) for name in whole)
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_an_interrupted_run_keeps_norms_with_float32_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tmp_path / "float", tmp_path / "out"
+    loud("gemma", **TIED).save_pretrained(source)
+    quantize_folder(source, tmp_path / "whole", progress=False)
+    load = BlockReader.load
+
+    def interrupted(self: BlockReader, block: str) -> None:
+        if block == "model.layers.1":
+            raise KeyboardInterrupt
+        load(self, block)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockReader, "load", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            quantize_folder(source, out, progress=False)
+    quantize_folder(source, out, progress=False)
+    whole, found = tensors(tmp_path / "whole"), tensors(out)
+    assert whole["model.layers.0.input_layernorm.weight"].dtype == torch.float32
+    assert all(torch.equal(whole[name], found[name]) for name in whole)
+    states = [
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (tmp_path / "whole", out)
+    ]
+    for name, tensor in states[0].items():
+        assert states[1][name].dtype == tensor.dtype and torch.equal(states[1][name], tensor)
+
+
 def test_model_that_cannot_be_calibrated_layer_by_layer_is_rejected(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
