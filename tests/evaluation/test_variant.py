@@ -27,12 +27,31 @@ def test_integer_variants(text: str, scheme: str, method: str | None) -> None:
     assert Variant.parse(text) == Variant(text, quantization=scheme, method=method)
 
 
+@pytest.mark.parametrize(
+    "text,bits,method",
+    [
+        ("4.5", 4.5, None),
+        ("int4-5", 5.0, None),
+        ("4.25+gptq", 4.25, "gptq"),
+        ("int4+0.1", "+0.1", None),
+        ("int4-g32i+0.25+gptq", "+0.25", "gptq"),
+    ],
+)
+def test_mixed_variants(text: str, bits: float | str, method: str | None) -> None:
+    variant = Variant.parse(text)
+    assert variant == Variant(text, quantization="g32i", method=method, bits=bits)
+    assert variant.calibrated
+
+
 def test_default_method_is_for_names_without_one() -> None:
     first, second, third = parse_variants("bf16,int4-g32,int4-g32+mse", "rtn")
     assert (first.method, second.method, third.method) == (None, "rtn", "mse")
 
 
-@pytest.mark.parametrize("text", ["int4-g33", "bf17", "int4-g32+", "int4-", "int4-g32+magic"])
+@pytest.mark.parametrize(
+    "text",
+    ["int4-g33", "bf17", "int4-g32+", "int4-", "int4-g32+magic", "int4-g64+0.1", "4.5+gptq+mse", "4..5"],
+)
 def test_unknown_variants_are_named(text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("+", r"\+")):
         parse_variants(f"bf16,{text}")

@@ -1,16 +1,17 @@
-"""Model variants by name: ``bf16``, ``int4-g32i``, ``int4-row+rtn``."""
+"""Model variants by name: ``bf16``, ``int4-g32i``, ``int4-row+rtn``, ``4.5+gptq``."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from torch_armllm.quant.methods.base import CALIBRATED, check_method
-from torch_armllm.quant.schemes.registry import SCHEMES
+from torch_armllm.quant.schemes.registry import DEFAULT, SCHEMES
 
 FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SAVED = "saved"
 _FUSED = "-fused"
-_EXAMPLES = "bf16, f32, bf16-fused, int4-g32i, int4-g32, int4-row, int8, int4-g32i+gptq, saved"
+_EXAMPLES = "bf16, f32, bf16-fused, int4-g32i, int4-g32, int4-row, int8, int4-g32i+gptq, 4.5+gptq, saved"
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Variant:
         dtype: dtype of the loaded weights; None: the comparison's.
         quantization: the scheme of `torch_armllm.patch`; None: weights are not quantized.
         method: the rounding method; None: the default.
+        bits: see `Recipe.bits`; None: all layers have one scheme.
         patched: True if the fused ops run, False for transformers' own forward.
     """
 
@@ -29,6 +31,7 @@ class Variant:
     dtype: str | None = None
     quantization: str | None = None
     method: str | None = None
+    bits: float | str | None = None
     patched: bool = True
 
     @classmethod
@@ -38,7 +41,8 @@ class Variant:
         Args:
             text: ``bf16``, ``f16`` or ``f32``: transformers' own forward; ``…-fused``: the same weights by
                 fused ops; ``saved``: a quantized checkpoint unchanged; a scheme of `torch_armllm.patch`, with
-                or without the prefix ``int4-``, and with or without the suffix ``+method``.
+                or without the prefix ``int4-``, and with or without the suffix ``+method``; ``4.5`` or
+                ``int4+0.1``: bits a weight, or more than INT4 has, with or without that suffix.
             method: the method, unless the text names one.
 
         Raises:
@@ -51,17 +55,22 @@ class Variant:
             return cls(name, FLOATS[name.removesuffix(_FUSED)])
         if name == SAVED:
             return cls(name)
-        stem, plus, suffix = name.partition("+")
-        quantization = "g32i" if stem == "int4" else stem.removeprefix("int4-")
-        if quantization not in SCHEMES or (plus and not suffix):
+        stem, *suffixes = name.split("+")
+        quantization = DEFAULT if stem == "int4" else stem.removeprefix("int4-")
+        bits: float | str | None = None
+        if _is_number(quantization):
+            quantization, bits = DEFAULT, float(quantization)
+        elif quantization == DEFAULT and suffixes and _is_number(suffixes[0]):
+            bits = f"+{suffixes.pop(0)}"
+        if quantization not in SCHEMES or len(suffixes) > 1 or "" in suffixes:
             raise ValueError(f"unknown scheme {text!r}: there are {_EXAMPLES}, and {', '.join(SCHEMES)}")
-        chosen = suffix or method
+        chosen = suffixes[0] if suffixes else method
         if chosen is not None:
             try:
                 check_method(chosen)
             except ValueError as error:
                 raise ValueError(f"{text}: {error}") from None
-        return cls(name, quantization=quantization, method=chosen)
+        return cls(name, quantization=quantization, method=chosen, bits=bits)
 
     @property
     def saved(self) -> bool:
@@ -70,8 +79,12 @@ class Variant:
 
     @property
     def calibrated(self) -> bool:
-        """True if the method calibrates."""
-        return self.method in CALIBRATED
+        """True if the method calibrates, or bits are measured."""
+        return self.method in CALIBRATED or self.bits is not None
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
 
 
 def parse_variants(text: str, method: str | None = None) -> list[Variant]:
