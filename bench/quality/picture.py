@@ -105,7 +105,9 @@ def _explain(figure: Any) -> None:
         handles, names = axis.get_legend_handles_labels()
         labels.update(zip(names, handles, strict=True))
     order = [*(name for name in STYLES if name in labels), *(name for name in labels if name not in STYLES)]
-    figure.legend([labels[name] for name in order], order, loc="outside lower center", ncols=4)
+    figure.legend(
+        [labels[name] for name in order], order, loc="outside lower center", ncols=2 * len(figure.axes)
+    )
 
 
 def _name(axis: Any, rows: Sequence[Row]) -> None:
