@@ -136,6 +136,18 @@ def test_moments_of_few_inputs_are_trusted_less() -> None:
     assert moments(correlated(16, count=1024)).damping == DAMPING
 
 
+def test_a_correction_moves_no_row_far() -> None:
+    weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(2)), scheme_named("int8")
+    weight[5] = 0
+    for size, moves in ((0.05, 0.05), (3.0, 0.1)):
+        solver = GptqRounding(torch.eye(96), 32, correction=size * torch.eye(96))
+        found = scheme.dequantize(solver.rows(weight, scheme))
+        assert not bool(found[5].any())
+        kept = [row for row in range(32) if row != 5]
+        moved = (found - weight)[kept].norm(dim=1) / weight[kept].norm(dim=1)
+        assert bool((moved - moves).abs().max() < 0.01)
+
+
 def test_corrections_fitted_to_few_inputs_are_trusted_less() -> None:
     sizes = []
     for count in (256, 16384):

@@ -15,6 +15,9 @@ SWEEPS = 2
 _SHORT = 1536
 """Most columns for `SWEEPS` sweeps; wider matrices get one: a second gains little and takes long."""
 _TRIES = 4
+_FARTHEST = 0.1
+"""Most that a correction moves a row, as a part of its norm: about what INT4 rounds.  Larger ones are fitted
+to a few loud channels, and do not hold on other texts."""
 _CHUNK = 1 << 23
 """Most weights rounded together: temporaries are about eight times as many floats.  Each step is an op on one
 column, so with fewer rows the threads would contend for the interpreter's lock."""
@@ -50,7 +53,7 @@ class GptqRounding(Rounding):
     def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:  # noqa: D102
         energy = self._hessian.diagonal()
         if self._correction is not None:
-            weight = weight + weight @ self._correction.t()
+            weight = _moved(weight, weight @ self._correction.t())
         grid = grid_of(scheme.round_rows(weight, energy / energy.mean()))
         target = weight.t().contiguous()
         permutation = self._permutation
@@ -65,6 +68,12 @@ class GptqRounding(Rounding):
             descent.sweep()
         descent.refit_rows()
         return grid.stored(descent.values)
+
+
+def _moved(weight: Tensor, by: Tensor) -> Tensor:
+    """Returns the rows (r, K) moved ``by`` (r, K), a row by at most `_FARTHEST` of its norm."""
+    far = by.norm(dim=1, keepdim=True) / (_FARTHEST * weight.norm(dim=1, keepdim=True))
+    return weight + by / far.nan_to_num(1.0).clamp_min_(1.0)
 
 
 def factor(hessian: Tensor) -> Tensor:
