@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,9 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.hf.expert_layout import ExpertLayout, parameter
 
-_CHECKED_TOGETHER = 1 << 18
+_CHECKED_TOGETHER = 1 << 22
+_MOST_SCALED = 12
+"""A weight is multiplied by at most two to this power: on trial, as a writer's and as a reader's."""
 
 
 class _Part(NamedTuple):
@@ -62,11 +65,21 @@ class Channels:
 
     def exact_written(self, factors: Tensor) -> Tensor:
         """True for each channel that `multiply_written` multiplies exactly by a power of two."""
-        return _exact(self._written(), factors)
+        return (
+            torch.ones_like(factors, dtype=torch.bool) if self._ordinary else _exact(self._written(), factors)
+        )
 
     def exact_read(self, factors: Tensor) -> Tensor:
         """True for each channel that `multiply_read` multiplies exactly by a power of two."""
-        return _exact(self._read(), factors)
+        return _exact([] if self._ordinary else self._read(), factors)
+
+    @cached_property
+    def _ordinary(self) -> bool:
+        """True if no weight is so small or so large that a few scalings could cost it bits.
+
+        It is looked up before the first scaling, as reading all weights takes long.
+        """
+        return all(_far_from_limits(p.detach()) for p in self.module.parameters(recurse=False))
 
     def _written(self) -> list[_Part]:
         if self.layout is not None:
@@ -108,11 +121,28 @@ def _count(parts: list[_Part]) -> int:
     return max(int(part.channels.stop) for part in parts)
 
 
+def _far_from_limits(weight: Tensor) -> bool:
+    limits = torch.finfo(weight.dtype)
+    least, most = limits.tiny * 2.0**_MOST_SCALED, limits.max / 2.0**_MOST_SCALED
+    for part in weight.flatten().split(_CHECKED_TOGETHER):
+        sizes = part.abs()
+        largest = sizes.amax()
+        smallest = sizes.masked_fill_(sizes == 0, 1.0).amin()
+        if not bool((smallest >= least) & (largest <= most)):
+            return False
+    return True
+
+
 def _exact(parts: list[_Part], factors: Tensor) -> Tensor:
     exact = torch.ones(len(factors), dtype=torch.bool)
     for view, channels in parts:
         own = factors[channels].to(view.dtype)
         rows = view[None] if view.dim() == 1 else view
-        for some in rows.split(max(1, _CHECKED_TOGETHER // len(own))):
-            exact[channels] &= (some * own / own == some).all(0)
+        if rows.stride(-1) == 1:
+            for some in rows.split(max(1, _CHECKED_TOGETHER // len(own))):
+                exact[channels] &= (some * own / own == some).all(0)
+        else:  # a transposed matrix, in the order of its memory
+            step = max(1, _CHECKED_TOGETHER // len(rows))
+            parts_of = zip(rows.t().split(step), own[:, None].split(step), strict=True)
+            exact[channels] &= torch.cat([(some * by / by == some).all(1) for some, by in parts_of])
     return exact

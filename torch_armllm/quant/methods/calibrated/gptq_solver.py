@@ -72,7 +72,7 @@ class GptqRounding(Rounding):
 
 def _moved(weight: Tensor, by: Tensor) -> Tensor:
     """Returns the rows (r, K) moved ``by`` (r, K), a row by at most `_FARTHEST` of its norm."""
-    far = by.norm(dim=1, keepdim=True) / (_FARTHEST * weight.norm(dim=1, keepdim=True))
+    far: Tensor = by.norm(dim=1, keepdim=True) / (_FARTHEST * weight.norm(dim=1, keepdim=True))
     return weight + by / far.nan_to_num(1.0).clamp_min_(1.0)
 
 
