@@ -129,7 +129,7 @@ class StreamedCalibration:
         rest = seconds * (self._last - stage)
         if rest > 60:
             logger.info(
-                "a decoder layer takes %.0f s: about %.0f minutes for the other %d%s",
+                "a decoder layer takes %.0f s: about %.0f min for the other %d%s",
                 seconds,
                 rest / 60,
                 self._last - stage,
