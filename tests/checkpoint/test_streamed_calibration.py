@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import torch_armllm
 from tests.quant.methods.loud_model import loud
 from tests.support.calibration import CALIBRATION, tensors
 from tests.support.models import tiny, token_ids
+from torch_armllm.checkpoint import streamed_calibration
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.checkpoint.streamed_calibration import saved_tokens
@@ -127,6 +130,26 @@ def test_an_interrupted_run_keeps_norms_with_float32_weights(
     ]
     for name, tensor in states[0].items():
         assert states[1][name].dtype == tensor.dtype and torch.equal(states[1][name], tensor)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(100, True), (10, False)])
+def test_a_long_run_says_how_long_it_takes(
+    seconds: int,
+    said: bool,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = itertools.count(0, seconds)
+    monkeypatch.setattr(streamed_calibration, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with caplog.at_level("INFO"):
+        quantize_folder(
+            source, tmp_path / "out", Recipe(method="gptq"), progress=False, calibration=CALIBRATION
+        )
+    line = "a decoder layer takes 100 s: about 2 min for the other 1 (quantize --fast takes seconds)"
+    assert (line in caplog.text) == said
+    assert caplog.text.count("a decoder layer takes") == int(said)
 
 
 def test_model_that_cannot_be_calibrated_layer_by_layer_is_rejected(
