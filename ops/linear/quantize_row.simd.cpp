@@ -20,7 +20,9 @@ inline float magnitude(int32_t word, const bf16*) {
 }
 inline float magnitude(int32_t word, const f16*) {
   const f16 one[1] = {{static_cast<uint16_t>(word)}};
-  return reduce_max(load_partial(one, 1));
+  float lanes[kLanes];
+  store(lanes, load_partial(one, 1));  // unlike a maximum of the lanes, the first may be NaN
+  return lanes[0];
 }
 
 template <typename T>

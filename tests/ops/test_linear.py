@@ -247,19 +247,20 @@ def test_result_is_independent_of_batch(variant: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("tokens", [6, 20])
-def test_non_finite_values_affect_their_row_only(variant: str, tokens: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_non_finite_values_affect_their_row_only(variant: str, tokens: int, dtype: torch.dtype) -> None:
     """NaN and infinity affect their own row only; rows of zeros or denormals return the bias."""
     torch.manual_seed(0)
     weight, bias = packed(20, 40, "g32i"), torch.randn(20)
-    x = torch.randn(tokens, 40)
+    x = torch.randn(tokens, 40).to(dtype)
     x[0, 39], x[1, 0], x[2, 17] = float("nan"), float("inf"), -float("inf")
     x[3], x[4] = 0.0, 1e-38
     with variants.use(variant):
         y = linear.int4_linear(x, weight, 20, bias=bias)
         assert y[:3].isnan().all()
         assert y[3:].isfinite().all()
-        assert torch.equal(y[3], bias)
-        assert torch.equal(y[4], bias)
+        assert torch.equal(y[3], bias.to(dtype))
+        assert torch.equal(y[4], bias.to(dtype))
         assert same_bits(y, linear.reference_int4_linear(x, weight, 20, "g32i", bias))
 
 
