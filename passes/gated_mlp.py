@@ -52,6 +52,9 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
         len(n.args) > 5 and n.args[5] is not None for n in (gate, up)
     ):
         return False
+    digits, up_digits = ((n.args[6] if len(n.args) > 6 else 1) for n in (gate, up))
+    if digits != up_digits:
+        return False
     merged = interleave_panels(packed_gate, packed_up)
     pairs = merged.view(-1, 2, merged.shape[-1])
     context.on_new_weight(str(gate_weight.target), pairs[:, 0])
@@ -61,7 +64,7 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
         fused = call(
             module.graph,
             torch.ops.armllm.int4_gated_linear.default,
-            *(x, weight, size, scheme, name, gate_bias, up_bias),
+            *(x, weight, size, scheme, name, gate_bias, up_bias, digits),
         )
     node.replace_all_uses_with(fused)
     drop_unused(module, str(gate_weight.target), str(up_weight.target))

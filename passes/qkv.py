@@ -27,6 +27,10 @@ def _bias(node: Node) -> Any:
     return node.args[4] if len(node.args) > 4 else None
 
 
+def _digits(node: Node) -> Any:
+    return node.args[6] if len(node.args) > 6 else 1
+
+
 def _mergeable(module: fx.GraphModule, node: Node) -> bool:
     residual = node.args[5] if len(node.args) > 5 else None
     weight = constant(module, node.args[1])
@@ -38,7 +42,7 @@ def _groups(module: fx.GraphModule) -> list[list[Node]]:
     by_input: dict[Any, list[Node]] = defaultdict(list)
     for node in module.graph.nodes:
         if is_op(node, torch.ops.armllm.int4_linear.default) and _mergeable(module, node):
-            by_input[node.args[0], node.args[3], _bias(node) is None].append(node)
+            by_input[node.args[0], node.args[3], _digits(node), _bias(node) is None].append(node)
     return [nodes for nodes in by_input.values() if len(nodes) > 1]
 
 
@@ -67,6 +71,8 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
             sum(sizes),
             first.args[3],
             bias,
+            None,
+            _digits(first),
         )
         begin = 0
         parts = []

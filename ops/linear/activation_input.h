@@ -23,26 +23,46 @@ inline void scatter_row(const int8_t* row, int64_t groups, int8_t* values, int64
   }
 }
 
-// Returns a normalized row, rounded to the type of x; valid until the thread's next use of thread_memory().
-inline const void* normalized_row(const NormArgs& norm, int64_t row) {
+inline int64_t normalized_bytes(const NormArgs& norm) { return norm.width * size_of(norm.x.type); }
+
+// Normalizes a row into `memory`, of normalized_bytes(), rounded to the type of x.
+inline const void* normalized_row(const NormArgs& norm, int64_t row, void* memory) {
   NormArgs one = norm;
-  one.out = Rows{thread_memory(norm.width * size_of(norm.x.type)), 0, norm.x.type};
+  one.out = Rows{memory, 0, norm.x.type};
   variant().norm->rms(one, row);
   return one.out.data;
 }
 
+// Quantizes one tile of rows; a tile holds both digits of a token, since a norm writes the sum with its
+// residual and must run once.
 inline void quantize_input_tile(const LinearKernels& kernels, const Activations& q, const Rows& x,
                                 const LinearInput& input, int64_t tokens, int64_t in_features,
                                 int64_t index) {
-  quantize_tile(q, tokens, index, [&](int64_t t, int8_t* values, int64_t chunk_stride, int32_t* group_sums) {
-    if (input.values != nullptr) {
-      scatter_row(input.values + t * input.value_stride, q.groups, values, chunk_stride, group_sums);
-      return input.scales[t];
-    }
-    const void* row = input.norm == nullptr ? x.row(t) : normalized_row(*input.norm, t);
-    return kernels.quantize(row, input.norm == nullptr ? x.type : input.norm->x.type, in_features, q.groups,
-                            values, chunk_stride, group_sums);
-  });
+  const int64_t error_bytes = q.digits == 1 ? 0 : round_up(in_features * 4, 64);
+  char* memory = thread_memory(error_bytes + (input.norm == nullptr ? 0 : normalized_bytes(*input.norm)));
+  float* errors = reinterpret_cast<float*>(memory);
+  const DType type = input.norm == nullptr ? x.type : input.norm->x.type;
+  const void* row = nullptr;
+  const int8_t* first_values = nullptr;  // the token's first digit, and its scale
+  float first_scale = 0.0f;
+  quantize_tile(
+      q, tokens * q.digits, index, [&](int64_t r, int8_t* values, int64_t chunk_stride, int32_t* group_sums) {
+        const bool second = q.digits == 2 && r % 2 == 1;
+        const int64_t t = q.digits == 2 ? r / 2 : r;
+        if (input.values != nullptr) {
+          scatter_row(input.values + t * input.value_stride, q.groups, values, chunk_stride, group_sums);
+          return input.scales[t];
+        }
+        if (second) {
+          kernels.rounding_errors(row, type, in_features, first_values, chunk_stride, first_scale, errors);
+          return kernels.quantize(errors, DType::f32, in_features, q.groups, values, chunk_stride,
+                                  group_sums);
+        }
+        row = input.norm == nullptr ? x.row(t) : normalized_row(*input.norm, t, memory + error_bytes);
+        first_values = values;
+        first_scale = kernels.quantize(row, type, in_features, q.groups, values, chunk_stride, group_sums);
+        return first_scale;
+      });
 }
 
 }  // namespace armllm

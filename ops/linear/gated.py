@@ -18,6 +18,7 @@ def int4_gated_linear(
     activation: str = "silu",
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     """Computes ``act(x · Wgᵀ + bg) · (x · Wuᵀ + bu)``, the first half of a gated MLP.
 
@@ -31,6 +32,7 @@ def int4_gated_linear(
             ``silu_clamped`` (both clamp at 7).
         gate_bias: ``(N,)``, any of the float types.
         up_bias: ``(N,)``, in the dtype of ``gate_bias``.
+        digits: as in :func:`int4_linear`.
 
     Returns:
         ``(..., N)`` in the dtype of ``x``, rounded once from float32.
@@ -39,7 +41,7 @@ def int4_gated_linear(
         RuntimeError: if shapes, dtypes, scheme or activation are invalid.
     """
     result: Tensor = torch.ops.armllm.int4_gated_linear(
-        x, weight, out_features, scheme, activation, gate_bias, up_bias
+        x, weight, out_features, scheme, activation, gate_bias, up_bias, digits
     )
     return result
 
@@ -71,6 +73,7 @@ def _int4_gated_linear_fake(
     activation: str,
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 

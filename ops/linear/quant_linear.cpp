@@ -11,26 +11,33 @@ namespace {
 constexpr int64_t kPair = 2;
 
 TileGrid grid_of(const LinearArgs& a) {
-  return TileGrid::plan(*variant().linear, ceil_div(a.out_features, kPanel), a.panel_stride, a.tokens, 1);
+  return TileGrid::plan(*variant().linear, ceil_div(a.out_features, kPanel), a.panel_stride,
+                        a.tokens * a.digits, 1, a.digits);
 }
 
 TileGrid grid_of(const GatedLinearArgs& a) {
-  return TileGrid::plan(*variant().linear, kPair * ceil_div(a.out_features, kPanel), a.panel_stride, a.tokens,
-                        kPair);
+  return TileGrid::plan(*variant().linear, kPair * ceil_div(a.out_features, kPanel), a.panel_stride,
+                        a.tokens * a.digits, kPair, a.digits);
+}
+
+template <typename Args>
+Activations activations_of(const Args& a) {
+  Activations x = activations_in(a.scratch, a.tokens * a.digits, a.in_features, a.scheme, *variant().linear);
+  x.digits = a.digits;
+  return x;
 }
 
 template <typename Args>
 int64_t tiles_of(const Args& a, int phase) {
   if (phase == 1) return grid_of(a).count();
-  return ceil_div(
-      a.tokens, quantize_step(activations_in(a.scratch, a.tokens, a.in_features, a.scheme, *variant().linear),
-                              a.tokens));
+  const int64_t rows = a.tokens * a.digits;
+  return ceil_div(rows, quantize_step(activations_of(a), rows));
 }
 
 }  // namespace
 
-int64_t QuantLinear::scratch_bytes(int64_t tokens, int64_t in_features) {
-  return activation_bytes(tokens, in_features);
+int64_t QuantLinear::scratch_bytes(int64_t tokens, int64_t in_features, int64_t digits) {
+  return activation_bytes(tokens * digits, in_features);
 }
 
 int QuantLinear::phases() const { return 2; }
@@ -40,19 +47,20 @@ int64_t QuantLinear::tiles(int phase) const { return tiles_of(args, phase); }
 void QuantLinear::tile(int phase, int64_t index) {
   const LinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
-  const Activations x = activations_in(a.scratch, a.tokens, a.in_features, a.scheme, kernels);
+  const Activations x = activations_of(a);
   if (phase == 0) return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
-  multiply_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
-                [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
-                  const int64_t first = panel * kPanel, n = std::min(panels * kPanel, a.out_features - first);
-                  kernels.epilogue(acc, n, x.scales[token], bias_at(a.bias, a.bias_type, first), a.bias_type,
-                                   a.residual ? a.residual.at(token, first) : nullptr, a.out.at(token, first),
-                                   a.out.type);
-                });
+  multiply_token_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
+                      [&](int64_t token, int64_t panel, int64_t panels, const float* acc, float scale) {
+                        const int64_t first = panel * kPanel,
+                                      n = std::min(panels * kPanel, a.out_features - first);
+                        kernels.epilogue(acc, n, scale, bias_at(a.bias, a.bias_type, first), a.bias_type,
+                                         a.residual ? a.residual.at(token, first) : nullptr,
+                                         a.out.at(token, first), a.out.type);
+                      });
 }
 
-int64_t QuantGatedLinear::scratch_bytes(int64_t tokens, int64_t in_features) {
-  return activation_bytes(tokens, in_features);
+int64_t QuantGatedLinear::scratch_bytes(int64_t tokens, int64_t in_features, int64_t digits) {
+  return activation_bytes(tokens * digits, in_features);
 }
 
 int QuantGatedLinear::phases() const { return 2; }
@@ -63,14 +71,14 @@ void QuantGatedLinear::tile(int phase, int64_t index) {
   constexpr float kLimit = 7.0f;  // clamp of swiglu_clamped and silu_clamped
   const GatedLinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
-  const Activations x = activations_in(a.scratch, a.tokens, a.in_features, a.scheme, kernels);
+  const Activations x = activations_of(a);
   if (phase == 0) return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
   const GatedEpilogue epilogue{a.gate_bias, a.up_bias,      a.bias_type, a.activation,
                                kLimit,      a.out_features, a.out};
-  multiply_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
-                [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
-                  apply_gated_epilogue(epilogue, acc, panel, panels, x.scales[token], token);
-                });
+  multiply_token_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
+                      [&](int64_t token, int64_t panel, int64_t panels, const float* acc, float scale) {
+                        apply_gated_epilogue(epilogue, acc, panel, panels, scale, token);
+                      });
 }
 
 }  // namespace armllm

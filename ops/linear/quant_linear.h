@@ -11,7 +11,10 @@ namespace armllm {
 constexpr int kGemvTokens = 8;          // most tokens per call of gemv
 constexpr int64_t kMaxGemvTokens = 16;  // upper bound of gemv_tokens over all variants
 
-// Quantized activations of one call.  With block = 1, `values` is row-major, `groups`·32 bytes per token.
+// Quantized activations of one call: one row per token, or rows 2t and 2t + 1 for the two digits of token t
+// (LinearArgs::digits).  Kernels treat every row as a token, and so do their comments.
+//
+// With block = 1, `values` is row-major, `groups`·32 bytes per token.
 // With block = R, rows m·R … m·R + R − 1 are interleaved in chunks of 8 bytes:
 //
 //   byte (m, k) = (m / R)·R·Kp + (k / 8)·R·8 + (m % R)·8 + k % 8
@@ -26,6 +29,7 @@ struct Activations {
   int64_t groups = 0;
   int64_t block = 1;
   int64_t skipped_groups = 0;  // groups per row outside of this view; row_groups() is the stride
+  int64_t digits = 1;          // rows of one token
   // Memory of the next call's weights. gemm prefetches it while it computes, since its own operands are
   // cached.
   const uint8_t* prefetch = nullptr;
@@ -36,8 +40,8 @@ struct Activations {
 };
 
 struct LinearKernels {
-  int64_t gemm_block;   // Activations::block that gemm reads
-  int64_t gemm_tokens;  // most tokens of one gemm call; a multiple of gemm_block
+  int64_t gemm_block;   // Activations::block that gemm reads; 1 or even
+  int64_t gemm_tokens;  // most tokens of one gemm call; even, a multiple of gemm_block
   int64_t gemm_panels;  // panels of one gemm call
 
   // Quantizes one row to INT8: q = round_half_even(x · (127 / amax)), scale = amax / 127.  Chunks of 8 bytes
@@ -80,6 +84,13 @@ struct LinearKernels {
 
   // Converts a panel of scheme int6 or int3 to the panel of computed_as(scheme) with the same weights.
   void (*expand)(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded);
+
+  // errors[i] = x[i] − scale · q[i] of a row that `quantize` wrote; the product is rounded to float32, too.
+  void (*rounding_errors)(const void* x, DType type, int64_t n, const int8_t* q, int64_t chunk_stride,
+                          float scale, float* errors);
+
+  // sums[i] = sums[i] · scale + more[i] · more_scale, rounded three times; n is a multiple of 16.
+  void (*add_digits)(float* sums, float scale, const float* more, float more_scale, int64_t n);
 
   bool gemv_interleaves = false;  // gemv reads interleaved activations, see gemv_block_of()
 
@@ -136,6 +147,10 @@ struct LinearInput {
 };
 
 // y = x · Wᵀ (+ bias) (+ residual)
+//
+// With two digits, a token's activations become two INT8 rows: q0 = round(x / s0), and the rounding errors
+// x − s0 · q0 as q1 with a scale s1 of their own, together about 15 bits.  The sums are exact for exact
+// schemes, and are added as float32 before the bias: acc0 · s0 + acc1 · s1.
 struct LinearArgs {
   Rows x, out, residual;
   LinearInput input;
@@ -143,6 +158,7 @@ struct LinearArgs {
   int64_t panel_stride = 0;  // bytes from one panel to the next
   Scheme scheme = Scheme::g32i;
   int64_t tokens = 0, in_features = 0, out_features = 0;
+  int64_t digits = 1;  // 1 or 2; 1 if the input is quantized already
   const void* bias = nullptr;
   DType bias_type = DType::f32;
   void* scratch = nullptr;  // scratch_bytes(), 64-byte aligned
@@ -151,7 +167,7 @@ struct LinearArgs {
 class QuantLinear final : public TaskSet {
  public:
   LinearArgs args;
-  static int64_t scratch_bytes(int64_t tokens, int64_t in_features);
+  static int64_t scratch_bytes(int64_t tokens, int64_t in_features, int64_t digits);
   int phases() const override;
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
@@ -165,6 +181,7 @@ struct GatedLinearArgs {
   int64_t panel_stride = 0;
   Scheme scheme = Scheme::g32i;
   int64_t tokens = 0, in_features = 0, out_features = 0;  // out_features: rows of gate alone
+  int64_t digits = 1;
   Activation activation = Activation::silu;
   const void* gate_bias = nullptr;
   const void* up_bias = nullptr;
@@ -175,7 +192,7 @@ struct GatedLinearArgs {
 class QuantGatedLinear final : public TaskSet {
  public:
   GatedLinearArgs args;
-  static int64_t scratch_bytes(int64_t tokens, int64_t in_features);
+  static int64_t scratch_bytes(int64_t tokens, int64_t in_features, int64_t digits);
   int phases() const override;
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;

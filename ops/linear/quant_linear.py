@@ -17,6 +17,7 @@ def int4_linear(
     scheme: str = "g32i",
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     """Computes ``x · Wᵀ (+ bias) (+ residual)`` with INT4 weights (W4A8).
 
@@ -32,6 +33,8 @@ def int4_linear(
             (``int8g32``, ``int8g128m``) means INT8 values.
         bias: ``(N,)``, any of the float types.
         residual: added to the result; its shape, and the dtype of ``x``.
+        digits: 1 or 2 INT8 digits of each activation.  The second holds the rounding errors of the first,
+            with a scale of its own: about 15 bits together, for twice the arithmetic.
 
     Returns:
         ``(..., N)`` in the dtype of ``x``.  Exact schemes return the same bits for every kernel variant,
@@ -45,7 +48,7 @@ def int4_linear(
 
     Source: progressive group quantization, QServe (arXiv 2405.04532).
     """
-    result: Tensor = torch.ops.armllm.int4_linear(x, weight, out_features, scheme, bias, residual)
+    result: Tensor = torch.ops.armllm.int4_linear(x, weight, out_features, scheme, bias, residual, digits)
     return result
 
 
@@ -84,10 +87,15 @@ def int4_linear_q(
 
 
 def int8_linear(
-    x: Tensor, weight: Tensor, out_features: int, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     """Computes :func:`int4_linear` with INT8 weights from :func:`pack_int8` (W8A8, exact)."""
-    result: Tensor = torch.ops.armllm.int8_linear(x, weight, out_features, bias, residual)
+    result: Tensor = torch.ops.armllm.int8_linear(x, weight, out_features, bias, residual, digits)
     return result
 
 
@@ -99,6 +107,7 @@ def _int4_linear_fake(
     scheme: str,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
@@ -119,6 +128,11 @@ def _int4_linear_q_fake(
 
 @torch.library.register_fake("armllm::int8_linear")
 def _int8_linear_fake(
-    x: Tensor, weight: Tensor, out_features: int, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))

@@ -50,6 +50,10 @@ std::vector<int64_t> out_sizes(const Tensor& x, int64_t out_features) {
   return sizes;
 }
 
+void check_digits(int64_t digits) {
+  STD_TORCH_CHECK(digits == 1 || digits == 2, "digits must be 1 or 2: ", digits);
+}
+
 int64_t tokens_of(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   return row_count(x);
@@ -92,7 +96,9 @@ struct ActivationSource {
 };
 
 Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_t out_features, Scheme scheme,
-                    const std::optional<Tensor>& bias, const std::optional<Tensor>& residual) {
+                    const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                    int64_t digits = 1) {
+  check_digits(digits);
   const Tensor& x = source.tensor;
   const int64_t tokens = tokens_of(x);
   check_weight(weight, x, out_features, scheme, 1);
@@ -107,7 +113,7 @@ Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_
   }
   if (tokens == 0 || out_features == 0) return out;
   const Tensor added = residual.has_value() ? as_rows(*residual) : out;
-  const Scratch scratch(QuantLinear::scratch_bytes(tokens, last_size(x)));
+  const Scratch scratch(QuantLinear::scratch_bytes(tokens, last_size(x), digits));
   QuantLinear set;
   LinearArgs& a = set.args;
   source.describe(a);
@@ -119,6 +125,7 @@ Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_
   a.tokens = tokens;
   a.in_features = last_size(x);
   a.out_features = out_features;
+  a.digits = digits;
   a.bias = b.data;
   a.bias_type = b.type;
   a.scratch = scratch.data();
@@ -133,13 +140,13 @@ Scheme int4_scheme(const std::string& name) {
 }
 
 Tensor int4_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
-                   std::optional<Tensor> bias, std::optional<Tensor> residual) {
-  return quant_linear(ActivationSource(x), weight, out_features, int4_scheme(scheme), bias, residual);
+                   std::optional<Tensor> bias, std::optional<Tensor> residual, int64_t digits) {
+  return quant_linear(ActivationSource(x), weight, out_features, int4_scheme(scheme), bias, residual, digits);
 }
 
 Tensor int8_linear(Tensor x, Tensor weight, int64_t out_features, std::optional<Tensor> bias,
-                   std::optional<Tensor> residual) {
-  return quant_linear(ActivationSource(x), weight, out_features, Scheme::i8, bias, residual);
+                   std::optional<Tensor> residual, int64_t digits) {
+  return quant_linear(ActivationSource(x), weight, out_features, Scheme::i8, bias, residual, digits);
 }
 
 Tensor int4_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_features, std::string scheme,
@@ -150,7 +157,9 @@ Tensor int4_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_feature
 
 Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_t out_features,
                     const std::string& scheme, const std::string& activation,
-                    const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias) {
+                    const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
+                    int64_t digits = 1) {
+  check_digits(digits);
   const Tensor& x = source.tensor;
   const int64_t tokens = tokens_of(x);
   const Scheme kind = scheme_of(scheme);
@@ -161,7 +170,7 @@ Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_
   Tensor out = new_tensor(x, out_sizes(x, out_features), source.type);
   const Activation act = activation_of(activation);
   if (tokens == 0 || out_features == 0) return out;
-  const Scratch scratch(QuantGatedLinear::scratch_bytes(tokens, last_size(x)));
+  const Scratch scratch(QuantGatedLinear::scratch_bytes(tokens, last_size(x), digits));
   QuantGatedLinear set;
   GatedLinearArgs& a = set.args;
   source.describe(a);
@@ -172,6 +181,7 @@ Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_
   a.tokens = tokens;
   a.in_features = last_size(x);
   a.out_features = out_features;
+  a.digits = digits;
   a.activation = act;
   a.gate_bias = gate.data;
   a.up_bias = up.data;
@@ -183,8 +193,9 @@ Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_
 
 Tensor int4_gated_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
                          std::string activation, std::optional<Tensor> gate_bias,
-                         std::optional<Tensor> up_bias) {
-  return gated_linear(ActivationSource(x), weight, out_features, scheme, activation, gate_bias, up_bias);
+                         std::optional<Tensor> up_bias, int64_t digits) {
+  return gated_linear(ActivationSource(x), weight, out_features, scheme, activation, gate_bias, up_bias,
+                      digits);
 }
 
 Tensor int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_features, std::string scheme,

@@ -59,6 +59,23 @@ float quantize_row(const T* x, int64_t n, int64_t groups, int8_t* q, int64_t chu
   return amax / 127.0f;
 }
 
+// Halves keep scale · q finite for every finite row.  Doubling the difference is exact.
+template <typename T>
+void find_rounding_errors(const T* x, int64_t n, const int8_t* q, int64_t chunk_stride, float scale,
+                          float* errors) {
+  const F32 half = set1(0.5f);
+  for_blocks(n, [&](int64_t i, int lanes)
+                    ARMLLM_INLINE { store_lanes(errors + i, load_lanes(x + i, lanes) * half, lanes); });
+  const float half_scale = scale * 0.5f;
+  const auto subtract = [&](int64_t chunk, int64_t count) ARMLLM_INLINE {
+    const int8_t* values = q + chunk * chunk_stride;
+    float* some = errors + chunk * 8;
+    for (int64_t i = 0; i < count; ++i) some[i] = (some[i] - half_scale * float(values[i])) * 2.0f;
+  };
+  for (int64_t chunk = 0; chunk < n / 8; ++chunk) subtract(chunk, 8);
+  if (n % 8 != 0) subtract(n / 8, n % 8);
+}
+
 inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
   switch (type) {
     case DType::bf16:
@@ -106,6 +123,23 @@ float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8
     default:
       return quantize_row(static_cast<const float*>(x), n, groups, q, chunk_stride, group_sums);
   }
+}
+
+void linear_rounding_errors(const void* x, DType type, int64_t n, const int8_t* q, int64_t chunk_stride,
+                            float scale, float* errors) {
+  switch (type) {
+    case DType::bf16:
+      return find_rounding_errors(static_cast<const bf16*>(x), n, q, chunk_stride, scale, errors);
+    case DType::f16:
+      return find_rounding_errors(static_cast<const f16*>(x), n, q, chunk_stride, scale, errors);
+    default:
+      return find_rounding_errors(static_cast<const float*>(x), n, q, chunk_stride, scale, errors);
+  }
+}
+
+void linear_add_digits(float* sums, float scale, const float* more, float more_scale, int64_t n) {
+  const F32 first = set1(scale), second = set1(more_scale);
+  for (int64_t i = 0; i < n; i += kLanes) store(sums + i, load(sums + i) * first + load(more + i) * second);
 }
 
 void linear_epilogue(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,

@@ -32,11 +32,31 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, torch.where(finite, scale, torch.nan)
 
 
+def quantize_digits(x: Tensor, digits: int) -> list[tuple[Tensor, Tensor]]:
+    """Quantizes rows to one or two INT8 digits.
+
+    Returns:
+        For each digit, values and scales as of `quantize_activations`; the second digit is made of the
+        rounding errors of the first.
+    """
+    q, scale = quantize_activations(x)
+    if digits == 1:
+        return [(q, scale)]
+    # Halves, as in the kernels, keep scale · q finite for every finite row.
+    errors = (x.to(torch.float32) * 0.5 - (scale * 0.5) * q.to(torch.float32)) * 2.0
+    return [(q, scale), quantize_activations(errors)]
+
+
 def finish(
-    acc: Tensor, x_scale: Tensor, dtype: torch.dtype, bias: Tensor | None, residual: Tensor | None
+    sums: list[tuple[Tensor, Tensor]], dtype: torch.dtype, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
-    """Applies activation scale, bias and residual, each rounded to float32, and converts to ``dtype``."""
-    y = acc * x_scale
+    """Adds each digit's sums times its activation scale, then bias and residual, and converts to ``dtype``.
+
+    Each step is rounded to float32.
+    """
+    y, *more = [acc * scale for acc, scale in sums]
+    for part in more:
+        y = y + part
     if bias is not None:
         y = y + bias.to(torch.float32)
     if residual is not None:
@@ -45,7 +65,12 @@ def finish(
 
 
 def reference_int_linear(
-    x: Tensor, w: Tensor, row_scale: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    w: Tensor,
+    row_scale: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     """Computes ``x · (w · row_scale)ᵀ (+ bias) (+ residual)`` with INT8 activations and exact integer sums.
 
@@ -55,11 +80,15 @@ def reference_int_linear(
         row_scale: float32 ``(N,)``.
         bias: ``(N,)``.
         residual: ``(..., N)``.
+        digits: INT8 digits of each activation, 1 or 2.
     """
-    q, scale = quantize_activations(x)
     # float64 represents every such sum exactly, and its matmul is much faster than int64's.
-    total = torch.matmul(q.to(torch.float64), w.to(torch.float64).t())
-    return finish(total.to(torch.float32) * row_scale, scale, x.dtype, bias, residual)
+    w64 = w.to(torch.float64).t()
+    sums = [
+        (torch.matmul(q.to(torch.float64), w64).to(torch.float32) * row_scale, scale)
+        for q, scale in quantize_digits(x, digits)
+    ]
+    return finish(sums, x.dtype, bias, residual)
 
 
 def reference_int4_linear(
@@ -69,17 +98,20 @@ def reference_int4_linear(
     scheme: str,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     """Reference of :func:`int4_linear` from the packed weight; float groups agree up to rounding."""
     in_features = x.shape[-1]
     if not packed_layout.group_span(scheme):
         w, row_scale = packed_layout.unpack_int(weight, out_features, in_features, scheme)
-        return reference_int_linear(x, w, row_scale, bias, residual)
-    q, scale = quantize_activations(x)
+        return reference_int_linear(x, w, row_scale, bias, residual, digits)
     values, scales = packed_layout.unpack_groups(weight, out_features, in_features, scheme)
     w64 = (values.to(torch.float64) * scales.to(torch.float64)[..., None]).flatten(1)[:, :in_features]
-    total = torch.matmul(q.to(torch.float64), w64.t()) + _offset_sums(q, weight, out_features, scheme)
-    return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
+    sums = []
+    for q, scale in quantize_digits(x, digits):
+        total = torch.matmul(q.to(torch.float64), w64.t()) + _offset_sums(q, weight, out_features, scheme)
+        sums.append((total.to(torch.float32), scale))
+    return finish(sums, x.dtype, bias, residual)
 
 
 def _offset_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
@@ -99,6 +131,7 @@ def reference_folded_linear(
     scheme: str,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     """Reference of float-group schemes for many tokens: scales folded to INT8, then exact sums."""
     in_features = x.shape[-1]
@@ -106,18 +139,25 @@ def reference_folded_linear(
         *packed_layout.unpack_groups(weight, out_features, in_features, scheme)
     )
     if not packed_layout.has_offsets(scheme):
-        return reference_int_linear(x, w[:, :in_features], row_scale, bias, residual)
-    q, scale = quantize_activations(x)
-    total = torch.matmul(q.to(torch.float64), w[:, :in_features].to(torch.float64).t()) * row_scale
-    total = total + _offset_sums(q, weight, out_features, scheme)
-    return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
+        return reference_int_linear(x, w[:, :in_features], row_scale, bias, residual, digits)
+    w64, sums = w[:, :in_features].to(torch.float64).t(), []
+    for q, scale in quantize_digits(x, digits):
+        total = torch.matmul(q.to(torch.float64), w64) * row_scale
+        total = total + _offset_sums(q, weight, out_features, scheme)
+        sums.append((total.to(torch.float32), scale))
+    return finish(sums, x.dtype, bias, residual)
 
 
 def reference_int8_linear(
-    x: Tensor, weight: Tensor, out_features: int, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     """Reference of :func:`int8_linear` from the packed weight."""
-    return reference_int4_linear(x, weight, out_features, "i8", bias, residual)
+    return reference_int4_linear(x, weight, out_features, "i8", bias, residual, digits)
 
 
 def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0) -> Tensor:
@@ -147,9 +187,10 @@ def reference_int4_gated_linear(
     activation: str,
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
+    digits: int = 1,
 ) -> Tensor:
     """Reference of :func:`int4_gated_linear`; the activation differs from the kernels' in the last bits."""
     rows = x.to(torch.float32)
-    gate = reference_int4_linear(rows, weight[0::2], out_features, scheme, gate_bias)
-    up = reference_int4_linear(rows, weight[1::2], out_features, scheme, up_bias)
+    gate = reference_int4_linear(rows, weight[0::2], out_features, scheme, gate_bias, None, digits)
+    up = reference_int4_linear(rows, weight[1::2], out_features, scheme, up_bias, None, digits)
     return activate(gate, up, activation).to(x.dtype)

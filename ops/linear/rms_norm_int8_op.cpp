@@ -22,9 +22,10 @@ class RmsNormInt8 final : public TaskSet {
   int64_t tiles(int) const override { return tiles_of(args); }
   void tile(int, int64_t index) override {
     const int64_t first = index * rows_per_tile(args), last = first + rows_per_tile(args);
+    char* memory = thread_memory(normalized_bytes(args));
     for (int64_t row = first; row < last && row < args.rows; ++row)
-      scales[row] = variant().linear->quantize(normalized_row(args, row), args.x.type, args.width, groups(),
-                                               values + row * groups() * kGroup, 8, nullptr);
+      scales[row] = variant().linear->quantize(normalized_row(args, row, memory), args.x.type, args.width,
+                                               groups(), values + row * groups() * kGroup, 8, nullptr);
   }
 };
 

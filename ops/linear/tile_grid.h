@@ -34,9 +34,9 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
   return x;
 }
 
-// Rows per quantization tile; the last tile also writes the padding rows.
-inline int64_t quantize_step(const Activations& x, int64_t tokens) {
-  return tokens <= kMaxGemvTokens && x.group_sums ? 1 : round_up(8, x.block);
+// Rows per quantization tile, whole tokens; the last tile also writes the padding rows.
+inline int64_t quantize_step(const Activations& x, int64_t rows) {
+  return rows <= kMaxGemvTokens && x.group_sums ? x.digits : round_up(8, x.block);
 }
 
 // Calls quantize(token, values, chunk_stride, group_sums) → scale for every token of a tile.
@@ -60,8 +60,9 @@ void quantize_tile(const Activations& q, int64_t tokens, int64_t index, const Qu
 struct TileGrid {
   int64_t panels = 0, panel_step = 1, tokens = 0, token_step = 1;
 
+  // `digits`: tokens here are rows of Activations, and a tile holds all rows of a token.
   static TileGrid plan(const LinearKernels& kernels, int64_t panels, int64_t panel_bytes, int64_t tokens,
-                       int64_t pair) {
+                       int64_t pair, int64_t digits = 1) {
     constexpr int64_t kTilesPerThread = 4;      // slack for work stealing when a thread is delayed
     constexpr int64_t kMaxGemvBytes = 1 << 20;  // amortizes claiming a tile
     constexpr int64_t kMinTokens = 64;          // unpacking is a few percent of a tile of this size
@@ -74,7 +75,7 @@ struct TileGrid {
     }
     const int64_t narrow = round_up(kernels.gemm_panels, pair), columns = ceil_div(panels, narrow);
     const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, columns), 1, ceil_div(tokens, kMinTokens));
-    grid.token_step = round_up(ceil_div(tokens, chunks), kernels.gemm_block);
+    grid.token_step = round_up(ceil_div(tokens, chunks), std::max(kernels.gemm_block, digits));
     // Few tokens and many threads: narrower tiles are slower, but idle threads cost more.  Wide tiles
     // prefetch their next weights while they compute.
     const int64_t share = ceil_div(panels * chunks, threads);
@@ -161,7 +162,8 @@ inline int64_t expanded_panel_bytes(const LinearKernels& kernels, Scheme scheme,
 }
 
 // Computes one tile and calls `finish(token, first_panel, panels, acc)` for each of its rows; acc holds 16
-// floats per panel, scaled by the weight scale.
+// floats per panel, scaled by the weight scale.  Rows are finished in order; two rows of one token keep their
+// acc until both are finished.
 template <typename Finish>
 void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme scheme, const uint8_t* weight,
                    int64_t panel_stride, const Activations& x, int64_t index, const Finish& finish) {
@@ -245,6 +247,29 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
       for (int64_t n = 0; n < tokens; ++n) finish(t + n, first_panel + first, count, acc + n * stride);
     }
   }
+}
+
+// Computes one tile like multiply_tile, and calls `finish(token, first_panel, panels, acc, scale)` for each
+// token; its digits are added up, and `scale` is what its sums have yet to be multiplied by.
+template <typename Finish>
+void multiply_token_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme scheme,
+                         const uint8_t* weight, int64_t panel_stride, const Activations& x, int64_t index,
+                         const Finish& finish) {
+  if (x.digits == 1)
+    return multiply_tile(kernels, grid, scheme, weight, panel_stride, x, index,
+                         [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
+                           finish(token, panel, panels, acc, x.scales[token]);
+                         });
+  float* first_digit = nullptr;
+  multiply_tile(kernels, grid, scheme, weight, panel_stride, x, index,
+                [&](int64_t row, int64_t panel, int64_t panels, float* acc) {
+                  if (row % 2 == 0) {
+                    first_digit = acc;
+                    return;
+                  }
+                  kernels.add_digits(first_digit, x.scales[row - 1], acc, x.scales[row], panels * kPanel);
+                  finish(row / 2, panel, panels, first_digit, 1.0f);
+                });
 }
 
 }  // namespace armllm

@@ -100,6 +100,7 @@ Instruction build(const fields::linear& op) {
   a.scheme = op.scheme;
   a.in_features = op.in_features;
   a.out_features = op.out_features;
+  a.digits = op.digits;
   a.bias_type = op.bias.dtype();
   return with_scratch(
       std::move(task),
@@ -111,7 +112,9 @@ Instruction build(const fields::linear& op) {
         t.args.bias = frame.address(op.bias);
         t.args.tokens = frame.tokens;
       },
-      [](const LinearArgs& args) { return QuantLinear::scratch_bytes(args.tokens, args.in_features); });
+      [](const LinearArgs& args) {
+        return QuantLinear::scratch_bytes(args.tokens, args.in_features, args.digits);
+      });
 }
 
 Instruction build(const fields::gated_linear& op) {
@@ -121,6 +124,7 @@ Instruction build(const fields::gated_linear& op) {
   a.scheme = op.scheme;
   a.in_features = op.in_features;
   a.out_features = op.out_features;
+  a.digits = op.digits;
   a.activation = op.activation;
   a.bias_type = op.gate_bias.dtype();
   return with_scratch(
@@ -134,7 +138,7 @@ Instruction build(const fields::gated_linear& op) {
         t.args.tokens = frame.tokens;
       },
       [](const GatedLinearArgs& args) {
-        return QuantGatedLinear::scratch_bytes(args.tokens, args.in_features);
+        return QuantGatedLinear::scratch_bytes(args.tokens, args.in_features, args.digits);
       });
 }
 

@@ -68,6 +68,8 @@ void check_layer(const Checks& c, const Layer& op, int64_t panels) {
   c.rows(op.x, op.in_features);
   c.rows(op.out, op.out_features);
   c.panels(op.weight, 1, 0, panels, op.panel_stride, op.scheme, op.in_features);
+  STD_TORCH_CHECK(op.digits == 1 || op.digits == 2, "plan: a layer has ", op.digits,
+                  " digits; it can have 1 or 2");
   c.needed(op.out, "out"), c.needed(op.weight, "weight");
 }
 void check_parts(const Checks& c, const fields::linear& op) {

@@ -77,7 +77,7 @@ run models-i8mm emulated i8mm tests/arm/{test_isa,test_saved,test_engine,familie
 run saved-sve256 emulated sve256 tests/arm/{test_isa,test_saved}.py
 ARMLLM_ISA=neon run saved-forced-neon emulated neoverse-n1 tests/arm/{test_isa,test_saved}.py
 run fuzz-sve256 emulated sve256 tests/fuzz/test_ops.py -k random_calls
-run ops-sme2 emulated sme2 tests/ops/test_linear.py -k sme2
+run ops-sme2 emulated sme2 tests/ops/test_{linear,two_digits}.py -k sme2
 run kernels-i8mm kernels i8mm i8mm dotprod neon
 run kernels-neoverse-n1 kernels neoverse-n1 dotprod neon
 run kernels-a64fx kernels a64fx sve neon

@@ -46,6 +46,7 @@ int main(int count, char** names) {
     // Inherited tables are tested with the base.
     const auto has_own_table = [&](Family family) { return std::string(v.table_owner[family]) == v.name; };
     if (has_own_table(k_linear)) test_linear_parts(v, report);
+    if (has_own_table(k_linear)) test_digits(v, report);
     if (has_own_table(k_norm) || has_own_table(k_dense)) test_row_parts(v, report);
     if (has_own_table(k_attention)) test_attention_parts(v, report);
     if (has_own_table(k_linear) && &v != truth) test_linear(v, *truth, report);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -62,6 +64,35 @@ def test_quantized_gate_and_up_become_one_layer(act: nn.Module, bias: bool) -> N
         assert torch.equal(view, original)
 
 
+def set_digits(*layers: nn.Module) -> None:
+    for layer in layers:
+        layer.digits = 2  # type: ignore[assignment]
+
+
+def digits_of(graph: fx.GraphModule, op: Any) -> list[Any]:
+    """Returns the last argument of each call of an op."""
+    return [node.args[len(op._schema.arguments) - 1 :] for node in graph.graph.nodes if node.target is op]
+
+
+def test_gate_and_up_of_equal_digits_are_merged() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 32)
+    module: Any = quantized(Mlp(nn.SiLU(), True))
+    set_digits(module.up)
+    other = export(module, x)
+    clean.run(other, PassContext())
+    set_digits(module.gate)
+    graph = export(module, x)
+    clean.run(graph, PassContext())
+    expected = graph(x), other(x)
+    assert gated_mlp.run(graph, PassContext()) == gated_mlp.run(other, PassContext()) == 1
+    graph.recompile(), other.recompile()
+    assert digits_of(graph, torch.ops.armllm.int4_gated_linear.default) == [(2,)]
+    assert ops(other) == ["armllm::int4_linear", "armllm::int4_linear", "armllm::gated_act"]
+    for one, wanted in zip((graph(x), other(x)), expected, strict=True):
+        torch.testing.assert_close(one, wanted, atol=1e-6, rtol=1e-6)
+
+
 def test_float_gate_and_up_become_gated_act() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 5, 32)
@@ -93,6 +124,22 @@ def test_layers_with_the_same_input_are_merged(bias: bool) -> None:
     assert ops(graph).count("armllm::int4_linear") == 1 and ops(graph).count("slice") == 3
     assert torch.equal(graph(x), expected)
     assert len(moved) == 3 and len({view.untyped_storage().data_ptr() for view in moved.values()}) == 1
+
+
+def test_layers_of_equal_digits_are_merged() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 32)
+    module: Any = quantized(Siblings(bias=True))
+    linear = torch.ops.armllm.int4_linear.default
+    for layers, expected_digits in (((module.v,), [1, 2]), ((module.q, module.k), [2])):
+        set_digits(*layers)
+        graph = export(module, x)
+        clean.run(graph, PassContext())
+        expected = graph(x)
+        assert qkv.run(graph, PassContext()) == 1
+        graph.recompile()
+        assert sorted((*digits, 1)[0] for digits in digits_of(graph, linear)) == expected_digits
+        assert torch.equal(graph(x), expected)
 
 
 def test_layers_of_partial_panels_are_not_merged() -> None:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import torch_armllm
 from tests.support.models import COMMON, token_ids
+from torch_armllm import Recipe
 from torch_armllm.capture.export import capture
 from torch_armllm.passes import run_passes
 from torch_armllm.patching.paged_cache import PagedCache
@@ -248,6 +249,18 @@ def test_other_expansion_is_not_absorbed() -> None:
         assert report.capture_reason is not None
         assert "expands its latents in an unknown way" in report.capture_reason
         torch.testing.assert_close(model(ids).logits, expected)
+
+
+def test_expansion_with_two_digits_is_named() -> None:
+    model = tiny("deepseek_v2")
+    torch_armllm.quantize(model, Recipe(importance=False), progress=False)
+    model.model.layers[1].self_attn.kv_b_proj.digits = 2
+    ids = token_ids(1, 12)
+    expected = model(ids).logits
+    report = torch_armllm.patch(model, progress=False)
+    assert report.capture_reason is not None
+    assert "layers.1.self_attn.kv_b_proj quantizes activations to two digits" in report.capture_reason
+    torch.testing.assert_close(model(ids).logits, expected)
 
 
 def test_graph_before_and_after_absorption() -> None:

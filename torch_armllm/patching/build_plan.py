@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
 from torch_armllm.capture.markers.indexer import unknown_selection
+from torch_armllm.capture.markers.mla import unsupported_digits
 from torch_armllm.capture.sample import Sample
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.kv_cache.shapes import Shape
@@ -66,7 +67,7 @@ def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> 
         CaptureError: the model cannot be captured, or no plan computes what its graph computed.
     """
     base = base_model_of(model)
-    if (reason := unknown_selection(base)) is not None:
+    if (reason := unknown_selection(base) or unsupported_digits(base)) is not None:
         raise CaptureError(reason)
     captured = capture(model)
     sample = captured.sample

@@ -41,6 +41,7 @@ class HeadWeights:
     scheme: str | None
     out_features: int
     scaling: LogitScaling | None = None
+    digits: int = 1
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -56,8 +57,8 @@ class HeadWeights:
         if self.scheme is None:
             return dense_linear(hidden, self.weight, self.bias)
         if self.scheme == "int8":
-            return int8_linear(hidden, self.weight, self.out_features, self.bias)
-        return int4_linear(hidden, self.weight, self.out_features, self.scheme, self.bias)
+            return int8_linear(hidden, self.weight, self.out_features, self.bias, digits=self.digits)
+        return int4_linear(hidden, self.weight, self.out_features, self.scheme, self.bias, digits=self.digits)
 
     def weights(self, like: Tensor) -> HeadWeights:
         """See `Head.weights`."""

@@ -36,6 +36,8 @@ def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
             described[name] = {"scheme": module.scheme, "error": error, "sizes": _sizes(module)}
             if isinstance(module, QuantLinear) and module.order is not None:
                 described[name]["ordered"] = True
+            if isinstance(module, QuantLinear) and module.digits > 1:
+                described[name]["digits"] = module.digits
     return described
 
 
@@ -119,14 +121,22 @@ def _sizes(module: QuantLinear | QuantExperts) -> list[int]:
 def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | QuantExperts:
     """Returns a packed module on the meta device that replaces ``shell``, which loses its weights."""
     packed_module: QuantLinear | QuantExperts
-    scheme, error = str(saved.get("scheme")), saved.get("error", 0.0)
+    scheme, error, digits = str(saved.get("scheme")), saved.get("error", 0.0), saved.get("digits", 1)
+    allowed = (1, 2) if is_linear(shell) else (1,)
+    if isinstance(digits, bool) or not isinstance(digits, int) or digits not in allowed:
+        raise ValueError(
+            f"quantization_config says that {name} has {digits!r} digits; it can have "
+            f"{' or '.join(map(str, allowed))}"
+        )
     if is_linear(shell):
         weight = weight_of(shell)
         rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
         packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
         order = torch.empty(columns, dtype=torch.int32, device="meta") if saved.get("ordered") else None
-        packed_module = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype, order)
+        packed_module = QuantLinear(
+            packed, columns, rows, scheme, bias, error, shell, weight.dtype, order, digits
+        )
         names: tuple[str, ...] = ("weight",)
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):
         downs = layout.outer(parameter(shell, "down_proj"))

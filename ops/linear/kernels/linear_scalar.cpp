@@ -49,6 +49,8 @@ const LinearKernels linear = {1,
                               linear_epilogue,
                               linear_add_offsets,
                               linear_accumulate,
-                              linear_expand};
+                              linear_expand,
+                              linear_rounding_errors,
+                              linear_add_digits};
 
 }  // namespace armllm::scalar

@@ -96,6 +96,17 @@ def is_latent_attention(module: nn.Module) -> bool:
     )
 
 
+def unsupported_digits(model: nn.Module) -> str | None:
+    """Returns the up-projection whose activations have two digits; the op that it becomes has one."""
+    for name, module in model.named_modules():
+        if is_latent_attention(module) and getattr(module.kv_b_proj, "digits", 1) > 1:
+            return (
+                f"{name}.kv_b_proj quantizes activations to two digits, and the ops of latent attention to "
+                "one: set its digits to 1"
+            )
+    return None
+
+
 def _expansion(module: Any) -> _Expansion | None:
     """Returns the replacement of a module's ``expand_kv``; None if the method computes something else."""
     linear = module.kv_b_proj

@@ -96,6 +96,7 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int) -> Program:
             scheme="i8" if head.scheme == "int8" else head.scheme,
             in_features=columns,
             out_features=size,
+            digits=head.digits,
         )
     if head.scaling is not None:
         logits = _scaled(program, logits, head.scaling)

@@ -72,6 +72,7 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
             "count": len(product.tensors),
             "scheme": product.scheme,
             "out_features": product.out_features,
+            "digits": product.digits,
             "scaling": None if product.scaling is None else [product.scaling.op, product.scaling.number],
         },
         "shape": describe_shape(servable.shape),
@@ -134,6 +135,7 @@ def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) ->
         head=HeadWeights(
             *(weight, bias[0] if bias else None, metadata["head"]["scheme"]),
             *(metadata["head"]["out_features"], scaling and LogitScaling(*scaling)),
+            digits=metadata["head"]["digits"],
         ),
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )

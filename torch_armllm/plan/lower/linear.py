@@ -14,7 +14,15 @@ armllm = torch.ops.armllm
 
 
 def _linear(
-    low: Lowering, node: Node, x: Any, weight: Any, size: int, scheme: str, bias: Any, residual: Any
+    low: Lowering,
+    node: Node,
+    x: Any,
+    weight: Any,
+    size: int,
+    scheme: str,
+    bias: Any,
+    residual: Any,
+    digits: int,
 ) -> Operand:
     rows, packed = low.rows(x), low.weight(weight)
     added = low.rows(residual) if residual is not None else NOTHING
@@ -30,6 +38,7 @@ def _linear(
         scheme=scheme,
         in_features=rows.width,
         out_features=size,
+        digits=digits,
     )
     return out
 
@@ -43,14 +52,22 @@ def _int4_linear(
     scheme: str,
     bias: Any = None,
     residual: Any = None,
+    digits: int = 1,
 ) -> Operand:
-    return _linear(low, node, x, weight, size, scheme, bias, residual)
+    return _linear(low, node, x, weight, size, scheme, bias, residual, digits)
 
 
 def _int8_linear(
-    low: Lowering, node: Node, x: Any, weight: Any, size: int, bias: Any = None, residual: Any = None
+    low: Lowering,
+    node: Node,
+    x: Any,
+    weight: Any,
+    size: int,
+    bias: Any = None,
+    residual: Any = None,
+    digits: int = 1,
 ) -> Operand:
-    return _linear(low, node, x, weight, size, "i8", bias, residual)
+    return _linear(low, node, x, weight, size, "i8", bias, residual, digits)
 
 
 def _gated_linear(
@@ -63,6 +80,7 @@ def _gated_linear(
     act: str,
     gate: Any = None,
     up: Any = None,
+    digits: int = 1,
 ) -> Operand:
     rows, packed = low.rows(x), low.weight(weight)
     out = low.new(node)
@@ -77,6 +95,7 @@ def _gated_linear(
         scheme=scheme,
         in_features=rows.width,
         out_features=size,
+        digits=digits,
         activation=act,
     )
     return out

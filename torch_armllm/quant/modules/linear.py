@@ -26,6 +26,8 @@ class QuantLinear(nn.Module):
         float_dtype: type of the weight before it was quantized.
         order: int32 (in_features,): column j of the packed weight belongs to input ``order[j]``; None if
             columns are in the order of the inputs.
+        digits: INT8 digits of each activation, 1 or 2: the second holds what the first rounds off. A plan
+            takes it over when the model is patched.
     """
 
     NOT_COMPUTED_WITH = NOT_COMPUTED_WITH
@@ -45,6 +47,7 @@ class QuantLinear(nn.Module):
         shell: nn.Module | None = None,
         float_dtype: torch.dtype = torch.float32,
         order: Tensor | None = None,
+        digits: int = 1,
     ) -> None:
         super().__init__()
         prepare_for_forks()
@@ -53,6 +56,7 @@ class QuantLinear(nn.Module):
         self.out_features = out_features
         self.scheme = scheme
         self.error = error
+        self.digits = digits
         self.register_buffer("weight_packed", weight_packed)
         self.register_buffer("order", order)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
@@ -69,8 +73,10 @@ class QuantLinear(nn.Module):
         if self.order is not None:
             x = x.index_select(-1, self.order)
         if self.scheme == "int8":
-            return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias)
-        return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias)
+            return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias, digits=self.digits)
+        return linear.int4_linear(
+            x, self.weight_packed, self.out_features, self.scheme, self.bias, digits=self.digits
+        )
 
     def dequantize(self) -> Tensor:
         """Returns the dequantized float32 weight (out_features, in_features)."""
@@ -84,6 +90,7 @@ class QuantLinear(nn.Module):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, "
             f"bias={self.bias is not None}, error={shown_error(self.error)}"
+            + (f", digits={self.digits}" if self.digits > 1 else "")
         )
 
 

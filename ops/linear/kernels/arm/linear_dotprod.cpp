@@ -156,10 +156,25 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kTokens,           kCallTokens, kCallPanels,     linear_quantize,    gemv,
-    unpack<QuadOrder>, gemm,        linear_epilogue, linear_add_offsets, linear_accumulate,
-    linear_expand,     false,       kGemvTokens,     kPanel * kGroup,    nullptr,
-    nullptr,           kSdotTokens, kSdotTokens};
+const LinearKernels linear = {kTokens,
+                              kCallTokens,
+                              kCallPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack<QuadOrder>,
+                              gemm,
+                              linear_epilogue,
+                              linear_add_offsets,
+                              linear_accumulate,
+                              linear_expand,
+                              linear_rounding_errors,
+                              linear_add_digits,
+                              false,
+                              kGemvTokens,
+                              kPanel * kGroup,
+                              nullptr,
+                              nullptr,
+                              kSdotTokens,
+                              kSdotTokens};
 
 }  // namespace armllm::dotprod

@@ -173,9 +173,25 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kTokens,     kCallTokens,     kCallPanels,        linear_quantize,   gemv,          unpack<PairOrder>,
-    gemm,        linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand, true,
-    kGemvTokens, kPanel * kGroup, gemv_panels,        nullptr,           kSdotTokens,   kSdotTokens};
+const LinearKernels linear = {kTokens,
+                              kCallTokens,
+                              kCallPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack<PairOrder>,
+                              gemm,
+                              linear_epilogue,
+                              linear_add_offsets,
+                              linear_accumulate,
+                              linear_expand,
+                              linear_rounding_errors,
+                              linear_add_digits,
+                              true,
+                              kGemvTokens,
+                              kPanel * kGroup,
+                              gemv_panels,
+                              nullptr,
+                              kSdotTokens,
+                              kSdotTokens};
 
 }  // namespace armllm::i8mm

@@ -206,8 +206,18 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    1,    kCallTokens,     kCallPanels,        linear_quantize,   gemv,         unpack<RowOrder>,
-    gemm, linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand};
+const LinearKernels linear = {1,
+                              kCallTokens,
+                              kCallPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack<RowOrder>,
+                              gemm,
+                              linear_epilogue,
+                              linear_add_offsets,
+                              linear_accumulate,
+                              linear_expand,
+                              linear_rounding_errors,
+                              linear_add_digits};
 
 }  // namespace armllm::neon

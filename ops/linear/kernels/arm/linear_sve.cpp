@@ -75,8 +75,18 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kTokens, kCallTokens,     kCallPanels,        linear_quantize,   gemv,         unpack,
-    gemm,    linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand};
+const LinearKernels linear = {kTokens,
+                              kCallTokens,
+                              kCallPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack,
+                              gemm,
+                              linear_epilogue,
+                              linear_add_offsets,
+                              linear_accumulate,
+                              linear_expand,
+                              linear_rounding_errors,
+                              linear_add_digits};
 
 }  // namespace armllm::sve

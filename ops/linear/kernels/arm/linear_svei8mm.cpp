@@ -119,9 +119,25 @@ void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int6
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kTokens,     kCallTokens,     kCallPanels,        linear_quantize,   gemv,          unpack,
-    gemm,        linear_epilogue, linear_add_offsets, linear_accumulate, linear_expand, true,
-    kGemvTokens, kPanel * kGroup, gemv_panels,        nullptr,           kSdotTokens,   kSdotTokens};
+const LinearKernels linear = {kTokens,
+                              kCallTokens,
+                              kCallPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack,
+                              gemm,
+                              linear_epilogue,
+                              linear_add_offsets,
+                              linear_accumulate,
+                              linear_expand,
+                              linear_rounding_errors,
+                              linear_add_digits,
+                              true,
+                              kGemvTokens,
+                              kPanel * kGroup,
+                              gemv_panels,
+                              nullptr,
+                              kSdotTokens,
+                              kSdotTokens};
 
 }  // namespace armllm::svei8mm

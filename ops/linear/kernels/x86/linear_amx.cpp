@@ -137,6 +137,8 @@ const LinearKernels linear = {
     linear_add_offsets,
     linear_accumulate,
     linear_expand,
+    linear_rounding_errors,
+    linear_add_digits,
     false,
     kMaxGemvTokens,
     kPanel * kGroup,

@@ -266,8 +266,21 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock,        kTokens, kPanels,         linear_quantize,    gemv,
-                              unpack,        gemm,    linear_epilogue, linear_add_offsets, linear_accumulate,
-                              linear_expand, false,   kMaxGemvTokens,  kWordBytes};
+const LinearKernels linear = {kBlock,
+                              kTokens,
+                              kPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack,
+                              gemm,
+                              linear_epilogue,
+                              linear_add_offsets,
+                              linear_accumulate,
+                              linear_expand,
+                              linear_rounding_errors,
+                              linear_add_digits,
+                              false,
+                              kMaxGemvTokens,
+                              kWordBytes};
 
 }  // namespace armllm::avx2

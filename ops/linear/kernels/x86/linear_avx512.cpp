@@ -136,10 +136,26 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 
 extern const LinearKernels linear;
 const LinearKernels linear = {
-    kBlock,        kTokens,        kPanels,         linear_quantize,    gemv,
-    unpack,        gemm,           linear_epilogue, linear_add_offsets, linear_accumulate,
-    linear_expand, false,          kMaxGemvTokens,  kPanel * kGroup,    nullptr,
-    gemv_wide,     kMaxGemvTokens, kGemvTokens,
+    kBlock,
+    kTokens,
+    kPanels,
+    linear_quantize,
+    gemv,
+    unpack,
+    gemm,
+    linear_epilogue,
+    linear_add_offsets,
+    linear_accumulate,
+    linear_expand,
+    linear_rounding_errors,
+    linear_add_digits,
+    false,
+    kMaxGemvTokens,
+    kPanel * kGroup,
+    nullptr,
+    gemv_wide,
+    kMaxGemvTokens,
+    kGemvTokens,
 };
 
 }  // namespace armllm::avx512

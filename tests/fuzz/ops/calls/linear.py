@@ -31,6 +31,7 @@ def _linear(draw: Random, scheme: str) -> Call:
         "out_features": n,
         "bias": maybe(draw, Spec((n,), any_float(draw))),
         "residual": maybe(draw, Spec((*rows, n), dtype)),
+        "digits": draw.choice((1, 2)),
     }
 
 
@@ -57,7 +58,8 @@ def _gated(draw: Random, k: int) -> Call:
 
 def _int4_gated_linear(draw: Random) -> Call:
     k = draw.choice(WIDTHS)
-    return _gated(draw, k) | {"x": Spec((*leading(draw), k), any_float(draw))}
+    x = Spec((*leading(draw), k), any_float(draw))
+    return _gated(draw, k) | {"x": x, "digits": draw.choice((1, 2))}
 
 
 def _quantized(draw: Random) -> tuple[Call, tuple[int, ...], int, torch.dtype]:
