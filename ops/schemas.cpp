@@ -15,7 +15,8 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("int8_heads_linear(Tensor x, Tensor weight, int out_features) -> Tensor");
   m.def("dense_heads_linear(Tensor x, Tensor weight) -> Tensor");
   // packing: q is int8 (N, K), in -8..7, or in 0..15 with zero points.  multipliers (g32i) are uint8 (N, G) in
-  // 1..16.  scales are f32 or bf16, zeros are uint8 in 0..15; both are (N), or (N, S) for float groups.
+  // 1..16.  scales are f32 or bf16, zeros are uint8 in 0..15; both are (N), or (N, S) for float groups.  The
+  // zeros of g32iz are (N, G) in 6..9.
   m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None, "
         "Tensor? offsets=None) -> Tensor");
   m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");

@@ -14,7 +14,7 @@ constexpr int64_t kPanel = 16, kGroup = 32;
 
 // Values of k that share a scale; 0: all of a row.
 int64_t scale_group(const std::string& scheme) {
-  return scheme[0] == 'g' && scheme != "g32i" ? std::stoll(scheme.substr(1)) : 0;
+  return scheme[0] == 'g' && scheme != "g32i" && scheme != "g32iz" ? std::stoll(scheme.substr(1)) : 0;
 }
 
 bool has_zero_points(const std::string& scheme) { return scheme.find('z') != std::string::npos; }
@@ -38,17 +38,25 @@ Tensor packed(const std::string& scheme, const std::vector<int64_t>& leading, in
                 .tensor();
   } else {
     Call call("pack_int4");
-    const bool six_bits = scheme == "int6", three_bits = scheme == "int3";
+    const bool six_bits = scheme == "int6", three_bits = scheme == "int3", narrow = scheme == "g32iz";
     const int64_t levels = six_bits ? 64 : three_bits ? 8 : 16;
     const int64_t low = has_zero_points(scheme) ? 0 : -levels / 2, high = low + levels - 1;
     call.with("q", bytes({kPanel, in_features}, low, high, ScalarType::Char)).with("scheme", scheme);
     call.with("scales", values(scale_sizes, ScalarType::Float));
-    if (scheme == "g32i" || six_bits || three_bits)
+    const std::vector<int64_t> group_sizes{kPanel, (in_features + kGroup - 1) / kGroup};
+    if (scheme == "g32i" || narrow || six_bits || three_bits)
       call.with("multipliers",
-                bytes({kPanel, (in_features + kGroup - 1) / kGroup}, 1, six_bits ? 4 : 16,
+                bytes(group_sizes, 1,
+                      six_bits ? 4
+                      : narrow ? 14
+                               : 16,
                       three_bits ? ScalarType::Char : ScalarType::Byte),
                 true);
-    if (has_zero_points(scheme)) call.with("zeros", bytes(scale_sizes, 0, 15, ScalarType::Byte), true);
+    if (narrow) {
+      call.with("zeros", bytes(group_sizes, 6, 9, ScalarType::Byte), true);
+    } else if (has_zero_points(scheme)) {
+      call.with("zeros", bytes(scale_sizes, 0, 15, ScalarType::Byte), true);
+    }
     panel = call.tensor();
   }
   std::vector<int64_t> sizes = leading;

@@ -19,6 +19,7 @@ TOKENS = (1, 4, 8, 16, 64, 128, 512)
 GEMV = 8  # tokens up to which the weights come from memory
 SCHEMES = {
     "g32i": 32,
+    "g32iz": 32,
     "g32": 32,
     "g128": 128,
     "g128z": 128,
@@ -46,6 +47,11 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
         q, signs = torch.randint(-4, 4, (rows, columns), dtype=torch.int8), torch.tensor([-1, 1]).char()
         multipliers = torch.randint(1, 17, (rows, groups)).char() * signs[torch.randint(2, (rows, groups))]
         return linear.pack_int4(q, multipliers, torch.rand(rows), scheme)
+    if scheme == "g32iz":
+        q = torch.randint(0, 16, (rows, columns), dtype=torch.int8)
+        multipliers = torch.randint(1, 15, (rows, groups), dtype=torch.uint8)
+        zeros = torch.randint(6, 10, (rows, groups), dtype=torch.uint8)
+        return linear.pack_int4(q, multipliers, torch.rand(rows), scheme, zeros)
     if scheme == "g32i":
         multipliers = torch.randint(1, 17, (rows, groups), dtype=torch.uint8)
         return linear.pack_int4(q, multipliers, torch.rand(rows))

@@ -71,6 +71,12 @@ void set_plane_bits(uint8_t* section, int64_t group, int64_t row, int v) {
   std::memcpy(section + group * 4, planes, 4);
 }
 
+void set_narrow_zero_point(uint8_t* section, int64_t group, int64_t row, int zero) {
+  uint8_t& four = section[group * 4 + row / 4];
+  const int at = int(row % 4 * 2);
+  four = uint8_t((four & ~(3 << at)) | ((zero - kLowestZeroPoint) & 3) << at);
+}
+
 struct PlainWeight {
   const int8_t* q;
   const uint8_t* multipliers;  // schemes with multipliers only; int8 if they are signed
@@ -136,15 +142,20 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
     return in_range;
   }
   float largest = 0;
-  for (int64_t c = 0; c < columns; ++c) {
+  const bool narrow = has_narrow_zero_points(layout.scheme);
+  const int64_t span = narrow ? kGroup : step ? step * kGroup : groups * kGroup;  // of a zero point
+  for (int64_t c = 0; c < (narrow ? groups : columns); ++c) {
     int zero = 8;
-    if (has_zero_points(layout.scheme)) {
+    if (narrow) {
+      zero = s.zero_points[row * groups + c];
+      in_range &= zero >= kLowestZeroPoint && zero <= kHighestZeroPoint;
+      set_narrow_zero_point(panel + layout.zero_points, c, r, zero);
+    } else if (has_zero_points(layout.scheme)) {
       zero = s.zero_points[row * columns + c];
       in_range &= zero <= 15;
       set_nibble(panel[layout.zero_points + c * 8 + r % 8], r >= 8, zero);
     }
-    const int64_t first = step ? c * step * kGroup : 0;
-    const int64_t end = step ? std::min(first + step * kGroup, groups * kGroup) : groups * kGroup;
+    const int64_t first = c * span, end = std::min(first + span, groups * kGroup);
     int peak = 0;
     for (int64_t k = first; k < end; ++k) {
       int u = zero;
@@ -187,7 +198,11 @@ void fill_with_zeros(const PanelLayout& layout, uint8_t* panel) {
 bool pack_panel(const PlainWeight& s, const PanelLayout& layout, int64_t first, uint8_t* panel) {
   const int64_t rows = std::min(kPanel, s.rows - first);
   std::memset(panel, 0, layout.values);
-  if (has_zero_points(layout.scheme)) std::memset(panel + layout.zero_points, 0x88, layout.scale_groups * 8);
+  if (has_narrow_zero_points(layout.scheme)) {
+    std::memset(panel + layout.zero_points, 0xaa, layout.groups * 4);
+  } else if (has_zero_points(layout.scheme)) {
+    std::memset(panel + layout.zero_points, 0x88, layout.scale_groups * 8);
+  }
   if (layout.scheme == Scheme::int6 || layout.scheme == Scheme::int3) {
     fill_with_zeros(layout, panel);
   } else {
@@ -228,8 +243,11 @@ float int4_value(const PanelLayout& layout, const uint8_t* panel, int64_t column
   const NibblePosition p = nibble_position(r, k);
   const uint8_t byte = panel[layout.values + p.byte];
   const int u = p.high ? (byte >> 4) ^ 8 : byte & 15;
-  int q = u - (has_zero_points(layout.scheme) ? nibble_of(panel + layout.zero_points, column, r) : 8);
-  if (layout.scheme == Scheme::g32i) q *= nibble_of(panel + layout.multipliers, k / kGroup, r) + 1;
+  const uint8_t* zero_points = panel + layout.zero_points;
+  int q = u - (has_narrow_zero_points(layout.scheme) ? narrow_zero_point(zero_points, k / kGroup, r)
+               : has_zero_points(layout.scheme)      ? nibble_of(zero_points, column, r)
+                                                     : 8);
+  if (has_multipliers(layout.scheme)) q *= nibble_of(panel + layout.multipliers, k / kGroup, r) + 1;
   if (!has_float_groups(layout.scheme)) return float(q) * float_at(panel, 0, r);
   if (!has_bf16_scales(layout.scheme)) return float(q) * float_at(panel + layout.scales, column, r);
   uint16_t bits;
@@ -282,10 +300,12 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   } else {
     STD_TORCH_CHECK(type_of(scales) == ScalarType::Float, "scales must be float32");
   }
-  STD_TORCH_CHECK(multipliers.has_value() == has_multipliers(scheme),
-                  "multipliers are required by schemes g32i, int6 and int3, and invalid for other schemes");
-  STD_TORCH_CHECK(zeros.has_value() == has_zero_points(scheme),
-                  "zeros are required by schemes with a 'z' (rowz, g32z, …) and invalid for other schemes");
+  STD_TORCH_CHECK(
+      multipliers.has_value() == has_multipliers(scheme),
+      "multipliers are required by schemes g32i, g32iz, int6 and int3, and invalid for other schemes");
+  STD_TORCH_CHECK(
+      zeros.has_value() == has_zero_points(scheme),
+      "zeros are required by schemes with a 'z' (g32iz, rowz, g32z, …) and invalid for other schemes");
   STD_TORCH_CHECK(offsets.has_value() == has_offsets(scheme),
                   "offsets are required by schemes with an 'm' (g32m, …) and invalid for other schemes");
   const int64_t rows = q.size(q.dim() - 2), in_features = last_size(q);
@@ -304,7 +324,8 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   }
   if (zeros.has_value()) {
     STD_TORCH_CHECK(type_of(*zeros) == ScalarType::Byte, "zeros must be uint8");
-    check_sizes(*zeros, q, columns, "zeros", unit_of(scheme));
+    check_sizes(*zeros, q, has_narrow_zero_points(scheme) ? layout.groups : columns, "zeros",
+                unit_of(scheme));
     zero_points = contiguous(*zeros);
   }
   if (offsets.has_value()) {
@@ -334,12 +355,14 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
       s.q += before * in_features;
       s.scales = static_cast<const char*>(s.scales) + before * scale_bytes;
       if (s.multipliers != nullptr) s.multipliers += before * layout.groups;
-      if (s.zero_points != nullptr) s.zero_points += before * layout.scale_groups;
+      if (s.zero_points != nullptr) s.zero_points += before * zero_point_columns(layout);
       if (s.offsets != nullptr) s.offsets += before * layout.scale_groups;
       if (!pack_panel(s, layout, i % panels * kPanel, out + i * layout.bytes)) in_range.store(false);
     }
   });
-  if (has_zero_points(scheme)) {
+  if (has_narrow_zero_points(scheme)) {
+    STD_TORCH_CHECK(in_range.load(), "q must be in 0..15, multipliers in 1..14, and zeros in 6..9");
+  } else if (has_zero_points(scheme)) {
     STD_TORCH_CHECK(in_range.load(), "q and zeros must be in 0..15, and group scales must be finite");
   } else if (scheme == Scheme::int6) {
     STD_TORCH_CHECK(in_range.load(), "q must be in -32..31, and multipliers in 1..4");

@@ -41,13 +41,14 @@ def pack_int4(
     Args:
         q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7; 0..15 for schemes with zero points;
             -128..127 for INT8, -32..31 for ``int6`` and -4..3 for ``int3``.
-        multipliers: ``(..., N, ceil(K / 32))``: uint8 in 1..16 for scheme ``g32i`` and in 1..4 for ``int6``,
-            int8 in -16..-1 or 1..16 for ``int3``, otherwise ``None``.
+        multipliers: ``(..., N, ceil(K / 32))``: uint8 in 1..16 for scheme ``g32i``, in 1..14 for ``g32iz``
+            and in 1..4 for ``int6``, int8 in -16..-1 or 1..16 for ``int3``, otherwise ``None``.
         scales: ``(..., N)``, or ``(..., N, ceil(K / span))`` for float groups of ``span`` columns; float32,
             or bfloat16 for schemes that end in ``b``.
         scheme: as in :func:`int4_linear`.
         zeros: uint8 in 0..15 in the shape of ``scales`` for schemes with zero points, otherwise ``None``; the
-            weight is ``scale · (q - zero)``.
+            weight is ``scale · (q - zero)``; in 6..9 and in the shape of ``multipliers`` for ``g32iz``, whose
+            weight is ``scale · multiplier · (q - zero)``.
         offsets: float32 in the shape of ``scales`` for schemes with an ``m``, otherwise ``None``; the weight
             is ``scale · q + offset``.
 

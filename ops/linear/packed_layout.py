@@ -14,7 +14,7 @@ PANEL = 16
 GROUP = 32
 SCHEMES = ENUMS["Scheme"]
 """Every scheme and its number among the kernels."""
-EXACT = ("g32i", "row", "rowz", "i8", "int6", "int3")
+EXACT = ("g32i", "g32iz", "row", "rowz", "i8", "int6", "int3")
 """Schemes with integer sums over all of K: the same bits in every variant and batch."""
 
 
@@ -77,7 +77,12 @@ def is_int8(scheme: str) -> bool:
 
 def has_multipliers(scheme: str) -> bool:
     """True if each group of 32 columns has an integer multiplier."""
-    return scheme in ("g32i", "int6", "int3")
+    return scheme in ("g32i", "g32iz", "int6", "int3")
+
+
+def has_narrow_zero_points(scheme: str) -> bool:
+    """True if each group of 32 columns has a zero point of two bits, 6..9."""
+    return scheme == "g32iz"
 
 
 def panel_layout(scheme: str, in_features: int) -> PanelLayout:
@@ -103,10 +108,13 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     signs = at if scheme == "int3" else sections
     if scheme == "int3":
         at += _lines(groups * 2)
+    zero_points = at
     if has_zero_points(scheme):
-        at += _lines(scale_groups * 8)
+        at += _lines(groups * 4 if has_narrow_zero_points(scheme) else scale_groups * 8)
     total = at + groups * {"i8": 512, "int6": 384, "int3": 192}.get(scheme, 256)
-    return PanelLayout(groups, span, scale_groups, PANEL * 4, offsets, sections, signs, sections, at, total)
+    return PanelLayout(
+        groups, span, scale_groups, PANEL * 4, offsets, sections, signs, zero_points, at, total
+    )
 
 
 def panel_count(out_features: int) -> int:
@@ -157,12 +165,13 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
 def unpack_multipliers(weight: Tensor, out_features: int, in_features: int, scheme: str = "g32i") -> Tensor:
     """Unpacks multipliers: ``(out_features, groups)``.
 
-    They are uint8 in 1..16 for ``g32i`` and in 1..4 for ``int6``, and int8 in -16..-1 or 1..16 for ``int3``.
+    They are uint8 in 1..16 for ``g32i``, in 1..14 for ``g32iz`` and in 1..4 for ``int6``, and int8 in
+    -16..-1 or 1..16 for ``int3``.
     """
     layout = panel_layout(scheme, in_features)
     if scheme != "int6":
         sizes = _unpack_nibbles(weight, layout.multipliers, layout.groups, out_features) + 1
-        if scheme == "g32i":
+        if scheme != "int3":
             return sizes
         negative = _negative(weight, layout)[:out_features]
         return torch.where(negative, -sizes.to(torch.int8), sizes.to(torch.int8))
@@ -174,8 +183,16 @@ def unpack_multipliers(weight: Tensor, out_features: int, in_features: int, sche
 
 
 def unpack_zero_points(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    """Unpacks zero points: uint8 ``(out_features, scales per row)`` in 0..15."""
+    """Unpacks zero points: uint8 ``(out_features, scales per row)`` in 0..15.
+
+    Those of ``g32iz`` are ``(out_features, groups)`` in 6..9.
+    """
     layout = panel_layout(scheme, in_features)
+    if has_narrow_zero_points(scheme):
+        section = weight[:, layout.zero_points : layout.zero_points + layout.groups * 4].contiguous()
+        bits = (section.view(-1, layout.groups, 4, 1) >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3
+        rows = bits.flatten(2).permute(0, 2, 1).reshape(-1, layout.groups)
+        return rows[:out_features].contiguous() + 6
     return _unpack_nibbles(weight, layout.zero_points, layout.scale_groups, out_features)
 
 
@@ -237,11 +254,12 @@ def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str)
     if group_span(scheme):
         raise ValueError(f"scheme {scheme!r} has float group scales and no integer form; use unpack_weight")
     w = unpack_values(weight, out_features, in_features, scheme)
+    if has_zero_points(scheme):
+        zeros = unpack_zero_points(weight, out_features, in_features, scheme).to(torch.int8)
+        w = w - (_spread(zeros, in_features) if has_narrow_zero_points(scheme) else zeros)
     if has_multipliers(scheme):
         multipliers = unpack_multipliers(weight, out_features, in_features, scheme)
-        w = w * multipliers.to(torch.int8).repeat_interleave(GROUP, 1)[:, :in_features]
-    elif has_zero_points(scheme):
-        w = w - unpack_zero_points(weight, out_features, in_features, scheme).to(torch.int8)
+        w = w * _spread(multipliers.to(torch.int8), in_features)
     return w, unpack_scales(weight, out_features, in_features, scheme)
 
 
@@ -315,6 +333,11 @@ def _negative(weight: Tensor, layout: PanelLayout) -> Tensor:
     section = weight[:, layout.signs : layout.signs + layout.groups * 2].contiguous()
     bits = (section.view(-1, layout.groups, 2, 1) >> torch.arange(8, dtype=torch.uint8)) & 1
     return bits.flatten(2).permute(0, 2, 1).reshape(-1, layout.groups) == 1
+
+
+def _spread(groups: Tensor, in_features: int) -> Tensor:
+    """Repeats a value per group for its columns: ``(N, G)`` to ``(N, in_features)``."""
+    return groups.repeat_interleave(GROUP, 1)[:, :in_features]
 
 
 def _float_section(weight: Tensor, start: int, layout: PanelLayout, out_features: int) -> Tensor:

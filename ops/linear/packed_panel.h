@@ -7,10 +7,11 @@
 //   group scales  S × 16 × f32, or bf16 if the scheme ends in `b`    (float-group schemes)
 //   offsets       S × 16 × f32    (schemes with `m`)
 //   multipliers   G × 8 bytes, byte b of a group: low nibble |m[b]| − 1, high nibble |m[b + 8]| − 1
-//                 (g32i, int3)
+//                 (g32i, g32iz, int3)
 //                 G × 2 × u16, bit r of the first: bit 0 of m[r] − 1, of the second: bit 1    (int6)
 //   signs         G × u16, bit r of a group: m[r] is negative    (int3)
 //   zero points   S × 8 bytes, byte b: low nibble z[b], high nibble z[b + 8]    (schemes with `z`)
+//                 G × u32, bits 2·r and 2·r + 1 of a group: z[r] − 6    (g32iz)
 //   values        G × 256 bytes of nibbles, G × 192 bytes (int3), G × 384 bytes (int6), or G × 512 bytes (i8)
 //
 // G = ceil(K / 32) groups.  S is the number of scales per row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1
@@ -19,6 +20,8 @@
 //
 //   scheme   w                            q           accumulation over k
 //   g32i     s_row · m_group · q          −8 … 7      exact integers
+//   g32iz    s_row · m · (q − z_group)    0 … 15      exact integers; m = m_group in 1 … 14, z in 6 … 9, so
+//                                                       that m · (q − z) is INT8
 //   row      s_row · q                    −8 … 7      exact integers
 //   rowz     s_row · (q − z_row)          0 … 15      exact integers
 //   g32 …    s_group · q                  −8 … 7      gemv: exact in a group, total = total + s · float(sum)
@@ -87,10 +90,15 @@ static constexpr bool has_offsets(Scheme s) { return (static_cast<int32_t>(s) & 
 static constexpr bool has_int8_groups(Scheme s) { return (static_cast<int32_t>(s) & 64) != 0; }
 static constexpr bool is_int8(Scheme s) { return s == Scheme::i8 || has_int8_groups(s); }
 static constexpr bool has_multipliers(Scheme s) {
-  return s == Scheme::g32i || s == Scheme::int6 || s == Scheme::int3;
+  return s == Scheme::g32i || s == Scheme::g32iz || s == Scheme::int6 || s == Scheme::int3;
 }
 static constexpr bool has_signed_multipliers(Scheme s) { return s == Scheme::int3; }
-static constexpr int largest_multiplier(Scheme s) { return s == Scheme::int6 ? 4 : 16; }
+static constexpr int largest_multiplier(Scheme s) {
+  return s == Scheme::int6 ? 4 : s == Scheme::g32iz ? 14 : 16;
+}
+// One zero point of two bits, kLowestZeroPoint more than is stored, for each group.
+static constexpr bool has_narrow_zero_points(Scheme s) { return s == Scheme::g32iz; }
+constexpr int kLowestZeroPoint = 6, kHighestZeroPoint = 9;
 
 // Groups of 32 that share a float scale; 0 for one scale per row, where sums stay integers to the end.
 static constexpr int64_t groups_per_scale(Scheme s) {
@@ -131,16 +139,28 @@ static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
   if (step) at += round_up(p.scale_groups * kPanel * (has_bf16_scales(scheme) ? 2 : 4), 64);
   p.offsets = at;
   if (has_offsets(scheme)) at += p.scale_groups * kPanel * 4;
-  p.multipliers = p.signs = p.zero_points = at;
+  p.multipliers = p.signs = at;
   if (has_multipliers(scheme)) at += round_up(groups * (scheme == Scheme::int6 ? 4 : 8), 64);
   if (has_signed_multipliers(scheme)) {
     p.signs = at;
     at += round_up(groups * 2, 64);
   }
-  if (has_zero_points(scheme)) at += round_up(p.scale_groups * 8, 64);
+  p.zero_points = at;
+  if (has_zero_points(scheme))
+    at += round_up(has_narrow_zero_points(scheme) ? groups * 4 : p.scale_groups * 8, 64);
   p.values = at;
   p.bytes = at + groups * group_value_bytes(scheme);
   return p;
+}
+
+// Zero points per row of a scheme that has them.
+static inline int64_t zero_point_columns(const PanelLayout& layout) {
+  return has_narrow_zero_points(layout.scheme) ? layout.groups : layout.scale_groups;
+}
+
+// Zero point, 6 … 9, of a row in a group of a g32iz panel.
+static inline int narrow_zero_point(const uint8_t* zero_points, int64_t group, int64_t row) {
+  return kLowestZeroPoint + (zero_points[group * 4 + row / 4] >> (row % 4 * 2) & 3);
 }
 
 // q + 32 of column k, 0 … 31, of a row in a group of an int6 panel.

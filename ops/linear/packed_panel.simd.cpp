@@ -43,8 +43,10 @@ void linear_group_int8(const uint8_t* panel, const PanelLayout& layout, int64_t 
   int16_t folded[kPanel];
   if (fold && step) linear_fold_factors(panel, layout, column, folded);
   for (int r = 0; r < kPanel; ++r) {
-    zero_point[r] = has_zero_points(scheme) ? panel_nibble(panel + layout.zero_points + column * 8, r) : 8;
-    factor[r] = scheme == Scheme::g32i ? panel_nibble(panel + layout.multipliers + group * 8, r) + 1 : 1;
+    zero_point[r] = has_narrow_zero_points(scheme) ? narrow_zero_point(panel + layout.zero_points, group, r)
+                    : has_zero_points(scheme)      ? panel_nibble(panel + layout.zero_points + column * 8, r)
+                                                   : 8;
+    factor[r] = has_multipliers(scheme) ? panel_nibble(panel + layout.multipliers + group * 8, r) + 1 : 1;
     if (fold && step) factor[r] = folded[r];
   }
   const uint8_t* values = panel + layout.values + group * 256;

@@ -107,8 +107,8 @@ struct LinearKernels {
                       const Activations& x, int64_t first_token, int tokens, float* out,
                       int64_t out_stride) = nullptr;
 
-  // The same for more than kGemvTokens and up to gemv_tokens tokens that form one block; schemes g32i and i8
-  // only.  If nullptr, these tokens go through gemv.
+  // The same for more than kGemvTokens and up to gemv_tokens tokens that form one block; schemes g32i, g32iz
+  // and i8 only.  If nullptr, these tokens go through gemv.
   void (*gemv_wide)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                     const Activations& x, int tokens, float* out, int64_t out_stride) = nullptr;
 
@@ -125,8 +125,9 @@ static inline Scheme computed_as(Scheme scheme) {
 
 // True if gemv_wide handles this token count; assumes that the count does not go through gemm.
 static inline bool is_gemv_wide(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
+  const Scheme computed = computed_as(scheme);
   return kernels.gemv_wide != nullptr && tokens > kGemvTokens &&
-         (computed_as(scheme) == Scheme::g32i || computed_as(scheme) == Scheme::i8);
+         (computed == Scheme::g32i || computed == Scheme::g32iz || computed == Scheme::i8);
 }
 
 // Activations::block that gemv reads: all tokens in one block, rounded up to a pair, or one token per block.

@@ -26,11 +26,12 @@ def int4_linear(
         weight: uint8 ``(panels, panel_bytes)`` from :func:`pack_int4`; panels may be strided, so slices of a
             merged weight need no copy.
         out_features: N; the last panel may be partial.
-        scheme: exact schemes are ``g32i`` (integer group multipliers), ``int6`` and ``int3`` (the same with 6
-            and 3 bits), ``row`` (one scale per row) and ``rowz`` (the same with zero points).  ``g32``,
-            ``g64`` and ``g128`` have float scales for groups of 32, 64 or 128 columns.  Suffix ``z`` adds
-            zero points, ``b`` stores bfloat16 scales, ``m`` adds a float offset per group; prefix ``int8``
-            (``int8g32``, ``int8g128m``) means INT8 values.
+        scheme: exact schemes are ``g32i`` (integer group multipliers), ``g32iz`` (the same with a zero point
+            for each group), ``int6`` and ``int3`` (multipliers, 6 and 3 bits), ``row`` (one scale per row)
+            and ``rowz`` (the same with zero points).  ``g32``, ``g64`` and ``g128`` have float scales for
+            groups of 32, 64 or 128 columns.  Suffix ``z`` adds zero points, ``b`` stores bfloat16 scales,
+            ``m`` adds a float offset per group; prefix ``int8`` (``int8g32``, ``int8g128m``) means INT8
+            values.
         bias: ``(N,)``, any of the float types.
         residual: added to the result; its shape, and the dtype of ``x``.
         digits: 1 or 2 INT8 digits of each activation.  The second holds the rounding errors of the first,

@@ -14,8 +14,8 @@ inline Scheme scheme_of(const std::string& name) {
     if (name == known.name) return known.scheme;
   STD_TORCH_CHECK(
       false, "unknown scheme '", name,
-      "'; valid schemes: g32i, row, rowz, i8, int6, int3; g32, g64, g128, each with z (zero points), b "
-      "(bf16 scales), zb or m (offsets); int8g32, int8g64, int8g128, each also with m");
+      "'; valid schemes: g32i, g32iz, row, rowz, i8, int6, int3; g32, g64, g128, each with z (zero points), "
+      "b (bf16 scales), zb or m (offsets); int8g32, int8g64, int8g128, each also with m");
 }
 
 }  // namespace armllm

@@ -95,7 +95,7 @@ void test_gemv_wide(const LinearKernels& tested, const char* name, Report& repor
   if (tested.gemv_wide == nullptr) return;
   constexpr int64_t kPanels = 3, kGap = 64, kStride = kPanels * kPanel + 5;
   Random random(6);
-  for (Scheme scheme : {Scheme::g32i, Scheme::i8, Scheme::int6}) {
+  for (Scheme scheme : {Scheme::g32i, Scheme::g32iz, Scheme::i8, Scheme::int6}) {
     if (scheme == Scheme::int6 && tested.int6_gemv_tokens < tested.gemv_tokens) continue;
     for (int64_t groups : {1, 2, 3, 16, 262})
       for (int64_t tokens = kGemvTokens + 1; tokens <= tested.gemv_tokens; ++tokens)

@@ -26,6 +26,11 @@ inline std::vector<uint8_t> random_panel(Scheme scheme, int64_t groups, bool ext
   for (uint8_t& byte : panel) byte = extreme ? largest : uint8_t(random.bits());
   if (extreme)
     for (int64_t i = layout.multipliers; i < layout.values; ++i) panel[size_t(i)] = 0xff;
+  if (scheme == Scheme::g32iz)  // multipliers up to 14
+    for (int64_t i = layout.multipliers; i < layout.zero_points; ++i) {
+      uint8_t& pair = panel[size_t(i)];
+      pair = uint8_t(std::min(pair & 15, 13) | std::min(pair >> 4, 13) << 4);
+    }
   float row_scales[kPanel];
   for (float& scale : row_scales) scale = random.uniform(0.001f, 0.1f);
   if (has_float_groups(scheme)) {

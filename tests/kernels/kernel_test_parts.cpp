@@ -105,7 +105,8 @@ void test_gemm_parts(const LinearKernels& kernels, const char* name, Report& rep
 void test_tiles(const LinearKernels& kernels, const char* name, Report& report) {
   constexpr int64_t groups = 2, panels = 7, columns = panels * kPanel;
   Random random(33);
-  for (Scheme scheme : {Scheme::g32i, Scheme::g64z, Scheme::row, Scheme::i8, Scheme::int6, Scheme::int3})
+  for (Scheme scheme :
+       {Scheme::g32i, Scheme::g64z, Scheme::row, Scheme::i8, Scheme::int6, Scheme::int3, Scheme::g32iz})
     for (int64_t tokens :
          {int64_t(1), int64_t(5), kernels.gemv_tokens, kernels.gemv_tokens + 1, int64_t(34)}) {
       const bool gemv = tokens <= kernels.gemv_tokens;

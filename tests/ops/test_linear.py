@@ -88,6 +88,23 @@ def test_three_bits_equal_four_bits_with_the_same_integers(
             assert same_bits(*results), variant
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 70), st.integers(1, 330), st.integers(0, 2**31))
+def test_zero_points_of_eight_equal_none(tokens: int, rows: int, columns: int, seed: int) -> None:
+    """``g32iz`` with zero points of 8 gives the bits of ``g32i``."""
+    torch.manual_seed(seed)
+    shape = (rows, -(-columns // 32))
+    q, scales = torch.randint(0, 16, (rows, columns), dtype=torch.int8), torch.randn(rows)
+    multipliers, eights = torch.randint(1, 15, shape, dtype=torch.uint8), torch.full(shape, 8).byte()
+    with_zeros = linear.pack_int4(q, multipliers, scales, "g32iz", eights)
+    without = linear.pack_int4(q - 8, multipliers, scales)
+    x, bias = torch.randn(tokens, columns), torch.randn(rows)
+    for variant in VARIANTS:
+        with variants.use(variant):
+            actual = linear.int4_linear(x, with_zeros, rows, "g32iz", bias)
+            assert same_bits(actual, linear.int4_linear(x, without, rows, "g32i", bias)), variant
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 40),
@@ -120,15 +137,19 @@ def test_extreme_values_do_not_saturate(scheme: str, tokens: int) -> None:
             w = torch.full((16, columns), -128 if low else 127, dtype=torch.int8)
             weight = linear.pack_int8(w, torch.ones(16))
         else:
-            most = {"g32i": 16, "int6": 4, "int3": 16}.get(scheme)
+            most = {"g32i": 16, "g32iz": 14, "int6": 4, "int3": 16}.get(scheme)
             kind = torch.int8 if scheme == "int3" else torch.uint8
             multipliers = None if most is None else torch.full((16, 10), most, dtype=kind)
-            zeros = torch.full((16,), 15 if low else 0, dtype=torch.uint8) if scheme == "rowz" else None
-            middle = 8 if scheme == "rowz" else 0
+            zeros = None
+            if scheme == "rowz":
+                zeros = torch.full((16,), 15 if low else 0, dtype=torch.uint8)
+            elif scheme == "g32iz":
+                zeros = torch.full((16, 10), 9 if low else 6, dtype=torch.uint8)
+            middle = 8 if linear.has_zero_points(scheme) else 0
             half = {"int6": 32, "int3": 4}.get(scheme, 8)
             q = torch.full((16, columns), (-half if low else half - 1) + middle, dtype=torch.int8)
             weight = linear.pack_int4(q, multipliers, torch.ones(16), scheme, zeros)
-            w = q if zeros is None else q - zeros.to(torch.int8)[:, None]
+            w = q if zeros is None else q - zeros.view(16, -1)[:, :1].to(torch.int8)
             w = w if most is None else w * most
         for signs in (
             torch.ones(columns),
@@ -309,6 +330,8 @@ def test_ops_are_well_formed(tokens: int) -> None:
     torch.library.opcheck(ops.int4_linear, options, test_utils=checks)
     three = (x, packed(20, 40, "int3"), 20, "int3", bias)
     torch.library.opcheck(ops.int4_linear, three, test_utils=checks)
+    narrow = (x, packed(20, 40, "g32iz"), 20, "g32iz", bias)
+    torch.library.opcheck(ops.int4_linear, narrow, test_utils=checks)
     torch.library.opcheck(ops.int8_linear, (x, packed(20, 40, "i8"), 20, bias), test_utils=checks)
     merged = linear.interleave_panels(weight, weight)
     torch.library.opcheck(

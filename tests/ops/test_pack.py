@@ -32,10 +32,17 @@ def random_parts(rows: int, columns: int, scheme: str, *leading: int) -> Parts:
         multipliers = signed_multipliers(*leading, rows, -(-columns // 32))
     elif linear.has_multipliers(scheme):
         multipliers = torch.randint(
-            1, 5 if scheme == "int6" else 17, (*leading, rows, -(-columns // 32)), dtype=torch.uint8
+            1,
+            {"int6": 5, "g32iz": 15}.get(scheme, 17),
+            (*leading, rows, -(-columns // 32)),
+            dtype=torch.uint8,
         )
     shape = (*leading, rows, -(-columns // span)) if span else (*leading, rows)
-    zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if linear.has_zero_points(scheme) else None
+    zeros = None
+    if scheme == "g32iz":
+        zeros = torch.randint(6, 10, (*leading, rows, -(-columns // 32)), dtype=torch.uint8)
+    elif linear.has_zero_points(scheme):
+        zeros = torch.randint(0, 16, shape, dtype=torch.uint8)
     scales = torch.rand(shape) + 0.1
     offsets = torch.randn(shape) if linear.has_offsets(scheme) else None
     return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros, offsets
@@ -58,7 +65,7 @@ def dequantized(parts: Parts, scheme: str) -> Tensor:
         return t.float().repeat_interleave(span, -1)[..., :columns] if span else t.float()[..., None]
 
     span = linear.group_span(scheme)
-    values = q.float() if zeros is None else q.float() - spread(zeros, span)
+    values = q.float() if zeros is None else q.float() - spread(zeros, 32 if scheme == "g32iz" else span)
     if multipliers is not None:
         values = values * spread(multipliers, 32)
     values = values * spread(scales, span)
@@ -138,7 +145,7 @@ def test_zero_groups_do_not_affect_folding() -> None:
 
 
 def test_experts_are_packed_independently() -> None:
-    for scheme in ("g32i", "int3", "g64zb", "g64m", "int8g128m"):
+    for scheme in ("g32i", "g32iz", "int3", "g64zb", "g64m", "int8g128m"):
         parts = random_parts(20, 170, scheme, 3)
         stacked = pack(parts, scheme)
         for e in range(3):
@@ -171,6 +178,27 @@ def test_panel_layout_matches_the_specification() -> None:
     expected[64 + 29] = 5 + 8
     expected[64 + 30] = (16 - 3) << 4 | 8
     assert torch.equal(panel[128:], expected)
+
+
+def test_panel_layout_of_narrow_zero_points_matches_the_specification() -> None:
+    q = torch.full((16, 64), 8, dtype=torch.int8)
+    q[3, 13] = 15  # line 1 (k = 8..15), byte 8·3 + 5, low nibble
+    q[11, 46] = 2  # group 1, line 1, byte 8·3 + 6, high nibble: q − 8
+    multipliers, zeros = torch.ones(16, 2, dtype=torch.uint8), torch.full((16, 2), 8, dtype=torch.uint8)
+    multipliers[3, 0], multipliers[9, 1] = 12, 14
+    zeros[3, 0], zeros[11, 1], zeros[15, 1] = 6, 9, 7
+    panel = linear.pack_int4(q, multipliers, torch.arange(16.0), "g32iz", zeros)[0]
+    assert panel.shape == (64 + 64 + 64 + 2 * 256,)
+    assert panel[:64].view(torch.float32).tolist() == list(range(16))
+    assert panel[64:128].tolist() == [0, 0, 0, 11, 0, 0, 0, 0, 0, 13 << 4] + [0] * 54
+    words = [0xAAAAAAAA & ~(3 << 6), 0xAAAAAAAA | 3 << 22]  # little-endian, bits 2r and 2r + 1 of row r
+    words[1] = words[1] & ~(3 << 30) | 1 << 30
+    stored = b"".join(word.to_bytes(4, "little") for word in words)
+    assert panel[128:192].tolist() == [*stored, *([0] * 56)]
+    expected = torch.full((512,), 0x08, dtype=torch.uint8)
+    expected[64 + 29] = 15
+    expected[256 + 64 + 30] = ((2 - 8) & 15) << 4 | 8
+    assert torch.equal(panel[192:], expected)
 
 
 def test_panel_layout_of_three_bits_matches_the_specification() -> None:
@@ -250,6 +278,10 @@ def test_ops_are_well_formed() -> None:
     )
     weight = linear.pack_int4(q, multipliers, scales)
     torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "g32i"), test_utils=checks)
+    qz, factors, row_scales, zeros, _ = random_parts(20, 40, "g32iz")
+    torch.library.opcheck(
+        torch.ops.armllm.pack_int4, (qz, factors, row_scales, "g32iz", zeros), test_utils=checks
+    )
     q3, signed, row_scales, *_ = random_parts(20, 40, "int3")
     torch.library.opcheck(torch.ops.armllm.pack_int4, (q3, signed, row_scales, "int3"), test_utils=checks)
     weight = linear.pack_int4(q3, signed, row_scales, "int3")
@@ -287,6 +319,26 @@ def test_mismatched_arguments_raise() -> None:
         packed_layout.unpack_groups(linear.pack_int4(q, multipliers, scales), 20, 40, "g32i")
     with pytest.raises(ValueError, match="unknown scheme"):
         linear.panel_layout("q4_0", 32)
+
+
+def test_invalid_narrow_zero_points_raise() -> None:
+    q, multipliers, scales, zeros, _ = random_parts(20, 40, "g32iz")
+    assert multipliers is not None and zeros is not None
+    message = r"q must be in 0\.\.15, multipliers in 1\.\.14, and zeros in 6\.\.9"
+    for bad in (q + 16, q - 16):
+        with pytest.raises(RuntimeError, match=message):
+            linear.pack_int4(bad, multipliers, scales, "g32iz", zeros)
+    for values, outside in ((multipliers, (0, 15, 16)), (zeros, (0, 5, 10, 255))):
+        valid = int(values[19, 1])
+        for value in outside:
+            values[19, 1] = value
+            with pytest.raises(RuntimeError, match=message):
+                linear.pack_int4(q, multipliers, scales, "g32iz", zeros)
+        values[19, 1] = valid
+    with pytest.raises(RuntimeError, match="zeros must have the leading sizes of q and one column per group"):
+        linear.pack_int4(q, multipliers, scales, "g32iz", zeros[:, 0])
+    with pytest.raises(RuntimeError, match="zeros are required"):
+        linear.pack_int4(q, multipliers, scales, "g32iz")
 
 
 def test_invalid_three_bits_raise() -> None:

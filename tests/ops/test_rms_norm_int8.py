@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.packed_weights import packed
 from torch_armllm.ops import linear, norm, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,34 +48,29 @@ def test_equals_norm_then_quantization(
     assert all(torch.equal(a, b) for other in results for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("scheme", ["g32i", "row", "i8"])
+@pytest.mark.parametrize("scheme", ["g32i", "g32iz", "row", "i8"])
 @pytest.mark.parametrize("tokens", [0, 1, 3, 8, 9, 17, 70])
 def test_linear_layers_accept_quantized_rows(tokens: int, scheme: str) -> None:
     torch.manual_seed(tokens)
     outputs, width = 40, 100
     x, weight = torch.randn(1, tokens, width).bfloat16(), torch.rand(width).bfloat16()
-    values = torch.randint(-8, 8, (outputs, width), dtype=torch.int8)
-    factors = torch.randint(1, 17, (outputs, 4), dtype=torch.uint8) if scheme == "g32i" else None
-    if scheme == "i8":
-        packed = linear.pack_int8(values, torch.rand(outputs))
-    else:
-        packed = linear.pack_int4(values, factors, torch.rand(outputs), scheme)
-    interleaved = linear.interleave_panels(packed, packed.flip(0))
+    panels = packed(outputs, width, scheme)
+    interleaved = linear.interleave_panels(panels, panels.flip(0))
     bias, residual = torch.randn(outputs), torch.randn(1, tokens, outputs).bfloat16()
     for name in RUNNABLE:
         with variants.use(name):
             plain = norm.rms_norm(x, weight, 1e-5)
             q, scales, _ = linear.rms_norm_int8(x, weight, 1e-5)
             if scheme == "i8":
-                expected = linear.int8_linear(plain, packed, outputs, bias, residual)
+                expected = linear.int8_linear(plain, panels, outputs, bias, residual)
             else:
-                expected = linear.int4_linear(plain, packed, outputs, scheme, bias, residual)
-            output = linear.int4_linear_q(q, scales, packed, outputs, scheme, torch.bfloat16, bias, residual)
+                expected = linear.int4_linear(plain, panels, outputs, scheme, bias, residual)
+            output = linear.int4_linear_q(q, scales, panels, outputs, scheme, torch.bfloat16, bias, residual)
             assert torch.equal(output, expected) and output.dtype == expected.dtype
             gated = linear.int4_gated_linear(plain, interleaved, outputs, scheme, "silu")
             assert torch.equal(linear.int4_gated_linear_q(q, scales, interleaved, outputs, scheme), gated)
             assert (
-                linear.int4_linear_q(q, scales, packed, outputs, scheme, torch.float32).dtype == torch.float32
+                linear.int4_linear_q(q, scales, panels, outputs, scheme, torch.float32).dtype == torch.float32
             )
 
 
@@ -93,9 +89,9 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.rms_norm_int8.default, (x, weight, 1e-5))
     torch.library.opcheck(torch.ops.armllm.rms_norm_int8.default, (x, weight, 1e-5, 1.0, x))
     q, scales, _ = linear.rms_norm_int8(x, weight, 1e-5)
-    packed = linear.pack_int8(torch.ones(16, 40, dtype=torch.int8), torch.rand(16))
-    torch.library.opcheck(torch.ops.armllm.int4_linear_q.default, (q, scales, packed, 16, "i8", "bfloat16"))
-    interleaved = linear.interleave_panels(packed, packed)
+    panels = linear.pack_int8(torch.ones(16, 40, dtype=torch.int8), torch.rand(16))
+    torch.library.opcheck(torch.ops.armllm.int4_linear_q.default, (q, scales, panels, 16, "i8", "bfloat16"))
+    interleaved = linear.interleave_panels(panels, panels)
     torch.library.opcheck(
         torch.ops.armllm.int4_gated_linear_q.default, (q, scales, interleaved, 16, "i8", "silu", "float16")
     )
@@ -104,14 +100,14 @@ def test_opcheck() -> None:
 def test_invalid_arguments_raise() -> None:
     x = torch.randn(2, 64)
     q, scales, _ = linear.rms_norm_int8(x, torch.ones(64), 1e-5)
-    packed = linear.pack_int8(torch.ones(16, 64, dtype=torch.int8), torch.rand(16))
+    panels = linear.pack_int8(torch.ones(16, 64, dtype=torch.int8), torch.rand(16))
     with pytest.raises(RuntimeError, match=r"weight must have shape \(64,\)"):
         linear.rms_norm_int8(x, torch.ones(7), 1e-5)
     with pytest.raises(RuntimeError, match="residual must have the shape and the dtype of x"):
         linear.rms_norm_int8(x, torch.ones(64), 1e-5, 0.0, x.half())
     with pytest.raises(RuntimeError, match="q must be int8 with whole groups of 32"):
-        linear.int4_linear_q(q[:, :33], scales, packed, 16, "i8")
+        linear.int4_linear_q(q[:, :33], scales, panels, 16, "i8")
     with pytest.raises(RuntimeError, match="one value for each of the 2 rows of q; it has 1"):
-        linear.int4_linear_q(q, scales[:1], packed, 16, "i8")
+        linear.int4_linear_q(q, scales[:1], panels, 16, "i8")
     with pytest.raises(RuntimeError, match="unknown dtype 'int32'"):
-        linear.int4_linear_q(q, scales, packed, 16, "i8", torch.int32)
+        linear.int4_linear_q(q, scales, panels, 16, "i8", torch.int32)

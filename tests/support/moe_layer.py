@@ -33,9 +33,12 @@ def random_experts(experts: int, rows: int, columns: int, scheme: str, generator
     elif linear.has_multipliers(scheme):
         groups = (experts, rows, -(-columns // 32))
         multipliers = torch.randint(
-            1, 5 if scheme == "int6" else 17, groups, generator=generator, dtype=torch.uint8
+            1, {"int6": 5, "g32iz": 15}.get(scheme, 17), groups, generator=generator, dtype=torch.uint8
         )
-    zeros = torch.randint(6, 10, shape, generator=generator, dtype=torch.uint8) if zero_points else None
+    zeros = None
+    if zero_points:
+        zero_shape = (experts, rows, -(-columns // 32)) if scheme == "g32iz" else shape
+        zeros = torch.randint(6, 10, zero_shape, generator=generator, dtype=torch.uint8)
     offsets = None
     if linear.has_offsets(scheme):
         offsets = torch.randn(shape, generator=generator) / columns**0.5 / 4

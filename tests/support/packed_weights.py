@@ -23,6 +23,13 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
     if scheme == "int3":
         q = torch.randint(-4, 4, (rows, columns), dtype=torch.int8)
         return linear.pack_int4(q, signed_multipliers(rows, -(-columns // 32)), torch.rand(rows) / 15, scheme)
+    if scheme == "g32iz":
+        shape = (rows, -(-columns // 32))
+        multipliers, zeros = (
+            torch.randint(low, high, shape, dtype=torch.uint8) for low, high in ((1, 15), (6, 10))
+        )
+        q = torch.randint(0, 16, (rows, columns), dtype=torch.int8)
+        return linear.pack_int4(q, multipliers, torch.rand(rows) / 26, scheme, zeros)
     if scheme == "g32i":
         multipliers = torch.randint(1, 17, (rows, -(-columns // 32)), dtype=torch.uint8)
         return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)

@@ -7,7 +7,7 @@
 
 #include "linear/kernels/arm/gemv_int3_sdot.h"
 #include "linear/kernels/arm/gemv_int6_sdot.h"
-#include "linear/kernels/arm/read_panel.h"
+#include "linear/kernels/arm/narrow_zero_points.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
@@ -51,8 +51,9 @@ ARMLLM_INLINE int16x8_t broadcast_low16(const int32_t* p) {
   return vdupq_n_s16(half);
 }
 
-// g32i.  A group's sum is at most 32 · 8 · 127 = 32512 in magnitude, so 16 bits hold it.
-template <int kCount>
+// g32i, and g32iz with kZeros.  A group's sum with zero points of 8 is at most 32 · 8 · 127 = 32512 in
+// magnitude, so 16 bits hold it.
+template <int kCount, bool kZeros = false>
 ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_sdot(const uint8_t* panel, const PanelLayout& layout,
                                             const int8_t* const* x, const int32_t* const* group_sums,
                                             float* out) {
@@ -61,6 +62,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_sdot(const uint8_t* panel, const PanelLay
   Dots<kCount> dots;
   int16x8_t low_before[kCount] = {}, high_before[kCount] = {};
   int32x4_t total[kCount][4] = {};
+  if constexpr (kZeros) narrow_zero_point_sums<kCount>(panel, layout, group_sums, total);
   const auto group = [&](int64_t g, int16x8_t low_factor, int16x8_t high_factor) ARMLLM_INLINE_LAMBDA {
     dots.add_group(lines, x, kGroup * g);
     lines += 256;
@@ -238,6 +240,11 @@ void gemv_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activations&
   if (scheme == Scheme::g32i) {  // one token at a time: two would need too many registers
     for (int t = 0; t < kCount; ++t)
       gemv_g32i_sdot<1>(panel, layout, values + t, group_sums + t, out + t * kPanel);
+    return;
+  }
+  if (scheme == Scheme::g32iz) {
+    for (int t = 0; t < kCount; ++t)
+      gemv_g32i_sdot<1, true>(panel, layout, values + t, group_sums + t, out + t * kPanel);
     return;
   }
   if (scheme == Scheme::i8) return gemv_i8_sdot<kCount, 4>(panel, layout, values, 0, out);

@@ -7,13 +7,20 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// g32i, 5 to 8 tokens: weights are unpacked to INT8 in registers, 8 rows at a time.
-template <bool kHigh, int kPairs>
+// g32i, and g32iz with kZeros, 5 to 8 tokens: weights are unpacked to INT8 in registers, 8 rows at a time.
+// Sums begin with those of `start`, by pairs of rows.
+template <bool kHigh, int kPairs, bool kZeros>
 ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_smmla_5_8(const uint8_t* panel, const PanelLayout& layout,
-                                                 const TokenPairs& x, float* out) {
+                                                 const TokenPairs& x, const int32x4_t (*start)[8],
+                                                 float* out) {
   Int8Pairs<Scheme::g32i, kHigh, 4> rows(panel, layout, 0);
   const int8_t* values = x.values;
   int32x4_t sums[kPairs][4] = {};
+  if constexpr (kZeros)
+#pragma GCC unroll 4
+    for (int p = 0; p < kPairs; ++p)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) sums[p][v] = start[p][4 * kHigh + v];
   for (int64_t g = 0; g < layout.groups; ++g) {
     rows.enter(g);
 #pragma GCC unroll 4
@@ -182,6 +189,19 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_i8_smmla_2_8(const uint8_t* panel, const Panel
   }
 }
 
+// g32i, and g32iz with kZeros; 3 and 4 tokens have gemv_panels_g32i_smmla_3_4.
+template <int kPairs, bool kZeros>
+void gemv_g32i_smmla(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& pairs, float* out) {
+  if constexpr (kPairs == 1) {
+    gemv_g32i_smmla_2<kPairs, kZeros>(panel, layout, pairs, out);
+  } else if constexpr (kPairs > 2) {
+    int32x4_t start[kPairs][8];
+    if constexpr (kZeros) narrow_zero_point_sums<kPairs, false>(panel, layout, pairs, start);
+    gemv_g32i_smmla_5_8<false, kPairs, kZeros>(panel, layout, pairs, start, out);
+    gemv_g32i_smmla_5_8<true, kPairs, kZeros>(panel, layout, pairs, start, out);
+  }
+}
+
 // One panel; kPairs = ceil(tokens / 2).
 template <int kPairs>
 void gemv_smmla_2_8_by_scheme(const PanelLayout& layout, const uint8_t* panel, const TokenPairs& pairs,
@@ -191,14 +211,10 @@ void gemv_smmla_2_8_by_scheme(const PanelLayout& layout, const uint8_t* panel, c
   if (scheme == Scheme::i8) return gemv_i8_smmla_2_8<kPairs, kVectors>(panel, layout, pairs, out);
   if (scheme == Scheme::row || scheme == Scheme::rowz)
     return gemv_row_smmla_2_8<kPairs, kVectors>(panel, layout, pairs, out);
+  if (scheme == Scheme::g32i) return gemv_g32i_smmla<kPairs, false>(panel, layout, pairs, out);
+  if (scheme == Scheme::g32iz) return gemv_g32i_smmla<kPairs, true>(panel, layout, pairs, out);
   if (has_zero_points(scheme)) return gemv_groups_smmla_2_8<kPairs, true>(panel, layout, pairs, out);
-  if (has_float_groups(scheme)) return gemv_groups_smmla_2_8<kPairs, false>(panel, layout, pairs, out);
-  if constexpr (kPairs == 1) {
-    gemv_g32i_smmla_2<kPairs>(panel, layout, pairs, out);
-  } else if constexpr (kPairs > 2) {
-    gemv_g32i_smmla_5_8<false, kPairs>(panel, layout, pairs, out);
-    gemv_g32i_smmla_5_8<true, kPairs>(panel, layout, pairs, out);
-  }
+  gemv_groups_smmla_2_8<kPairs, false>(panel, layout, pairs, out);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// gemv with SMMLA for scheme g32i and 2 tokens: multiplies packed nibbles, and applies the multipliers per
-// group.
+// gemv with SMMLA for schemes g32i and g32iz and 2 tokens: multiplies packed nibbles, and applies the
+// multipliers per group.
 #pragma once
 
-#include "linear/kernels/arm/smmla_products.h"
+#include "linear/kernels/arm/narrow_zero_points_smmla.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
@@ -134,11 +134,12 @@ ARMLLM_INLINE void add_four(RunningSums<kPairs>& s, int count, const uint8_t*& l
 //
 //   Σ m_g · s_g = Σ (m_g − m_(g+1)) · S_g + m_last · S_last
 //
-// which is exact modulo 2^32.  One pass covers rows 2·kFirst … 2·kFirst + 3 of both halves.
-template <int kPairs, int kFirst>
+// which is exact modulo 2^32.  One pass covers rows 2·kFirst … 2·kFirst + 3 of both halves.  Sums begin with
+// those of `start`, by pairs of rows: 0 … 7, and 8 … 15 of g32iz.
+template <int kPairs, int kFirst, bool kZeros>
 ARMLLM_IN_WRITTEN_ORDER void gemv_rows_g32i_smmla_2(const uint8_t* panel, const PanelLayout& layout,
-                                                    const TokenPairs& x, const int32x4_t (*low_start)[4],
-                                                    float* out) {
+                                                    const TokenPairs& x,
+                                                    const int32x4_t (*start)[kZeros ? 8 : 4], float* out) {
   const uint8_t* lines = panel + layout.values + 16 * kFirst;
   const uint8_t* multipliers = panel + layout.multipliers;
   const int8_t* values = x.values;
@@ -148,7 +149,10 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_rows_g32i_smmla_2(const uint8_t* panel, const 
 #pragma GCC unroll 2
   for (int p = 0; p < kPairs; ++p)
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) low_sum[p][v] = low_start[p][kFirst + v];
+    for (int v = 0; v < 2; ++v) {
+      low_sum[p][v] = start[p][kFirst + v];
+      if constexpr (kZeros) high_sum[p][v] = start[p][4 + kFirst + v];
+    }
   for (int64_t begin = 0; begin < layout.groups; begin += kSegment) {
     const int64_t end = begin + kSegment < layout.groups ? begin + kSegment : layout.groups;
     RunningSums<kPairs> s;
@@ -175,12 +179,17 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_rows_g32i_smmla_2(const uint8_t* panel, const 
   }
 }
 
-template <int kPairs>
+// g32i, and g32iz with kZeros.
+template <int kPairs, bool kZeros>
 void gemv_g32i_smmla_2(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x, float* out) {
-  int32x4_t low_start[kPairs][4];
-  group_sum_products<kPairs>(panel + layout.multipliers, layout.groups, x, low_start);
-  gemv_rows_g32i_smmla_2<kPairs, 0>(panel, layout, x, low_start, out);
-  gemv_rows_g32i_smmla_2<kPairs, 2>(panel, layout, x, low_start, out);
+  int32x4_t start[kPairs][kZeros ? 8 : 4];
+  if constexpr (kZeros) {
+    narrow_zero_point_sums<kPairs, true>(panel, layout, x, start);
+  } else {
+    group_sum_products<kPairs>(panel + layout.multipliers, layout.groups, x, start);
+  }
+  gemv_rows_g32i_smmla_2<kPairs, 0, kZeros>(panel, layout, x, start, out);
+  gemv_rows_g32i_smmla_2<kPairs, 2, kZeros>(panel, layout, x, start, out);
 }
 
 }  // namespace

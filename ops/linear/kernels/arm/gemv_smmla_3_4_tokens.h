@@ -1,5 +1,5 @@
-// gemv_panels with SMMLA for scheme g32i and 3 or 4 tokens, typical of Mixture-of-Experts experts.  In
-// assembly, because the tile uses every register.
+// gemv_panels with SMMLA for schemes g32i and g32iz and 3 or 4 tokens, typical of Mixture-of-Experts experts.
+// In assembly, because the tile uses every register.
 //
 // Accumulators run over all groups without a reset.  With S_g the sum of groups 0 … g,
 //
@@ -8,7 +8,7 @@
 // which is exact modulo 2^32.
 #pragma once
 
-#include "linear/kernels/arm/smmla_products.h"
+#include "linear/kernels/arm/narrow_zero_points_smmla.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
@@ -284,16 +284,27 @@ ARMLLM_INLINE void store_rows_3_4(const RowTotals& totals, const float* panel_sc
 
 // Sums of more groups than one segment holds.  High sums are returned unscaled here, not times 16 as in
 // RowTotals.
-template <int kFirst>
+template <int kFirst, bool kZeros>
 RowTotals dot_segments_g32i_smmla_3_4(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x) {
   RowTotals totals{};
+  if constexpr (kZeros) {
+    int32x4_t sums[2][8];
+    narrow_zero_point_sums<2, true>(panel, layout, x, sums);
+    for (int p = 0; p < 2; ++p)
+      for (int v = 0; v < 2; ++v) {
+        totals.low[p][v] = sums[p][kFirst + v];
+        totals.high[p][v] = sums[p][4 + kFirst + v];
+      }
+  }
   for (int64_t begin = 0; begin < layout.groups; begin += kSegment) {
     const int64_t left = layout.groups - begin, groups = left < kSegment ? left : kSegment;
     const uint8_t* multipliers = panel + layout.multipliers + 8 * begin;
-    GroupSumBytes group_sums;
-    int32x4_t start[2][4];
-    group_sums.set(x, begin, groups);
-    multiply_group_sums(multipliers, groups, group_sums, start);
+    int32x4_t start[2][4] = {};
+    if constexpr (!kZeros) {
+      GroupSumBytes group_sums;
+      group_sums.set(x, begin, groups);
+      multiply_group_sums(multipliers, groups, group_sums, start);
+    }
     const RowTotals some =
         dot_rows_g32i_smmla_3_4<kFirst>(panel + layout.values + 256 * begin + 16 * kFirst, multipliers,
                                         x.values + 128 * begin, groups, start[0]);
@@ -306,20 +317,48 @@ RowTotals dot_segments_g32i_smmla_3_4(const uint8_t* panel, const PanelLayout& l
   return totals;
 }
 
-// LinearKernels::gemv_panels for 3 and 4 tokens.
+// A panel of g32iz in one segment.  Sums of high rows are scaled by 16.
+ARMLLM_INLINE void gemv_g32iz_smmla_3_4(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x,
+                                        float* const* rows) {
+  const uint8_t *values = panel + layout.values, *multipliers = panel + layout.multipliers;
+  int32x4_t sums[2][8], start[2][4];
+  narrow_zero_point_sums<2, true>(panel, layout, x, sums);
+#pragma GCC unroll 2
+  for (int p = 0; p < 2; ++p)
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) start[p][v] = sums[p][v];
+  const auto add_high = [&](RowTotals& totals, int first) ARMLLM_INLINE_LAMBDA {
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v)
+        totals.high[p][v] = vaddq_s32(totals.high[p][v], vshlq_n_s32(sums[p][4 + first + v], 4));
+  };
+  RowTotals totals = dot_rows_g32i_smmla_3_4<0>(values, multipliers, x.values, layout.groups, start[0]);
+  add_high(totals, 0);
+  store_rows_3_4<0, true>(totals, panel_scales(panel), rows);
+  totals = dot_rows_g32i_smmla_3_4<2>(values + 32, multipliers, x.values, layout.groups, start[0]);
+  add_high(totals, 2);
+  store_rows_3_4<2, true>(totals, panel_scales(panel), rows);
+}
+
+// LinearKernels::gemv_panels for 3 and 4 tokens of g32i, and of g32iz with kZeros.
+template <bool kZeros>
 ARMLLM_IN_WRITTEN_ORDER void gemv_panels_g32i_smmla_3_4(const uint8_t* panel, int64_t panel_stride,
                                                         int64_t panels, const PanelLayout& layout,
                                                         const TokenPairs& x, float* out) {
   const int64_t groups = layout.groups, multipliers = layout.multipliers, values = layout.values;
   const bool one_segment = groups <= kSegment;
   GroupSumBytes group_sums;
-  if (one_segment) group_sums.set(x, 0, groups);
+  if (one_segment && !kZeros) group_sums.set(x, 0, groups);
   float* rows[4];
 #pragma GCC unroll 4
   for (int t = 0; t < 4; ++t) rows[t] = out + (t < x.tokens ? t : x.tokens - 1) * x.stride;
   for (; panels > 0; --panels, panel += panel_stride) {
     const float* scales = panel_scales(panel);
-    if (one_segment) {
+    if (one_segment && kZeros) {
+      gemv_g32iz_smmla_3_4(panel, layout, x, rows);
+    } else if (one_segment) {
       int32x4_t start[2][4];
       multiply_group_sums(panel + multipliers, groups, group_sums, start);
       store_rows_3_4<0, true>(
@@ -329,8 +368,8 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_panels_g32i_smmla_3_4(const uint8_t* panel, in
           dot_rows_g32i_smmla_3_4<2>(panel + values + 32, panel + multipliers, x.values, groups, start[0]),
           scales, rows);
     } else {
-      store_rows_3_4<0, false>(dot_segments_g32i_smmla_3_4<0>(panel, layout, x), scales, rows);
-      store_rows_3_4<2, false>(dot_segments_g32i_smmla_3_4<2>(panel, layout, x), scales, rows);
+      store_rows_3_4<0, false>(dot_segments_g32i_smmla_3_4<0, kZeros>(panel, layout, x), scales, rows);
+      store_rows_3_4<2, false>(dot_segments_g32i_smmla_3_4<2, kZeros>(panel, layout, x), scales, rows);
     }
 #pragma GCC unroll 4
     for (int t = 0; t < 4; ++t) rows[t] += kPanel;

@@ -52,6 +52,14 @@ ARMLLM_INLINE void add_multiplied(svint32_t& low, svint32_t& high, svint32_t a, 
   high = svmla_s32_x(all, high, high_sum(a, b), svreinterpret_s32(svtbl_u8(second, rows)));
 }
 
+// Adds −Σ x times the products of zero points and multipliers of rows 0 … 7 and of rows 8 … 15.
+ARMLLM_INLINE void subtract_products(svint32_t& low, svint32_t& high, int32_t sum, svuint8_t first,
+                                     svuint8_t second, svuint8_t rows) {
+  const svbool_t all = svptrue_b32();
+  low = svmla_s32_x(all, low, in_one_half(sum), svreinterpret_s32(svtbl_u8(first, rows)));
+  high = svmla_s32_x(all, high, in_one_half(sum), svreinterpret_s32(svtbl_u8(second, rows)));
+}
+
 // Subtracts zero point (8 without) · Σ x from the sums of a row with one scale; `correction` is −8 · Σ x.
 ARMLLM_INLINE void add_zero_points(svint32_t& low, svint32_t& high, svint32_t a, svint32_t b,
                                    svint32_t correction, svuint8_t first, svuint8_t second, svuint8_t rows) {
@@ -73,15 +81,17 @@ template <Scheme kScheme, int V, int N>
 void gemv_i4_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
                       const int32_t* const* group_sums, int tokens, float* out) {
   static_assert(V * N <= kSlots);
-  constexpr bool kMultiplied = kScheme == Scheme::g32i;
+  constexpr bool kMultiplied = has_multipliers(kScheme), kNarrow = has_narrow_zero_points(kScheme);
   const int8_t* values = reinterpret_cast<const int8_t*>(panel + layout.values);
 #define ARMLLM_BEGIN(s)                                                                               \
   [[maybe_unused]] svint32_t low##s = svdup_n_s32(0), high##s = low##s, a##s = low##s, b##s = low##s; \
   [[maybe_unused]] const svuint8_t rows##s = rows_of_lanes(s % V);
   ARMLLM_EACH(ARMLLM_BEGIN)
   for (int64_t g = 0; g < layout.groups; ++g, values += 4 * kLine) {
-#define ARMLLM_OFFSET(s) \
-  if constexpr (kMultiplied && s < V * N) a##s = b##s = in_one_half(group_sums[s / V][g]);
+    // With zero points, sums are those of u: high nibbles are stored as u − 8.
+#define ARMLLM_OFFSET(s)                                                                                 \
+  if constexpr (kMultiplied && s < V * N) a##s = b##s = in_one_half(kNarrow ? 0 : group_sums[s / V][g]); \
+  if constexpr (kNarrow && s < V * N) a##s = in_one_half(-16 * group_sums[s / V][g]);
     ARMLLM_EACH(ARMLLM_OFFSET)
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
@@ -96,6 +106,16 @@ void gemv_i4_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int
 #define ARMLLM_ADD(s) \
   if constexpr (s < V * N) add_multiplied(low##s, high##s, a##s, b##s, first, second, rows##s);
       ARMLLM_EACH(ARMLLM_ADD)
+      if constexpr (kNarrow) {
+        const svbool_t all = svptrue_b8();
+        const svuint8_t zeros = narrow_zero_points(panel + layout.zero_points + 4 * g);
+        const svuint8_t first_product = svmul_u8_x(all, first, zeros),
+                        second_product = svmul_u8_x(all, second, svext_u8(zeros, zeros, 8));
+#define ARMLLM_SUBTRACT(s) \
+  if constexpr (s < V * N) \
+    subtract_products(low##s, high##s, group_sums[s / V][g] >> 3, first_product, second_product, rows##s);
+        ARMLLM_EACH(ARMLLM_SUBTRACT)
+      }
     }
   }
   if constexpr (!kMultiplied) {
@@ -188,6 +208,8 @@ void gemv_i4_sve_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activ
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   if (scheme == Scheme::g32i)
     return gemv_i4_sve_sdot_by_tokens<Scheme::g32i, V>(panel, layout, x, first, tokens, out);
+  if (scheme == Scheme::g32iz)
+    return gemv_i4_sve_sdot_by_tokens<Scheme::g32iz, V>(panel, layout, x, first, tokens, out);
   if (scheme == Scheme::row)
     return gemv_i4_sve_sdot_by_tokens<Scheme::row, V>(panel, layout, x, first, tokens, out);
   gemv_i4_sve_sdot_by_tokens<Scheme::rowz, V>(panel, layout, x, first, tokens, out);

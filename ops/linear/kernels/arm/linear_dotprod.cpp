@@ -25,12 +25,22 @@ struct QuadOrder {
   }
 };
 
-// kCount tokens × 2 · kPairs rows of one half of a panel, weights unpacked to INT8 in registers.
+// kCount tokens × 2 · kPairs rows of one half of a panel, weights unpacked to INT8 in registers.  g32iz is
+// unpacked with zero points of 8; `start` holds the rest, four rows at a time.
 template <Scheme kScheme, bool kHigh, int kCount, int kPairs>
 ARMLLM_IN_WRITTEN_ORDER void gemv_rows_i4_sdot_3_8(const uint8_t* panel, const PanelLayout& layout,
-                                                   const int8_t* const* x, int first, float* out) {
-  Int8Pairs<kScheme, kHigh, kPairs> rows(panel, layout, first);
+                                                   const int8_t* const* x, const int32x4_t (*start)[4],
+                                                   int first, float* out) {
+  Int8Pairs<kScheme == Scheme::g32iz ? Scheme::g32i : kScheme, kHigh, kPairs> rows(panel, layout, first);
   int32x4_t sums[kCount][kPairs] = {};
+  if constexpr (kScheme == Scheme::g32iz)
+#pragma GCC unroll 8
+    for (int t = 0; t < kCount; ++t)
+#pragma GCC unroll 4
+      for (int p = 0; p < kPairs; ++p) {
+        const int32x4_t four = start[t][2 * kHigh + (first + p) / 2], none = vdupq_n_s32(0);
+        sums[t][p] = p % 2 ? vzip2q_s32(four, none) : vzip1q_s32(four, none);
+      }
   for (int64_t g = 0; g < layout.groups; ++g) {
     rows.enter(g);
 #pragma GCC unroll 4
@@ -57,15 +67,23 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_rows_i4_sdot_3_8(const uint8_t* panel, const P
 
 // One panel, 3, 4 or 8 tokens: from 3 tokens on, unpacking in registers pays off.
 template <Scheme kScheme, int kCount>
-void gemv_i4_sdot_3_8(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x, float* out) {
+void gemv_i4_sdot_3_8(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
+                      const int32_t* const* group_sums, float* out) {
+  int32x4_t start[kCount][4];
+  if constexpr (kScheme == Scheme::g32iz) {
+    for (int t = 0; t + 1 < kCount; t += 2)
+      narrow_zero_point_sums<2>(panel, layout, group_sums + t, start + t);
+    if constexpr (kCount % 2 != 0)
+      narrow_zero_point_sums<1>(panel, layout, group_sums + kCount - 1, start + kCount - 1);
+  }
   if constexpr (kCount == 8) {
     for (int first = 0; first < 4; first += 2) {
-      gemv_rows_i4_sdot_3_8<kScheme, false, 8, 2>(panel, layout, x, first, out);
-      gemv_rows_i4_sdot_3_8<kScheme, true, 8, 2>(panel, layout, x, first, out);
+      gemv_rows_i4_sdot_3_8<kScheme, false, 8, 2>(panel, layout, x, start, first, out);
+      gemv_rows_i4_sdot_3_8<kScheme, true, 8, 2>(panel, layout, x, start, first, out);
     }
   } else {
-    gemv_rows_i4_sdot_3_8<kScheme, false, kCount, 4>(panel, layout, x, 0, out);
-    gemv_rows_i4_sdot_3_8<kScheme, true, kCount, 4>(panel, layout, x, 0, out);
+    gemv_rows_i4_sdot_3_8<kScheme, false, kCount, 4>(panel, layout, x, start, 0, out);
+    gemv_rows_i4_sdot_3_8<kScheme, true, kCount, 4>(panel, layout, x, start, 0, out);
   }
 }
 
@@ -74,10 +92,15 @@ void gemv_sdot_3_8_by_scheme(Scheme scheme, const uint8_t* panel, const Activati
                              float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   const int8_t* rows[kCount];
-  for (int t = 0; t < kCount; ++t) rows[t] = token_values(x, first + t);
-  if (scheme == Scheme::g32i) return gemv_i4_sdot_3_8<Scheme::g32i, kCount>(panel, layout, rows, out);
-  if (scheme == Scheme::row) return gemv_i4_sdot_3_8<Scheme::row, kCount>(panel, layout, rows, out);
-  if (scheme == Scheme::rowz) return gemv_i4_sdot_3_8<Scheme::rowz, kCount>(panel, layout, rows, out);
+  const int32_t* sums[kCount];
+  for (int t = 0; t < kCount; ++t) {
+    rows[t] = token_values(x, first + t);
+    sums[t] = x.group_sums + (first + t) * x.row_groups();
+  }
+  if (scheme == Scheme::g32i) return gemv_i4_sdot_3_8<Scheme::g32i, kCount>(panel, layout, rows, sums, out);
+  if (scheme == Scheme::g32iz) return gemv_i4_sdot_3_8<Scheme::g32iz, kCount>(panel, layout, rows, sums, out);
+  if (scheme == Scheme::row) return gemv_i4_sdot_3_8<Scheme::row, kCount>(panel, layout, rows, sums, out);
+  if (scheme == Scheme::rowz) return gemv_i4_sdot_3_8<Scheme::rowz, kCount>(panel, layout, rows, sums, out);
   if constexpr (kCount == 8) {
     gemv_i8_sdot<8, 2>(panel, layout, rows, 0, out);
     gemv_i8_sdot<8, 2>(panel, layout, rows, 2, out);

@@ -43,9 +43,16 @@ void gemv_smmla_by_tokens(const PanelLayout& layout, const uint8_t* panel, const
 void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                  const Activations& x, int64_t first_token, int tokens, float* out, int64_t out_stride) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
-  const TokenPairs pairs(x, first_token, tokens, out_stride);
+  TokenPairs pairs(x, first_token, tokens, out_stride);
+  SplitPairs split;
+  if (scheme == Scheme::g32iz && tokens > 1 && layout.groups <= kSegment) {
+    split.set(pairs, 0, layout.groups);
+    pairs.split = &split;
+  }
   if (scheme == Scheme::g32i && (tokens + 1) / 2 == 2)
-    return gemv_panels_g32i_smmla_3_4(panel, panel_stride, panels, layout, pairs, out);
+    return gemv_panels_g32i_smmla_3_4<false>(panel, panel_stride, panels, layout, pairs, out);
+  if (scheme == Scheme::g32iz && (tokens + 1) / 2 == 2)
+    return gemv_panels_g32i_smmla_3_4<true>(panel, panel_stride, panels, layout, pairs, out);
   for (int64_t p = 0; p < panels; ++p)
     gemv_smmla_by_tokens(layout, panel + p * panel_stride, x, first_token, pairs, out + p * kPanel);
 }

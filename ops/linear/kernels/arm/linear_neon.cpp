@@ -50,7 +50,7 @@ ARMLLM_INLINE int16x8_t dot_group_smull(const uint8_t* group, const int8_t* x) {
   return add_across(rows);
 }
 
-enum class SumKind { g32i, row, groups };
+enum class SumKind { g32i, g32iz, row, groups };
 
 // A group's sum of q·x with q = −8 … 7 is at most 32512 in magnitude, so 16 bits hold it exactly.
 template <SumKind kSum>
@@ -68,13 +68,24 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_i4_smull(const uint8_t* panel, const PanelLayo
     const int16x8_t sums[2] = {
         vaddq_s16(dot_group_smull<false>(group, x + kGroup * g), vdupq_n_s16(int16_t(group_sums[g]))),
         dot_group_smull<true>(group, x + kGroup * g)};
-    if constexpr (kSum == SumKind::g32i) {
+    if constexpr (kSum == SumKind::g32i || kSum == SumKind::g32iz) {
       const uint8x16_t rows = vaddq_u8(row_nibbles(panel + layout.multipliers + 8 * g), vdupq_n_u8(1));
       const int16x8_t m[2] = {vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(rows))),
                               vreinterpretq_s16_u16(vmovl_high_u8(rows))};
       for (int h = 0; h < 2; ++h) {
         total[2 * h] = vmlal_s16(total[2 * h], vget_low_s16(sums[h]), vget_low_s16(m[h]));
         total[2 * h + 1] = vmlal_high_s16(total[2 * h + 1], sums[h], m[h]);
+      }
+      if constexpr (kSum == SumKind::g32iz) {  // the sums assume a zero point of 8
+        const uint8x16_t zeros8 =
+            vsubq_u8(narrow_zero_points(panel + layout.zero_points + 4 * g), vdupq_n_u8(8));
+        const int8x16_t products = vreinterpretq_s8_u8(vmulq_u8(rows, zeros8));
+        const int16x8_t wide[2] = {vmovl_s8(vget_low_s8(products)), vmovl_high_s8(products)};
+        const int16_t sum = int16_t(group_sums[g] / 8);
+        for (int h = 0; h < 2; ++h) {
+          total[2 * h] = vmlal_n_s16(total[2 * h], vget_low_s16(wide[h]), sum);
+          total[2 * h + 1] = vmlal_high_n_s16(total[2 * h + 1], wide[h], sum);
+        }
       }
       continue;
     }
@@ -156,6 +167,8 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
     const int32_t* group_sums = x.group_sums + (first_token + t) * x.row_groups();
     if (scheme == Scheme::g32i) {
       gemv_i4_smull<SumKind::g32i>(panel, layout, values, group_sums, out);
+    } else if (scheme == Scheme::g32iz) {
+      gemv_i4_smull<SumKind::g32iz>(panel, layout, values, group_sums, out);
     } else if (has_float_groups(scheme)) {
       gemv_i4_smull<SumKind::groups>(panel, layout, values, group_sums, out);
     } else {

@@ -64,6 +64,16 @@ ARMLLM_INLINE uint8x16_t row_nibbles(const uint8_t* eight) {
   return vcombine_u8(vget_low_u8(vandq_u8(bytes, vdupq_n_u8(15))), vget_low_u8(vshrq_n_u8(bytes, 4)));
 }
 
+// The zero points of a group of g32iz in panel row order.
+ARMLLM_INLINE uint8x16_t narrow_zero_points(const uint8_t* four) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, four, 4);
+  const uint8x16_t row_bytes = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+  const int8x16_t shifts = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
+  const uint8x16_t bytes = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), row_bytes);
+  return vaddq_u8(vandq_u8(vshlq_u8(bytes, shifts), vdupq_n_u8(3)), vdupq_n_u8(kLowestZeroPoint));
+}
+
 // Repeats bytes 2·pair and 2·pair + 1 of 16 eight times each, as the rows of 16 bytes of values are laid out.
 ARMLLM_INLINE uint8x16_t pair_bytes(uint8x16_t rows, int pair) {
   const uint8x16_t first = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -76,12 +86,22 @@ template <Scheme kScheme, bool kHigh, int kPairs>
 class Int8Pairs {
  public:
   ARMLLM_INLINE Int8Pairs(const uint8_t* panel, const PanelLayout& layout, int first)
-      : values_(panel + layout.values + 16 * first), rows_(panel + layout.multipliers), first_(first) {
+      : values_(panel + layout.values + 16 * first),
+        rows_(panel + layout.multipliers),
+        zeros_(panel + layout.zero_points),
+        first_(first) {
     if constexpr (kScheme == Scheme::rowz) set(row_nibbles(panel + layout.zero_points));
   }
 
   ARMLLM_INLINE void enter(int64_t group) {
-    if constexpr (kScheme == Scheme::g32i) set(vaddq_u8(row_nibbles(rows_ + 8 * group), vdupq_n_u8(1)));
+    if constexpr (kMultiplied) {
+      const uint8x16_t m = vaddq_u8(row_nibbles(rows_ + 8 * group), vdupq_n_u8(1));
+      set(m);
+      if constexpr (kZeros) {
+        const uint8x16_t z = narrow_zero_points(zeros_ + 4 * group);
+        set_products(vmulq_u8(m, kHigh ? vsubq_u8(z, vdupq_n_u8(8)) : z));
+      }
+    }
     group_ = values_ + 256 * group;
   }
 
@@ -90,6 +110,7 @@ class Int8Pairs {
     return kHigh ? high(bytes, pair) : low(bytes, pair);
   }
   ARMLLM_INLINE int8x16_t low(int8x16_t bytes, int pair) const {
+    if constexpr (kZeros) return finish(low_nibbles(bytes), pair);
     return finish(vsubq_s8(low_nibbles(bytes), kScheme == Scheme::rowz ? row_values_[pair] : vdupq_n_s8(8)),
                   pair);
   }
@@ -99,6 +120,8 @@ class Int8Pairs {
   }
 
  private:
+  static constexpr bool kMultiplied = has_multipliers(kScheme), kZeros = has_narrow_zero_points(kScheme);
+
   ARMLLM_INLINE void set(uint8x16_t rows) {
 #pragma GCC unroll 4
     for (int p = 0; p < kPairs; ++p) {
@@ -107,15 +130,23 @@ class Int8Pairs {
       if (kHigh && kScheme == Scheme::rowz) row_values_[p] = vsubq_s8(row_values_[p], vdupq_n_s8(8));
     }
   }
+  ARMLLM_INLINE void set_products(uint8x16_t rows) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kPairs; ++p)
+      row_products_[p] = vreinterpretq_s8_u8(pair_bytes(rows, 4 * kHigh + first_ + p));
+  }
   ARMLLM_INLINE int8x16_t finish(int8x16_t q, int pair) const {
-    return kScheme == Scheme::g32i ? vmulq_s8(q, row_values_[pair]) : q;
+    if constexpr (kZeros) return vsubq_s8(vmulq_s8(q, row_values_[pair]), row_products_[pair]);
+    return kMultiplied ? vmulq_s8(q, row_values_[pair]) : q;
   }
 
   const uint8_t* values_;
   const uint8_t* rows_;
+  const uint8_t* zeros_;
   const uint8_t* group_ = nullptr;
   int first_;
-  int8x16_t row_values_[kPairs];  // multipliers, or zero points
+  int8x16_t row_values_[kPairs];    // multipliers, or zero points
+  int8x16_t row_products_[kPairs];  // their products (g32iz); those of high nibbles with z − 8
 };
 
 // out[0 … 3] = float(sum) · scale

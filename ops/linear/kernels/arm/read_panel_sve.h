@@ -25,6 +25,17 @@ ARMLLM_INLINE svuint8_t broadcast8(const void* from) {
 ARMLLM_INLINE svuint8_t low_nibbles(svuint8_t bytes) { return svand_n_u8_x(svptrue_b8(), bytes, 15); }
 ARMLLM_INLINE svuint8_t high_nibbles(svuint8_t bytes) { return svlsr_n_u8_x(svptrue_b8(), bytes, 4); }
 
+// The zero points of a group of g32iz in panel row order.
+ARMLLM_INLINE svuint8_t narrow_zero_points(const uint8_t* four) {
+  const svbool_t all = svptrue_b8();
+  uint32_t bits;
+  __builtin_memcpy(&bits, four, 4);
+  const svuint8_t row = svindex_u8(0, 1);
+  const svuint8_t bytes = svtbl_u8(svreinterpret_u8(svdup_n_u32(bits)), svlsr_n_u8_x(all, row, 2));
+  const svuint8_t shifted = svlsr_u8_x(all, bytes, svlsl_n_u8_x(all, svand_n_u8_x(all, row, 3), 1));
+  return svadd_n_u8_x(all, svand_n_u8_x(all, shifted, 3), kLowestZeroPoint);
+}
+
 // The row, 0 … 7, of each byte of vector `v` of a line.
 ARMLLM_INLINE svuint8_t rows_of_bytes(int64_t v) {
   return svlsr_n_u8_x(svptrue_b8(), svindex_u8(uint8_t(v * int64_t(svcntb())), 1), 3);
@@ -66,7 +77,11 @@ ARMLLM_INLINE void unpack_i4(const uint8_t* panel, const PanelLayout& layout, in
   const int64_t step = groups_per_scale(layout.scheme), column = step ? group / step : 0;
   const svuint8_t rows = rows_of_bytes(v);
   svint8_t first_zero = svdup_n_s8(8), second_zero = svdup_n_s8(0);  // high nibbles are stored minus 8
-  if (has_zero_points(layout.scheme)) {
+  if (has_narrow_zero_points(layout.scheme)) {
+    const svuint8_t zeros = narrow_zero_points(panel + layout.zero_points + 4 * group);
+    first_zero = svreinterpret_s8(svtbl_u8(zeros, rows));
+    second_zero = svsub_n_s8_x(all, svreinterpret_s8(svtbl_u8(zeros, svadd_n_u8_x(all, rows, 8))), 8);
+  } else if (has_zero_points(layout.scheme)) {
     const svuint8_t stored = svtbl_u8(broadcast8(panel + layout.zero_points + 8 * column), rows);
     first_zero = svreinterpret_s8(low_nibbles(stored));
     second_zero = svsub_n_s8_x(all, svreinterpret_s8(high_nibbles(stored)), 8);
@@ -134,7 +149,7 @@ inline void unpack_tiles(Scheme scheme, const uint8_t* const* panels, int count,
     for (int64_t g = 0; g < groups; ++g) {
       if (step && g % step == 0) linear_fold_factors(panel, layout, g / step, folded);
       for (int64_t v = 0; v < vectors; ++v) {
-        if (scheme == Scheme::g32i) {
+        if (has_multipliers(scheme)) {
           unpack_i4<true, false>(panel, layout, g, v, folded, order, w);
         } else if (step) {
           unpack_i4<false, true>(panel, layout, g, v, folded, order, w);

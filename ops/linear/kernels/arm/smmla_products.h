@@ -10,6 +10,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
+constexpr int kMostPairs = kGemvTokens / 2;
 constexpr int64_t kSegment = 256;  // g32i groups whose sums, times 16 · 16, fit 32 bits
 
 // Stores the two tokens of a pair, scaled, from sums of rows 0, 1 and of rows 2, 3.
@@ -54,13 +55,16 @@ struct TokenChunks {
   }
 };
 
+struct SplitPairs;  // narrow_zero_points_smmla.h
+
 // Activations and output stride of one gemv call.
 struct TokenPairs {
   const int8_t* values;
   const int32_t* group_sums;  // −8 · Σ x, token by token
   int64_t row_groups;
   int tokens;
-  int64_t stride;  // floats from token to token in the output
+  int64_t stride;                     // floats from token to token in the output
+  const SplitPairs* split = nullptr;  // the sums of g32iz, if one segment holds all groups
 
   ARMLLM_INLINE TokenPairs(const Activations& x, int64_t first, int count, int64_t out_stride)
       : values(x.values + first * x.row_bytes()),

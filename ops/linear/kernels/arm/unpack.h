@@ -45,6 +45,8 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
     for (int r = 0; r < kPanel; ++r) row_scales[r] = panel_scales(panel[p])[r];
     if (scheme == Scheme::g32i) {
       unpack_i4<Order, Scheme::g32i>(panel[p], layout, w);
+    } else if (scheme == Scheme::g32iz) {
+      unpack_i4<Order, Scheme::g32iz>(panel[p], layout, w);
     } else if (scheme == Scheme::row) {
       unpack_i4<Order, Scheme::row>(panel[p], layout, w);
     } else if (scheme == Scheme::rowz) {

@@ -1,6 +1,7 @@
 // gemv with AVX-512 VNNI: one to eight tokens, one panel.
 #pragma once
 
+#include "linear/kernels/x86/gemv_g32iz_avx512.h"
 #include "linear/kernels/x86/gemv_int3_avx512.h"
 #include "linear/kernels/x86/gemv_int6_avx512.h"
 #include "linear/kernels/x86/read_panel_avx512.h"
@@ -181,6 +182,7 @@ template <int T, Prefetch kPrefetch = Prefetch::software_far>
 void gemv_vpdpbusd_by_scheme(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
                              int64_t first, float* out) {
   if (layout.scheme == Scheme::i8) return gemv_i8_vpdpbusd<T, kPrefetch>(panel, layout, x, first, out);
+  if (layout.scheme == Scheme::g32iz) return gemv_g32iz_vpdpbusd<T, kPrefetch>(panel, layout, x, first, out);
   if (layout.scheme == Scheme::int3) return gemv_int3_vpdpbusd<T, kPrefetch>(panel, layout, x, first, out);
   if (layout.scheme == Scheme::int6) return gemv_int6_vpdpbusd<T, kPrefetch>(panel, layout, x, first, out);
   if (layout.scheme == Scheme::g32i)

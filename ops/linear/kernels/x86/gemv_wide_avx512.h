@@ -8,19 +8,26 @@
 namespace armllm::avx512 {
 namespace {
 
-// g32i weights times their multipliers, as unsigned bytes.  Lines are in the lane order of row_of_lane().
+// Weights of g32i, or g32iz with kZeros, times their multipliers, as unsigned bytes.  Lines are in the lane
+// order of row_of_lane().
+template <bool kZeros>
 struct UnsignedG32i {
   static constexpr int kLines = 4;            // of 64 bytes per group
   static constexpr int kMultiplierBytes = 8;  // per group
+  static constexpr int kZeroPointBytes = kZeros ? 4 : 0;
   __m512i low_factor, high_factor, low_bias, high_bias;
 
-  ARMLLM_INLINE void group(const uint8_t* multipliers) {
+  ARMLLM_INLINE void group(const uint8_t* multipliers, const uint8_t* zero_points) {
     const __m512i ones = _mm512_set1_epi16(1);
     row_nibbles(multipliers, &low_factor, &high_factor);
     low_factor = _mm512_add_epi16(low_factor, ones);
     high_factor = _mm512_add_epi16(high_factor, ones);
-    low_bias = unsigned_bias(low_factor);
-    high_bias = unsigned_bias(high_factor);
+    if constexpr (kZeros) {
+      unsigned_biases(zero_points, low_factor, high_factor, &low_bias, &high_bias);
+    } else {
+      low_bias = unsigned_bias(low_factor);
+      high_bias = unsigned_bias(high_factor);
+    }
   }
   // k = 0 … 3 and k = 4 … 7 of eight k of a group
   template <int kEight>
@@ -36,9 +43,9 @@ struct UnsignedG32i {
 
 struct UnsignedI8 {
   static constexpr int kLines = 8;
-  static constexpr int kMultiplierBytes = 0;
+  static constexpr int kMultiplierBytes = 0, kZeroPointBytes = 0;
 
-  ARMLLM_INLINE void group(const uint8_t*) {}
+  ARMLLM_INLINE void group(const uint8_t*, const uint8_t*) {}
   template <int kEight>
   ARMLLM_INLINE void lines(const uint8_t* w, __m512i* first, __m512i* second) const {
     *first = _mm512_xor_si512(load(w + kEight * 128), _mm512_set1_epi8(-128));
@@ -50,10 +57,10 @@ struct UnsignedI8 {
 // int6 weights times their multipliers.
 struct UnsignedInt6 {
   static constexpr int kLines = 6;
-  static constexpr int kMultiplierBytes = 4;
+  static constexpr int kMultiplierBytes = 4, kZeroPointBytes = 0;
   __m512i one, two, bias;  // rows whose multiplier has bit 0 or 1; 128 − 32 · m
 
-  ARMLLM_INLINE void group(const uint8_t* multipliers) {
+  ARMLLM_INLINE void group(const uint8_t* multipliers, const uint8_t*) {
     uint16_t plane[2];
     __builtin_memcpy(plane, multipliers, 4);
     one = _mm512_maskz_set1_epi32(plane[0], -1);
@@ -80,7 +87,7 @@ template <typename Weights, int T>
 void gemv_vpdpbusd_9_16(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
                         const int32_t* corrections, int tokens, float* out, int64_t out_stride) {
   const uint8_t* w = panel + layout.values;
-  const uint8_t* multipliers = panel + layout.multipliers;
+  const uint8_t *multipliers = panel + layout.multipliers, *zero_points = panel + layout.zero_points;
   __m512i acc[T];
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) acc[t] = _mm512_set1_epi32(corrections[t]);
@@ -97,13 +104,14 @@ void gemv_vpdpbusd_9_16(const uint8_t* panel, const PanelLayout& layout, const i
   };
   for (int64_t g = 0; g < layout.groups; ++g) {
     stream.group();
-    weights.group(multipliers);
+    weights.group(multipliers, zero_points);
     multiply_eight(std::integral_constant<int, 0>());
     multiply_eight(std::integral_constant<int, 1>());
     multiply_eight(std::integral_constant<int, 2>());
     multiply_eight(std::integral_constant<int, 3>());
     w += Weights::kLines * 64;
     multipliers += Weights::kMultiplierBytes;
+    zero_points += Weights::kZeroPointBytes;
   }
   const __m512 scales = _mm512_loadu_ps(panel_scales(panel));
 #pragma GCC unroll 16
@@ -151,9 +159,10 @@ void gemv_panels_vpdpbusd_9_16_by_block(const uint8_t* panel, int64_t panel_stri
 void gemv_wide(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                const Activations& x, int tokens, float* out, int64_t out_stride) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
-  const auto multiply = scheme == Scheme::i8     ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedI8>
-                        : scheme == Scheme::int6 ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedInt6>
-                                                 : gemv_panels_vpdpbusd_9_16_by_block<UnsignedG32i>;
+  const auto multiply = scheme == Scheme::i8      ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedI8>
+                        : scheme == Scheme::int6  ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedInt6>
+                        : scheme == Scheme::g32iz ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedG32i<true>>
+                                                  : gemv_panels_vpdpbusd_9_16_by_block<UnsignedG32i<false>>;
   multiply(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
 }
 

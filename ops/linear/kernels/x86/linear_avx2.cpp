@@ -16,10 +16,13 @@ constexpr int kPanels = 2;
 constexpr int kSegment = 16;  // groups per gemm pass
 
 // Operands of gemm per group of a panel: words, 16 steps of 16 rows × 2 k; or nibbles, 8 steps of 16 rows × 4
-// k, followed by each row's multiplier twice.
-constexpr int64_t kWordBytes = 1024, kNibbleBytes = 512 + 64;
-enum Form : int32_t { kWords, kNibbles };
-Form form_of(Scheme scheme) { return scheme == Scheme::g32i || scheme == Scheme::row ? kNibbles : kWords; }
+// k, followed by each row's multiplier twice, and, for g32iz, each row's zero point twice.
+enum Form : int32_t { kWords, kNibbles, kNibblesWithZeros };
+constexpr int64_t kFormBytes[] = {1024, 512 + 64, 512 + 128};
+Form form_of(Scheme scheme) {
+  if (scheme == Scheme::g32iz) return kNibblesWithZeros;
+  return scheme == Scheme::g32i || scheme == Scheme::row ? kNibbles : kWords;
+}
 
 // Spreads 16 words, one per row, over the 16-bit lanes of the rows of a half-line.
 ARMLLM_INLINE void row_words(const int16_t* p, __m256i* low, __m256i* high) {
@@ -64,7 +67,9 @@ ARMLLM_INLINE void store_words(int8_t* w, __m256i bytes) {
 void unpack_i4(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
   const uint8_t* values = panel + layout.values;
   const __m256i one = _mm256_set1_epi32(1);
-  for (int64_t g = 0; g < layout.groups; ++g, values += 256, w += kNibbleBytes) {
+  const bool zeros = has_narrow_zero_points(layout.scheme);
+  const int64_t bytes = kFormBytes[form_of(layout.scheme)];
+  for (int64_t g = 0; g < layout.groups; ++g, values += 256, w += bytes) {
     for (int j = 0; j < 4; ++j) {
       const __m256i first = load(values + j * 64), second = load(values + j * 64 + 32);
       __m256i even, odd;
@@ -76,7 +81,7 @@ void unpack_i4(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
       store(w + j * 128 + 96, odd);
     }
     __m256i low = one, high = one;
-    if (layout.scheme == Scheme::g32i) {
+    if (has_multipliers(layout.scheme)) {
       const __m256i bytes = _mm256_cvtepu8_epi32(
           _mm_loadl_epi64(reinterpret_cast<const __m128i*>(panel + layout.multipliers + g * 8)));
       low = _mm256_add_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(15)), one);
@@ -84,6 +89,18 @@ void unpack_i4(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
     }
     store(w + 512, _mm256_or_si256(low, _mm256_slli_epi32(low, 16)));
     store(w + 544, _mm256_or_si256(high, _mm256_slli_epi32(high, 16)));
+    if (zeros) {
+      int32_t bits;
+      __builtin_memcpy(&bits, panel + layout.zero_points + g * 4, 4);
+      const __m256i two =
+          _mm256_srlv_epi32(_mm256_set1_epi32(bits), _mm256_set_epi32(14, 12, 10, 8, 6, 4, 2, 0));
+      const __m256i zero =
+          _mm256_add_epi16(_mm256_and_si256(two, _mm256_set1_epi16(3)), _mm256_set1_epi16(kLowestZeroPoint));
+      const __m256i even = _mm256_set1_epi32(0x01000100), lane = _mm256_set_epi32(12, 8, 4, 0, 12, 8, 4, 0);
+      const __m256i words = _mm256_add_epi8(even, _mm256_mullo_epi32(lane, _mm256_set1_epi32(0x01010101)));
+      store(w + 576, _mm256_shuffle_epi8(zero, words));
+      store(w + 608, _mm256_shuffle_epi8(zero, _mm256_add_epi8(words, _mm256_set1_epi8(2))));
+    }
   }
 }
 
@@ -106,7 +123,7 @@ void unpack_i16(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
     factor[h][0] = factor[h][1] = _mm256_set1_epi16(1);
     if (scheme == Scheme::rowz) row_nibbles(panel + layout.zero_points + 4 * h, &zero[h][0], &zero[h][1]);
   }
-  for (int64_t g = 0; g < layout.groups; ++g, values += 256, w += kWordBytes) {
+  for (int64_t g = 0; g < layout.groups; ++g, values += 256, w += kFormBytes[kWords]) {
     if (fold && g % step == 0) {
       int16_t factors[kPanel];
       linear_fold_factors(panel, layout, g / step, factors);
@@ -142,16 +159,13 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
   row_info[0] = form_of(scheme);
   for (int p = 0; p < panels; ++p) {
     __builtin_memcpy(row_scales + p * kPanel, panel[p], kPanel * sizeof(float));
-    if (form_of(scheme) == kNibbles) {
-      unpack_i4(panel[p], layout, w + p * groups * kNibbleBytes);
-    } else {
-      unpack_i16(panel[p], layout, w + p * groups * kWordBytes);
-    }
+    const auto unpack_one = form_of(scheme) == kWords ? unpack_i16 : unpack_i4;
+    unpack_one(panel[p], layout, w + p * groups * kFormBytes[form_of(scheme)]);
   }
 }
 
 // Activations of a segment, prepared for one block of tokens: widened to words, or, for nibbles stored as q +
-// 8, −8 · Σ x of each token and group.
+// 8, −8 · Σ x of each token and group; with zero points, two words whose sum is −Σ x.
 struct PreparedActivations {
   alignas(32) int8_t words[kSegment * kBlock * kGroup * 2];
   alignas(32) int32_t group_sums[kSegment][kBlock];
@@ -163,6 +177,7 @@ void prepare_i16(const int8_t* x, int64_t groups, PreparedActivations& to) {
           _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i * 16))));
 }
 
+template <bool kZeros>
 void prepare_group_sums(const int8_t* x, int64_t groups, PreparedActivations& to) {
   const __m256i ones = _mm256_set1_epi8(1), minus8 = _mm256_set1_epi16(-8);
   for (int64_t g = 0; g < groups; ++g, x += kBlock * kGroup) {
@@ -170,7 +185,12 @@ void prepare_group_sums(const int8_t* x, int64_t groups, PreparedActivations& to
     for (int c = 1; c < 4; ++c) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(ones, load(x + c * 32)));
     sum = _mm256_madd_epi16(sum, minus8);
     sum = _mm256_hadd_epi32(sum, sum);  // tokens 0, 1 and 2, 3
-    const __m256i words = _mm256_and_si256(sum, _mm256_set1_epi32(0xffff));
+    __m256i words = _mm256_and_si256(sum, _mm256_set1_epi32(0xffff));
+    if constexpr (kZeros) {
+      const __m256i whole = _mm256_srai_epi32(sum, 3), half = _mm256_srai_epi32(sum, 4);
+      const __m256i rest = _mm256_slli_epi32(_mm256_sub_epi32(whole, half), 16);
+      words = _mm256_or_si256(_mm256_and_si256(half, _mm256_set1_epi32(0xffff)), rest);
+    }
     _mm_store_si128(reinterpret_cast<__m128i*>(to.group_sums[g]),
                     _mm_unpacklo_epi64(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
@@ -179,13 +199,22 @@ void prepare_group_sums(const int8_t* x, int64_t groups, PreparedActivations& to
 using Sums = __m256i[kBlock][2];  // rows 0 … 7 and 8 … 15
 
 // A 16-bit lane sums 16 products u·x, and one of a row's two lanes starts from the group's correction.  The
-// final sum is at most 32512, so intermediate wrap-around is harmless.
+// final sum is at most 32512, so intermediate wrap-around is harmless.  With zero points, both lanes start
+// from half of −z · Σ x, and their sums are at most 16 · 15 · 127 + 5.
+template <bool kZeros>
 void gemm_i4_maddubs(const int8_t* w, const int8_t* x, int64_t groups, const PreparedActivations& prepared,
                      Sums& sums) {
-  for (int64_t g = 0; g < groups; ++g, w += kNibbleBytes, x += kBlock * kGroup) {
+  for (int64_t g = 0; g < groups;
+       ++g, w += kFormBytes[kZeros ? kNibblesWithZeros : kNibbles], x += kBlock * kGroup) {
     __m256i acc[kBlock][2];
 #pragma GCC unroll 4
-    for (int t = 0; t < kBlock; ++t) acc[t][0] = acc[t][1] = _mm256_set1_epi32(prepared.group_sums[g][t]);
+    for (int t = 0; t < kBlock; ++t) {
+      acc[t][0] = acc[t][1] = _mm256_set1_epi32(prepared.group_sums[g][t]);
+      if constexpr (kZeros) {
+        acc[t][0] = _mm256_mullo_epi16(acc[t][0], load(w + 576));
+        acc[t][1] = _mm256_mullo_epi16(acc[t][1], load(w + 608));
+      }
+    }
 #pragma GCC unroll 8
     for (int step = 0; step < 8; ++step) {
       const __m256i w0 = load(w + step * 64), w1 = load(w + step * 64 + 32);
@@ -210,7 +239,7 @@ void gemm_i16_madd(const int8_t* w, int64_t groups, const PreparedActivations& p
   __m256i acc[kBlock][2];
 #pragma GCC unroll 4
   for (int t = 0; t < kBlock; ++t) acc[t][0] = sums[t][0], acc[t][1] = sums[t][1];
-  for (int64_t c = 0; c < groups * 4; ++c, w += kWordBytes / 4, x += kBlock * 16) {
+  for (int64_t c = 0; c < groups * 4; ++c, w += kFormBytes[kWords] / 4, x += kBlock * 16) {
 #pragma GCC unroll 4
     for (int step = 0; step < 4; ++step) {
       const __m256i w0 = load(w + step * 64), w1 = load(w + step * 64 + 32);
@@ -227,10 +256,11 @@ void gemm_i16_madd(const int8_t* w, int64_t groups, const PreparedActivations& p
   for (int t = 0; t < kBlock; ++t) sums[t][0] = acc[t][0], sums[t][1] = acc[t][1];
 }
 
-void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int panels, const Activations& x,
-          int64_t first_token, int tokens, float* out, int64_t out_stride) {
-  const Form form = static_cast<Form>(row_info[0]);
-  const int64_t group_bytes = form == kNibbles ? kNibbleBytes : kWordBytes;
+template <Form kForm>
+void gemm_of_form(const int8_t* w, const float* row_scales, int panels, const Activations& x,
+                  int64_t first_token, int tokens, float* out, int64_t out_stride) {
+  constexpr int64_t group_bytes = kFormBytes[kForm];
+  constexpr bool kZeros = kForm == kNibblesWithZeros;
   PreparedActivations prepared;
   Sums sums[kTokens / kBlock][kPanels];
   for (int t = 0; t < tokens; t += kBlock)
@@ -240,17 +270,17 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
     const int64_t some = x.groups - g < kSegment ? x.groups - g : kSegment;
     for (int t = 0; t < tokens; t += kBlock) {
       const int8_t* values = x.values + (first_token + t) * x.row_bytes() + g * kBlock * kGroup;
-      if (form == kNibbles) {
-        prepare_group_sums(values, some, prepared);
-      } else {
+      if constexpr (kForm == kWords) {
         prepare_i16(values, some, prepared);
+      } else {
+        prepare_group_sums<kZeros>(values, some, prepared);
       }
       for (int p = 0; p < panels; ++p) {
         const int8_t* lines = w + (p * x.groups + g) * group_bytes;
-        if (form == kNibbles) {
-          gemm_i4_maddubs(lines, values, some, prepared, sums[t / kBlock][p]);
-        } else {
+        if constexpr (kForm == kWords) {
           gemm_i16_madd(lines, some, prepared, sums[t / kBlock][p]);
+        } else {
+          gemm_i4_maddubs<kZeros>(lines, values, some, prepared, sums[t / kBlock][p]);
         }
       }
     }
@@ -261,6 +291,14 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
         _mm256_storeu_ps(out + t * out_stride + p * kPanel + h * 8,
                          _mm256_mul_ps(_mm256_cvtepi32_ps(sums[t / kBlock][p][t % kBlock][h]),
                                        _mm256_loadu_ps(row_scales + p * kPanel + h * 8)));
+}
+
+void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int panels, const Activations& x,
+          int64_t first_token, int tokens, float* out, int64_t out_stride) {
+  const auto multiply = row_info[0] == kWords     ? gemm_of_form<kWords>
+                        : row_info[0] == kNibbles ? gemm_of_form<kNibbles>
+                                                  : gemm_of_form<kNibblesWithZeros>;
+  multiply(w, row_scales, panels, x, first_token, tokens, out, out_stride);
 }
 
 }  // namespace
@@ -281,6 +319,6 @@ const LinearKernels linear = {kBlock,
                               linear_add_digits,
                               false,
                               kMaxGemvTokens,
-                              kWordBytes};
+                              kFormBytes[kWords]};
 
 }  // namespace armllm::avx2

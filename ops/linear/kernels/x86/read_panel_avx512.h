@@ -11,6 +11,7 @@ namespace {
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
 
 ARMLLM_INLINE __m512i load(const void* p) { return _mm512_loadu_si512(p); }
+ARMLLM_INLINE __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 
 // acc += Σ of four products unsigned × signed, per lane.  Inline assembly: with the intrinsic, GCC 12 renames
 // the accumulators of unrolled loops and copies them back in each iteration, a tenth of the run time.
@@ -24,6 +25,14 @@ ARMLLM_INLINE void dot_broadcast4(__m512i& acc, __m512i w, const int8_t* x) {
     int8_t values[4];
   };
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*reinterpret_cast<const Four*>(x)));
+}
+
+// acc += Σ of two products of words, per lane, with the two at `x` broadcast to every lane.
+ARMLLM_INLINE void dot_broadcast2(__m512i& acc, __m512i w, const int16_t* x) {
+  struct Two {
+    int16_t values[2];
+  };
+  asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*reinterpret_cast<const Two*>(x)));
 }
 
 ARMLLM_INLINE __m512i broadcast4(const int8_t* x) {
@@ -67,6 +76,22 @@ ARMLLM_INLINE __m512i odd_k4(__m512i low, __m512i high) {
 ARMLLM_INLINE __m512i unsigned_bias(__m512i m) {
   const __m512i eight = _mm512_slli_epi16(m, 3);
   return _mm512_sub_epi8(_mm512_set1_epi8(-128), _mm512_or_si512(eight, _mm512_slli_epi16(eight, 8)));
+}
+
+// 128 − z · m in every byte of rows 0 … 7 (low) and 8 … 15 (high) of g32iz; factors are 16-bit lanes of m.
+ARMLLM_INLINE void unsigned_biases(const uint8_t* zero_points, __m512i low_factor, __m512i high_factor,
+                                   __m512i* low, __m512i* high) {
+  // Bits 2·r and 16 + 2·r are those of rows r and r + 8: one product serves both.
+  const __m512i shifts = _mm512_set_epi32(14, 14, 12, 12, 10, 10, 8, 8, 6, 6, 4, 4, 2, 2, 0, 0);
+  int32_t bits;
+  __builtin_memcpy(&bits, zero_points, 4);
+  const __m512i two =
+      _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(bits), shifts), _mm512_set1_epi16(3));
+  const __m512i zero = _mm512_add_epi16(two, _mm512_set1_epi16(kLowestZeroPoint));
+  const __m512i factor = _mm512_mask_mov_epi16(low_factor, 0xaaaaaaaa, high_factor);
+  const __m512i bias = _mm512_sub_epi16(_mm512_set1_epi16(128), _mm512_mullo_epi16(zero, factor));
+  *low = _mm512_shuffle_epi8(bias, _mm512_set4_epi32(0x08080808, 0x08080808, 0, 0));
+  *high = _mm512_shuffle_epi8(bias, _mm512_set4_epi32(0x0a0a0a0a, 0x0a0a0a0a, 0x02020202, 0x02020202));
 }
 
 // The nibbles of 8 bytes in that lane order, repeated in both 16-bit halves of a lane.

@@ -92,19 +92,23 @@ void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w, in
     row_nibbles(panel + layout.zero_points, &zero[0], &zero[1]);
     for (int h = 0; h < 2; ++h) less[h] = _mm512_sub_epi8(top, both_bytes(zero[h]));
   }
+  const bool multiplied = has_multipliers(scheme);
   for (int64_t g = 0; g < layout.groups; ++g) {
     __m512i factor[2];
-    if (scheme == Scheme::g32i) {
+    if (multiplied) {
       row_nibbles(panel + layout.multipliers + g * 8, &factor[0], &factor[1]);
       for (int h = 0; h < 2; ++h) {
         factor[h] = _mm512_add_epi16(factor[h], _mm512_set1_epi16(1));
         less[h] = _mm512_sub_epi8(top, both_bytes(_mm512_slli_epi16(factor[h], 3)));
       }
+      if (has_narrow_zero_points(scheme)) {
+        unsigned_biases(panel + layout.zero_points + g * 4, factor[0], factor[1], &less[0], &less[1]);
+      }
     }
     for (int j = 0; j < 4; ++j, values += 64, w += 2 * step) {
       const __m512i line = load(values);
       __m512i low = low_rows(line), high = high_rows(line);
-      if (scheme == Scheme::g32i) {
+      if (multiplied) {
         // u · m stays below 256, so one 16-bit product multiplies both bytes without a carry between them.
         low = _mm512_mullo_epi16(low, factor[0]);
         high = _mm512_mullo_epi16(high, factor[1]);

@@ -20,20 +20,31 @@ from torch_armllm.ops.linear.packed_layout import (
 _INT4 = [name for name in SCHEMES if name != "i8"]
 
 
+def _zeros(scheme: str, rows: tuple[int, ...], columns: tuple[int, ...], groups: int) -> Spec | None:
+    if scheme == "g32iz":
+        return Spec((*rows, groups), torch.uint8, (6, 9))
+    return Spec((*rows, *columns), torch.uint8, (0, 15)) if has_zero_points(scheme) else None
+
+
 def _pack_int4(draw: Random) -> Call:
     scheme, k = draw.choice(_INT4), draw.choice(WIDTHS)
     rows = (draw.choice(WIDTHS),) if draw.random() < 0.6 else (draw.choice((1, 2, 3)), draw.choice(WIDTHS))
     layout = panel_layout(scheme, k)
     columns = (layout.scale_groups,) if group_span(scheme) else ()
     limits = (0, 15) if has_zero_points(scheme) else {"int6": (-32, 31), "int3": (-4, 3)}.get(scheme, (-8, 7))
-    factors = {"g32i": (1, 16), "int6": (1, 4), "int3": draw.choice(((1, 16), (-16, -1)))}.get(scheme)
+    factors = {
+        "g32i": (1, 16),
+        "g32iz": (1, 14),
+        "int6": (1, 4),
+        "int3": draw.choice(((1, 16), (-16, -1))),
+    }.get(scheme)
     kind = torch.int8 if scheme == "int3" else torch.uint8
     return {
         "q": Spec((*rows, k), torch.int8, limits),
         "multipliers": Spec((*rows, layout.groups), kind, factors) if factors else None,
         "scales": Spec((*rows, *columns), torch.bfloat16 if has_bf16_scales(scheme) else torch.float32),
         "scheme": scheme,
-        "zeros": Spec((*rows, *columns), torch.uint8, (0, 15)) if has_zero_points(scheme) else None,
+        "zeros": _zeros(scheme, rows, columns, layout.groups),
         "offsets": Spec((*rows, *columns), torch.float32) if has_offsets(scheme) else None,
     }
 
