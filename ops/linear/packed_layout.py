@@ -109,8 +109,11 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     if scheme == "int3":
         at += _lines(groups * 2)
     zero_points = at
-    if has_zero_points(scheme):
-        at += _lines(groups * 4 if has_narrow_zero_points(scheme) else scale_groups * 8)
+    if has_narrow_zero_points(scheme):
+        zero_points = sections + groups * 8
+        at = sections + _lines(groups * 12)
+    elif has_zero_points(scheme):
+        at += _lines(scale_groups * 8)
     total = at + groups * {"i8": 512, "int6": 384, "int3": 192}.get(scheme, 256)
     return PanelLayout(
         groups, span, scale_groups, PANEL * 4, offsets, sections, signs, zero_points, at, total

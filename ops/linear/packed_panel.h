@@ -1,7 +1,8 @@
 // The packed weight: quantization schemes, and the byte layout of a panel.
 //
 // A weight of N rows is ceil(N / 16) panels of 16 output rows.  A panel is one contiguous block of bytes, and
-// every kernel variant reads the same bytes.  Its sections, in this order, each aligned to 64 bytes:
+// every kernel variant reads the same bytes.  Its sections, in this order, each aligned to 64 bytes (the zero
+// points of g32iz follow its multipliers without a gap):
 //
 //   row scales    16 × f32; for float-group schemes: max over the row of |q · s_group| / 127
 //   group scales  S × 16 × f32, or bf16 if the scheme ends in `b`    (float-group schemes)
@@ -146,8 +147,12 @@ static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
     at += round_up(groups * 2, 64);
   }
   p.zero_points = at;
-  if (has_zero_points(scheme))
-    at += round_up(has_narrow_zero_points(scheme) ? groups * 4 : p.scale_groups * 8, 64);
+  if (has_narrow_zero_points(scheme)) {
+    p.zero_points = p.multipliers + groups * 8;  // one section with the multipliers: less padding
+    at = p.multipliers + round_up(groups * 12, 64);
+  } else if (has_zero_points(scheme)) {
+    at += round_up(p.scale_groups * 8, 64);
+  }
   p.values = at;
   p.bytes = at + groups * group_value_bytes(scheme);
   return p;

@@ -188,17 +188,17 @@ def test_panel_layout_of_narrow_zero_points_matches_the_specification() -> None:
     multipliers[3, 0], multipliers[9, 1] = 12, 14
     zeros[3, 0], zeros[11, 1], zeros[15, 1] = 6, 9, 7
     panel = linear.pack_int4(q, multipliers, torch.arange(16.0), "g32iz", zeros)[0]
-    assert panel.shape == (64 + 64 + 64 + 2 * 256,)
+    assert panel.shape == (64 + 64 + 2 * 256,)
     assert panel[:64].view(torch.float32).tolist() == list(range(16))
-    assert panel[64:128].tolist() == [0, 0, 0, 11, 0, 0, 0, 0, 0, 13 << 4] + [0] * 54
+    assert panel[64:80].tolist() == [0, 0, 0, 11, 0, 0, 0, 0, 0, 13 << 4, 0, 0, 0, 0, 0, 0]
     words = [0xAAAAAAAA & ~(3 << 6), 0xAAAAAAAA | 3 << 22]  # little-endian, bits 2r and 2r + 1 of row r
     words[1] = words[1] & ~(3 << 30) | 1 << 30
     stored = b"".join(word.to_bytes(4, "little") for word in words)
-    assert panel[128:192].tolist() == [*stored, *([0] * 56)]
+    assert panel[80:128].tolist() == [*stored, *([0] * 40)]
     expected = torch.full((512,), 0x08, dtype=torch.uint8)
     expected[64 + 29] = 15
     expected[256 + 64 + 30] = ((2 - 8) & 15) << 4 | 8
-    assert torch.equal(panel[192:], expected)
+    assert torch.equal(panel[128:], expected)
 
 
 def test_panel_layout_of_three_bits_matches_the_specification() -> None:
