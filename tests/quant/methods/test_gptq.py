@@ -58,7 +58,7 @@ def test_output_error_is_below_that_of_scale_search(name: str) -> None:
     assert better.q.shape == weight.shape
 
 
-@pytest.mark.parametrize("name", ["g32i", "int3"])
+@pytest.mark.parametrize("name", ["g32i", "g32iz", "int3"])
 def test_each_sweep_reduces_the_error(name: str) -> None:
     x, scheme = correlated(224), scheme_named(name)
     weight = torch.randn(64, 224, generator=torch.Generator().manual_seed(1))
@@ -70,7 +70,7 @@ def test_each_sweep_reduces_the_error(name: str) -> None:
     assert errors[0] > errors[1] > errors[2]
 
 
-@pytest.mark.parametrize("name", ["g32i", "int3", "g32", "row"])
+@pytest.mark.parametrize("name", ["g32i", "g32iz", "int3", "g32", "row"])
 def test_independent_inputs_are_rounded_to_nearest(name: str) -> None:
     weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named(name)
     found = GptqRounding(torch.eye(96), 32, sweeps=0).rows(weight, scheme)

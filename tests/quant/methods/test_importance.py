@@ -13,7 +13,7 @@ from torch_armllm.quant.methods.importance import input_energies
 from torch_armllm.quant.schemes import registry
 from torch_armllm.quant.schemes.search import Search
 
-SEARCHED = ["g32i", "int3", "g32", "row"]
+SEARCHED = ["g32i", "g32iz", "int3", "g32", "row"]
 
 
 @pytest.mark.parametrize("name", SEARCHED)

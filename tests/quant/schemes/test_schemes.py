@@ -16,21 +16,8 @@ from torch_armllm.quant.schemes.registry import SCHEMES, Int3, scheme_named
 
 ALL = list(SCHEMES)
 NAMES = [
-    *(
-        "g32i",
-        "row",
-        "rowz",
-        "int8",
-        "int6",
-        "int3",
-        "g32",
-        "g64",
-        "g128",
-        "g32z",
-        "g128zb",
-        "g32m",
-        "int8g64",
-    )
+    *("g32i", "g32iz", "row", "rowz", "int8", "int6", "int3"),
+    *("g32", "g64", "g128", "g32z", "g128zb", "g32m", "int8g64"),
 ]
 """One scheme of each kind, for tests in which group size and zero points do not interact."""
 
@@ -64,17 +51,18 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     assert found.scales.dtype == (torch.bfloat16 if name.endswith("b") else torch.float32)
     if "z" in name:
         assert found.zeros is not None
-        assert found.zeros.shape == found.scales.shape
-        assert int(found.zeros.max()) <= 15
+        assert found.zeros.shape == ((rows, groups) if name == "g32iz" else found.scales.shape)
+        least, most = (6, 9) if name == "g32iz" else (0, 15)
+        assert least <= int(found.zeros.min()) <= int(found.zeros.max()) <= most
     else:
         assert found.zeros is None
     assert (found.offsets is not None) == name.endswith("m")
-    if name in ("g32i", "int6", "int3"):
+    if name in ("g32i", "g32iz", "int6", "int3"):
         assert found.multipliers is not None
         assert found.multipliers.shape == (rows, groups)
         assert found.multipliers.dtype == (torch.int8 if name == "int3" else torch.uint8)
         assert int(found.multipliers.abs().min()) >= 1
-        assert int(found.multipliers.abs().max()) <= (4 if name == "int6" else 16)
+        assert int(found.multipliers.abs().max()) <= {"int6": 4, "g32iz": 14}.get(name, 16)
         assert int(found.multipliers.min()) > 0 or name == "int3"
     else:
         assert found.multipliers is None
@@ -151,6 +139,7 @@ def test_unknown_names_and_types_raise() -> None:
         ("int8", 8.02),
         ("int6", 6.08),
         ("int3", 3.17),
+        ("g32iz", 4.20),
     ],
 )
 def test_bits_per_weight(name: str, bits: float) -> None:
@@ -165,6 +154,20 @@ def test_signs_of_groups_lower_the_error_of_three_bits() -> None:
     error = error_of(weight, "int3")
     assert error < 0.17
     assert error < 0.93 * Unsigned().quantize(weight)[1]
+
+
+def test_zero_points_of_groups_lower_the_squared_error() -> None:
+    weight = random_weight(128, 2048)
+    assert error_of(weight, "g32iz") ** 2 < 0.85 * error_of(weight, "g32i") ** 2
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_tail_longer_than_the_range_is_not_clipped(sign: int) -> None:
+    weight = random_weight(8, 96).abs() * sign
+    weight[:, 5] = 3.0 * sign
+    back = SCHEMES["g32iz"].dequantize(SCHEMES["g32iz"].quantize(weight)[0])
+    assert torch.allclose(back[:, 5], weight[:, 5], rtol=0.06)
+    assert error_of(weight, "g32iz") < 0.07
 
 
 def test_integer_multipliers_add_no_error_on_random_weights() -> None:

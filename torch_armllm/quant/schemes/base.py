@@ -29,9 +29,10 @@ class Quantized:
         scheme: name of the scheme.
         q: int8 (N, K).
         scales: float32 (N,), or float32 or bfloat16 (N, S) with one per group of columns.
-        multipliers: (N, G), uint8 1…16 for ``g32i`` and 1…4 for ``int6``, int8 ±1…±16 for ``int3``; None for
-            other schemes.
-        zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points.
+        multipliers: (N, G), uint8 1…16 for ``g32i``, 1…14 for ``g32iz`` and 1…4 for ``int6``, int8 ±1…±16
+            for ``int3``; None for other schemes.
+        zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points; 6…9 of that of
+            ``multipliers`` for ``g32iz``.
         offsets: float32 of the shape of ``scales``, for schemes that have them.
     """
 
@@ -66,6 +67,8 @@ class Scheme(ABC):
     """Largest integer to which a value is rounded."""
     largest_multiplier: int = 0
     """Largest integer multiplier of a group; 0 if groups have none."""
+    zero_range: tuple[int, int] | None = None
+    """Least and largest zero point of schemes with multipliers; None if they have no zero points."""
     signed_multipliers: bool = False
     """True if multipliers may be negative."""
 
@@ -88,16 +91,18 @@ class Scheme(ABC):
         value = quantized.q.float()
         columns = value.shape[1]
         if quantized.zeros is not None:
-            value -= self._spread(quantized.zeros, columns)
+            value -= self._spread(quantized.zeros, columns, GROUP if self.zero_range else self.span)
         if quantized.multipliers is not None:
-            value *= quantized.multipliers.float().repeat_interleave(GROUP, dim=1)[:, :columns]
-        value *= self._spread(quantized.scales, columns)
-        return value if quantized.offsets is None else value + self._spread(quantized.offsets, columns)
+            value *= self._spread(quantized.multipliers, columns, GROUP)
+        value *= self._spread(quantized.scales, columns, self.span)
+        if quantized.offsets is not None:
+            value += self._spread(quantized.offsets, columns, self.span)
+        return value
 
-    def _spread(self, scales: Tensor, columns: int) -> Tensor:
-        """Repeats one value per row or group for every column."""
-        values = scales.float()
-        return values.repeat_interleave(self.span, dim=1)[:, :columns] if self.span else values[:, None]
+    def _spread(self, values: Tensor, columns: int, span: int) -> Tensor:
+        """Repeats one value for each ``span`` columns, or for a row if that is 0, for every column."""
+        values = values.float()
+        return values.repeat_interleave(span, dim=1)[:, :columns] if span else values[:, None]
 
     def round_rows(self, weight: Tensor, importance: Tensor | None = None, search: bool = True) -> Quantized:
         """Quantizes float32 rows (r, K); K need not be a multiple of 32.  See `quantize_rows`."""

@@ -76,26 +76,38 @@ class CoordinateDescent:
         index = group.start // grid.span
         factor = grid.factor[index]
         factors = self._factors(index, current, target[permutation.argsort()], inner) if wider else [factor]
-        columns = torch.arange(group.start, group.stop)[permutation]
-        low, high = (
-            bound.repeat(1, len(factors)) if bound.shape[1] > 1 else bound for bound in grid.bounds(columns)
-        )
-        step = (torch.stack(factors) * grid.row).flatten().expand(len(columns), -1)
+        zeros, factors = self._zeros(index, factors, wider)
+        low, high = (grid.low - torch.cat(zeros), grid.high - torch.cat(zeros))
+        step = (torch.stack(factors) * grid.row).flatten().expand(len(target), -1)
         targets = target.repeat(1, len(factors))
-        values = round_with_feedback(targets, unit_rows(upper), step, low, high)
+        values = round_with_feedback(
+            targets, unit_rows(upper), step, low.expand(len(target), -1), high.expand(len(target), -1)
+        )
         # the current values win ties
         values = torch.cat([current[permutation], values], dim=1)
         errors = (upper @ (values - target.repeat(1, len(factors) + 1))).square().sum(0)
-        best = errors.view(len(factors) + 1, -1).argmin(0)
-        grid.factor[index] = torch.stack([factor, *factors]).gather(0, best[None])[0]
-        selected = values.view(len(columns), len(factors) + 1, -1).gather(
-            1, best.expand(len(columns), 1, -1)
-        )[:, 0]
+        best = errors.view(len(factors) + 1, -1).argmin(0)[None]
+        grid.factor[index] = torch.stack([factor, *factors]).gather(0, best)[0]
+        if grid.zero is not None and grid.zero_range:
+            grid.zero[index] = torch.stack([grid.zero[index], *zeros]).gather(0, best)[0]
+        selected = values.view(len(target), len(factors) + 1, -1).gather(1, best.expand(len(target), 1, -1))[
+            :, 0
+        ]
         updated = torch.empty_like(current)
         updated[permutation] = selected
         change = updated - current
         self.values[group] = updated
         return change
+
+    def _zeros(self, index: int, factors: list[Tensor], wider: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the candidate zero points of a group and the step of each."""
+        grid = self._grid
+        zero = torch.zeros_like(grid.row) if grid.zero is None else grid.zero[index]
+        zeros = [zero] * len(factors)
+        if not wider or grid.zero_range is None:
+            return zeros, factors
+        near = [(zero + step).clamp(*grid.zero_range) for step in (1, -1)]
+        return zeros + near, factors + [grid.factor[index]] * len(near)
 
     def _factors(self, index: int, current: Tensor, target: Tensor, inner: Tensor) -> list[Tensor]:
         """Returns the candidate steps of a group."""

@@ -43,6 +43,11 @@ class Grid:
         return scheme_named(self.name).signed_multipliers
 
     @property
+    def zero_range(self) -> tuple[int, int] | None:
+        """Returns the least and the largest zero point that a group may take, or None to keep its own."""
+        return scheme_named(self.name).zero_range
+
+    @property
     def float_factors(self) -> bool:
         """True if factors are floats, one per group."""
         return scheme_named(self.name).span > 0
@@ -53,10 +58,7 @@ class Grid:
 
     def bounds(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the smallest and the largest number of steps of columns (n,): each (n, N) or (n, 1)."""
-        if self.zero is None:
-            ends = torch.tensor([self.low, self.high], dtype=torch.float32).expand(len(columns), 2)
-            return ends[:, :1], ends[:, 1:]
-        zero = self.zero[columns // self.span]
+        zero = torch.zeros(len(columns), 1) if self.zero is None else self.zero[columns // self.span]
         return self.low - zero, self.high - zero
 
     def stored(self, values: Tensor) -> Quantized:
@@ -66,15 +68,14 @@ class Grid:
         if self.zero is not None:
             q += self.zero[columns // self.span]
         q = q.clamp_(self.low, self.high).t().contiguous().to(torch.int8)
+        zeros = None if self.zero is None else self.zero.t().contiguous().to(torch.uint8)
         if self.whole_factors:
             kind = torch.int8 if self.signed_factors else torch.uint8
-            return Quantized(self.name, q, self.row, self.factor.t().contiguous().to(kind))
+            return Quantized(self.name, q, self.row, self.factor.t().contiguous().to(kind), zeros)
         if self.float_factors:
             kind = torch.bfloat16 if self.name.endswith("b") else torch.float32
-            zeros = None if self.zero is None else self.zero.t().contiguous().to(torch.uint8)
             return Quantized(self.name, q, self.factor.t().contiguous().to(kind), None, zeros)
-        zeros = None if self.zero is None else self.zero[0].to(torch.uint8)
-        return Quantized(self.name, q, self.row, None, zeros)
+        return Quantized(self.name, q, self.row, None, None if zeros is None else zeros[:, 0].contiguous())
 
     def round_factor(self, factor: Tensor) -> Tensor:
         """Rounds factors to those that the scheme can store."""
@@ -96,15 +97,15 @@ def grid_of(quantized: Quantized) -> Grid:
     span = scheme.span or GROUP
     groups = -(-columns // span)
     zero = None if quantized.zeros is None else quantized.zeros.float()
+    if zero is not None:
+        zero = zero.t().contiguous() if zero.dim() == 2 else zero.expand(groups, -1)
     scales = quantized.scales.float()
     if quantized.multipliers is not None:
         row, factor = scales, quantized.multipliers.float().t().contiguous()
     elif scales.dim() == 2:
         row, factor = torch.ones(len(scales)), scales.t().contiguous()
-        zero = None if zero is None else zero.t().contiguous()
     else:
         row, factor = scales, torch.ones(groups, len(scales))
-        zero = None if zero is None else zero.expand(groups, -1)
     return Grid(quantized.scheme, span, row, factor, zero, scheme.lowest, scheme.highest)
 
 

@@ -1,0 +1,75 @@
+"""The search for the scales of groups with the least squared error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def best_steps(
+    value: Tensor,
+    candidates: Iterable[tuple[Tensor, int | Tensor]],
+    importance: Tensor | None,
+    lowest: int,
+    highest: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Picks for each group the step and the zero point with the least squared error.
+
+    Args:
+        value: the weights (r, G, n).
+        candidates: steps (r, G), each with a zero point: one for all groups, or (r, G).
+        importance: weights of the squared errors (G, n), or None.
+        lowest: smallest stored integer.
+        highest: largest stored integer.
+
+    Returns:
+        The steps (r, G), the zero points (r, G) and the rounded values less their zero points (r, G, n), as
+        floats.
+    """
+    rows, groups, _ = value.shape
+    best = torch.ones(rows, groups)
+    best_zero = torch.zeros(rows, groups)
+    least = torch.full((rows, groups), math.inf)
+    buffer = torch.empty_like(value)
+    root = None if importance is None else importance.sqrt()
+    for step, zero in candidates:
+        _round(value, step, zero, lowest, highest, buffer)
+        buffer.mul_(step[..., None]).sub_(value)
+        if root is not None:
+            buffer.mul_(root)
+        error = torch.linalg.vector_norm(buffer, dim=-1)
+        better = error < least
+        least = torch.where(better, error, least)
+        best = torch.where(better, step, best)
+        best_zero = torch.where(better, zero, best_zero)
+    _round(value, best, best_zero, lowest, highest, buffer)
+    return best, best_zero, buffer
+
+
+def _round(value: Tensor, step: Tensor, zero: int | Tensor, lowest: int, highest: int, out: Tensor) -> None:
+    torch.mul(value, 1 / step[..., None], out=out)
+    out.round_()
+    if isinstance(zero, Tensor):
+        out.clamp_(lowest - zero[..., None], highest - zero[..., None])
+    else:
+        out.clamp_(lowest - zero, highest - zero)
+
+
+def inverse(scale: Tensor) -> Tensor:
+    """Returns 1 / scale, and 0 for the scale of a row of zeros."""
+    return torch.where(scale.abs() > 1e-30, 1 / scale, torch.zeros_like(scale))
+
+
+def regroup(weight: Tensor, importance: Tensor | None, span: int) -> tuple[Tensor, Tensor | None]:
+    """Reshapes rows (r, G, 32) and importance (G, 32) to (r, S, span) and (S, span), padded with zeros."""
+    flat = weight.flatten(1)
+    columns = flat.shape[1]
+    span = span or columns
+    short = -columns % span
+    value = torch.nn.functional.pad(flat, (0, short)).view(flat.shape[0], -1, span)
+    if importance is None:
+        return value, None
+    return value, torch.nn.functional.pad(importance.flatten(), (0, short)).view(-1, span)
