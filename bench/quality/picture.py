@@ -21,6 +21,7 @@ STYLES = {
     "ours, mse": ("#2171b5", "o"),
     "ours, awq": ("#6a51a3", "o"),
     "ours, gptq": ("#08306b", "o"),
+    "ours, gptq, a16": ("#041530", "P"),
     "llama.cpp": ("#e08214", "s"),
     "llama.cpp, imatrix": ("#993404", "s"),
     "torchao": ("#4d9221", "^"),

@@ -18,6 +18,7 @@ from torch_armllm.quant.outliers import refuse_outliers
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.skeleton import placeholder
 from torch_armllm.quant.spill_file import SpillFile
+from torch_armllm.quant.wide_activations import wide_layers
 from torch_armllm.system.allocator import release_free_memory
 
 
@@ -35,7 +36,8 @@ class LayerLoader:
         self._allow_outliers = recipe.allow_outliers
         self._method = make_method(recipe.method, model, self._layers)
         memory = SpillFile(in_memory=None)
-        self._quantizer = LayerQuantizer(model, self._schemes, self._method, spill=memory)
+        self._wide = wide_layers(recipe, self._layers, self._schemes)
+        self._quantizer = LayerQuantizer(model, self._schemes, self._method, spill=memory, wide=self._wide)
         self._layer_of: dict[str, Layer] = {}
         self._records: dict[str, LayerRecord] = {}
         self._error: ValueError | None = None
@@ -94,7 +96,7 @@ class LayerLoader:
                 records.append(self._records[layer.name])
             else:
                 check_finite([layer])
-                quantizer = LayerQuantizer(self._model, self._schemes, self._method)
+                quantizer = LayerQuantizer(self._model, self._schemes, self._method, wide=self._wide)
                 records.append(quantizer.run(layer))
                 quantizer.commit(layer)
         if not self._allow_outliers:

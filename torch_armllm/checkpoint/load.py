@@ -136,7 +136,11 @@ def load_model(
         return load_third_party(third_party, None, dtype)
     if third_party is not None:
         requested = quantization or Recipe()
-        recipe = Recipe(head=requested.head, ignore=requested.ignore)
+        recipe = Recipe(
+            head=requested.head,
+            ignore=requested.ignore,
+            int16_activations=requested.int16_activations,
+        )
         return load_third_party(third_party, ArmInt4Config(recipe, kv_cache_dtype=kv_cache_dtype), dtype)
     options = {"config": config, "dtype": dtype}
     if config is not None and getattr(config, "quantization_config", None) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.schemes.base import Scheme
 from torch_armllm.quant.skeleton import describe_modules
 from torch_armllm.quant.spill_file import SpillFile
+from torch_armllm.quant.wide_activations import wide_layers
 from torch_armllm.system.allocator import release_free_memory
 from torch_armllm.system.progress import progress_bar
 
@@ -90,16 +91,18 @@ def quantize_folder(
     quantized = [layer for layer in layers if layer.name in schemes]
     streamed = _calibration_of(recipe, model, reader, quantized, calibration, out)
     inputs = {**fingerprint(source, files), "method": recipe.method, **streamed.fingerprint}
+    inputs["int16_activations"] = list(recipe.int16_activations)
     if recipe.bits is not None:
         inputs["bits"] = recipe.bits
     journal = Journal(out, inputs, restart)
     if recipe.bits is not None:
         recipe = _with_bits(recipe, model, reader, layers, schemes, calibration, journal, progress)
         layers, schemes = recipe.assign(layers)
+    wide = wide_layers(recipe, layers, schemes)
     _check_resumable(journal.records, layers, schemes)
     streamed.resume([block for block in reader.blocks if journal.holds(block)])
     calibrated = recipe.method in CALIBRATED
-    quantizer = _BlockQuantizer(model, layers, schemes, streamed.method, journal.records, progress)
+    quantizer = _BlockQuantizer(model, layers, schemes, wide, streamed.method, journal.records, progress)
     with quantizer.bar:
         for block in reader.blocks:
             if journal.holds(block):
@@ -177,11 +180,12 @@ class _BlockQuantizer:
         model: nn.Module,
         layers: Sequence[Layer],
         schemes: Mapping[str, Scheme],
+        wide: Collection[str],
         method: Method,
         finished: Sequence[LayerRecord],
         progress: bool,
     ) -> None:
-        self._quantizer = LayerQuantizer(model, schemes, method, spill=SpillFile(in_memory=None))
+        self._quantizer = LayerQuantizer(model, schemes, method, spill=SpillFile(in_memory=None), wide=wide)
         self._sizes = {layer.name: sum(weight.numel() for weight in layer.weights()) for layer in layers}
         done = {record.name for record in finished}
         self._remaining = [layer for layer in layers if layer.name not in done]

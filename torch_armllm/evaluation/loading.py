@@ -59,7 +59,12 @@ def load_variant(
         return model, describe(model, "nothing is quantized")
     recipe = None
     if variant.quantization is not None:
-        recipe = Recipe(variant.quantization, method=variant.method or "mse", bits=variant.bits)
+        recipe = Recipe(
+            variant.quantization,
+            method=variant.method or "mse",
+            bits=variant.bits,
+            int16_activations=variant.int16_activations,
+        )
     tokens = calibration_tokens(source, calibration) if variant.calibrated else None
     report = patch(model, recipe, progress=progress, calibration=tokens)
     return model, report.layers

@@ -1,4 +1,4 @@
-"""Model variants by name: ``bf16``, ``int4-g32i``, ``int4-row+rtn``, ``4.5+gptq``."""
+"""Model variants by name: ``bf16``, ``int4``, ``int4-row+rtn``, ``4.5+gptq``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch_armllm.quant.schemes.registry import DEFAULT, SCHEMES
 FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SAVED = "saved"
 _FUSED = "-fused"
-_EXAMPLES = "bf16, f32, bf16-fused, int4-g32i, int4-g32, int4-row, int8, int4-g32i+gptq, 4.5+gptq, saved"
+_WIDE = "+a16"
+_EXAMPLES = "bf16, f32, bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, int4+gptq+a16, saved"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Variant:
         quantization: the scheme of `torch_armllm.patch`; None: weights are not quantized.
         method: the rounding method; None: the default.
         bits: see `Recipe.bits`; None: all layers have one scheme.
+        int16_activations: see `Recipe.int16_activations`.
         patched: True if the fused ops run, False for transformers' own forward.
     """
 
@@ -32,6 +34,7 @@ class Variant:
     quantization: str | None = None
     method: str | None = None
     bits: float | str | None = None
+    int16_activations: tuple[str, ...] = ()
     patched: bool = True
 
     @classmethod
@@ -42,7 +45,8 @@ class Variant:
             text: ``bf16``, ``f16`` or ``f32``: transformers' own forward; ``…-fused``: the same weights by
                 fused ops; ``saved``: a quantized checkpoint unchanged; a scheme of `torch_armllm.patch`, with
                 or without the prefix ``int4-``, and with or without the suffix ``+method``; ``4.5`` or
-                ``int4+0.1``: bits a weight, or more than INT4 has, with or without that suffix.
+                ``int4+0.1``: bits a weight, or more than INT4 has, with or without that suffix.  A last
+                suffix ``+a16``: INT16 activations in all linear layers.
             method: the method, unless the text names one.
 
         Raises:
@@ -55,7 +59,7 @@ class Variant:
             return cls(name, FLOATS[name.removesuffix(_FUSED)])
         if name == SAVED:
             return cls(name)
-        stem, *suffixes = name.split("+")
+        stem, *suffixes = name.removesuffix(_WIDE).split("+")
         quantization = DEFAULT if stem == "int4" else stem.removeprefix("int4-")
         bits: float | str | None = None
         if _is_number(quantization):
@@ -70,7 +74,8 @@ class Variant:
                 check_method(chosen)
             except ValueError as error:
                 raise ValueError(f"{text}: {error}") from None
-        return cls(name, quantization=quantization, method=chosen, bits=bits)
+        wide = ("*",) if name.endswith(_WIDE) else ()
+        return cls(name, quantization=quantization, method=chosen, bits=bits, int16_activations=wide)
 
     @property
     def saved(self) -> bool:

@@ -22,6 +22,7 @@ from torch_armllm.quant.outliers import refuse_outliers
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.restore import remember_scalings
+from torch_armllm.quant.wide_activations import wide_layers
 from torch_armllm.system.progress import progress_bar
 
 
@@ -74,10 +75,11 @@ def quantize(
         recipe = with_bits(recipe, layers, schemes, sensitivities)
         layers, schemes = recipe.assign(layers)
         calibration = calibration if recipe.method in CALIBRATED else None
+    wide = wide_layers(recipe, layers, schemes)
     selected = [layer for layer in layers if layer.name in schemes]
     statistics = recipe.importance is not False
     method = make_method(recipe.method, model, selected, statistics, calibration, resume)
-    quantizer = LayerQuantizer(model, schemes, method, keep_original)
+    quantizer = LayerQuantizer(model, schemes, method, keep_original, wide=wide)
     bar = progress_bar(method.order(selected), show=progress, desc="Quantizing", unit="layer")
     try:
         quantized = {layer.name: quantizer.run(layer) for layer in bar}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import nn
 
@@ -32,6 +32,7 @@ class LayerQuantizer:
         method: Method,
         keep_original: bool = False,
         spill: SpillFile | None = None,
+        wide: Collection[str] = (),
     ) -> None:
         """Prepares to quantize layers of a model.
 
@@ -41,11 +42,13 @@ class LayerQuantizer:
             method: chooses the integers.
             keep_original: keep the float weights after `commit`, for `restore`.
             spill: holds packed weights until `commit`; by default most of them are in a temporary file.
+            wide: names of the linear layers with INT16 activations.
         """
         self._model = model
         self._schemes = schemes
         self._method = method
         self._keep_original = keep_original
+        self._wide = frozenset(wide)
         self._spill = SpillFile() if spill is None else spill
         self._pending: dict[str, Replacement] = {}
         self._slots: ModuleSlots | None = None
@@ -67,6 +70,9 @@ class LayerQuantizer:
 
     def add(self, layer: Layer, replacement: Replacement) -> LayerRecord:
         """Adds a replacement that was packed elsewhere, for `commit`."""
+        if layer.name in self._wide:
+            assert isinstance(replacement.module, QuantLinear)
+            replacement.module.digits = 2
         self._pending[layer.name] = replacement
         return replacement.record(layer)
 

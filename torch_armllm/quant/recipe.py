@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.quant.methods.base import check_method
-from torch_armllm.quant.schemes.registry import DEFAULT, scheme_named
+from torch_armllm.quant.schemes.registry import DEFAULT, FORMER_DEFAULTS, scheme_named
 
 if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
     from torch_armllm.quant.layers import Layer
@@ -28,7 +28,7 @@ class Recipe:
     """Settings of quantization: the scheme of each layer, and the method that rounds the weights.
 
     Attributes:
-        scheme: scheme of the linear layers and the experts: ``int4`` (the exact scheme g32i), ``int8``, or
+        scheme: scheme of the linear layers and the experts: ``int4`` (the exact scheme g32iz), ``int8``, or
             any other of `SCHEMES`, such as ``g32`` or ``row``.
         head: scheme of the output head; None leaves it unquantized.
         ignore: shell-style patterns of layer names that stay unquantized, such as ``*.down_proj``.
@@ -47,9 +47,12 @@ class Recipe:
             everywhere has, such as "+0.1".  The schemes of the layers that ``overrides`` do not name are
             chosen so that the model's predictions change least: see `torch_armllm.quant.mixed_bits`.  None:
             all have ``scheme``.
+        int16_activations: patterns of layer names, or `KINDS`, whose activations are INT16 (two INT8 digits)
+            instead of INT8.  Long steps, such as prompts, cost a second product there; short ones read the
+            weights once all the same.
     """
 
-    scheme: str = "g32i"
+    scheme: str = DEFAULT
     head: str | None = "int8"
     ignore: Sequence[str] = ()
     overrides: Mapping[str, str | None] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class Recipe:
     allow_outliers: bool = False
     importance: bool | None = None
     bits: float | str | None = None
+    int16_activations: Sequence[str] = ()
 
     @classmethod
     def of(cls, quantization: str | Recipe) -> Recipe:
@@ -73,12 +77,8 @@ class Recipe:
         Raises:
             ValueError: there is no such scheme or method, or something is of another type.
         """
-        if (
-            isinstance(self.ignore, str)
-            or not isinstance(self.ignore, Sequence)
-            or not all(isinstance(pattern, str) for pattern in self.ignore)
-        ):
-            raise ValueError(f"ignore must be a list of patterns, not {self.ignore!r}")
+        for field_name in ("ignore", "int16_activations"):
+            _check_patterns(field_name, getattr(self, field_name))
         if not isinstance(self.overrides, Mapping) or not all(isinstance(x, str) for x in self.overrides):
             raise ValueError(f"overrides must be a dictionary of schemes by pattern, not {self.overrides!r}")
         if not isinstance(self.allow_outliers, bool):
@@ -87,10 +87,11 @@ class Recipe:
             raise ValueError(f"importance must be true, false or null, not {self.importance!r}")
         _check_bits(self.bits)
         check_method(self.method)
-        # `int4` is an alias of g32i
+        # `int4` is an alias
         object.__setattr__(self, "scheme", scheme_named(self.scheme).name)
         object.__setattr__(self, "head", _canonical(self.head))
         object.__setattr__(self, "ignore", tuple(self.ignore))
+        object.__setattr__(self, "int16_activations", tuple(self.int16_activations))
         overrides = {pattern: _canonical(scheme) for pattern, scheme in self.overrides.items()}
         object.__setattr__(self, "overrides", overrides)
         if self.bits is not None and self.scheme != DEFAULT:
@@ -109,6 +110,7 @@ class Recipe:
             "allow_outliers": self.allow_outliers,
             "importance": bool(self.importance),
             "bits": self.bits,
+            "int16_activations": list(self.int16_activations),
         }
 
     def assign(self, layers: Sequence[Layer]) -> tuple[list[Layer], dict[str, Scheme]]:
@@ -146,7 +148,7 @@ class Recipe:
                 f"the weights are packed as {source} stored them; to use {self.scheme!r}, load the "
                 "original model"
             )
-        if self.scheme != own.scheme:
+        if self.scheme != own.scheme and not (self.scheme == DEFAULT and own.scheme in FORMER_DEFAULTS):
             raise ValueError(
                 f"the weights are packed as {own.scheme!r} already; to use {self.scheme!r}, load "
                 "the original model"
@@ -154,6 +156,11 @@ class Recipe:
         if self.bits is not None and self.bits != own.bits:
             raise ValueError(
                 f"the weights are packed already; to choose {self.bits} bits, load the original model"
+            )
+        if self.int16_activations and self.int16_activations != own.int16_activations:
+            raise ValueError(
+                f"the model is quantized already, with INT16 activations in {len(own.int16_activations)} "
+                f"patterns; to choose {list(self.int16_activations)}, load the original model"
             )
         if self.overrides and dict(self.overrides) != dict(own.overrides):
             raise ValueError(
@@ -217,6 +224,12 @@ def _check_bits(bits: Any) -> None:
         raise ValueError(
             f'bits must be bits a weight, such as 4.5, or more than int4 has, such as "+0.1", not {bits!r}'
         )
+
+
+def _check_patterns(name: str, patterns: Any) -> None:
+    many = isinstance(patterns, Sequence) and not isinstance(patterns, str)
+    if not many or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"{name} must be a list of patterns, not {patterns!r}")
 
 
 def _canonical(scheme: str | None) -> str | None:
