@@ -1,6 +1,6 @@
 """Perplexity of a text in BF16 and in INT4 schemes (`none`: not quantized).
 
-    python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--quantization g32i,g32,row]
+    python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--quantization int4,g32,row]
         [--no-importance] [--kv-cache-dtype int8]
 
 Prints one line per scheme: perplexity, its ratio to BF16, and the mean relative round-trip error of the
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=3072)
-    parser.add_argument("--quantization", default="g32i,g32,row")
+    parser.add_argument("--quantization", default="int4,g32,row")
     parser.add_argument("--no-importance", action="store_true", help="search scales without input importance")
     parser.add_argument("--kv-cache-dtype", help="dtype of keys and values; default: the model's")
     options = parser.parse_args()

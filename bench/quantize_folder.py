@@ -1,6 +1,6 @@
 """Seconds and peak memory of quantizing a checkpoint from folder to folder.
 
-    python -m bench.quantize_folder [--source DIR] [--quantization g32i] [--method mse] [--layers 16]
+    python -m bench.quantize_folder [--source DIR] [--quantization int4] [--method mse] [--layers 16]
         [--texts 16]
 
 Without a source, a model of Llama 3.2 1B's shape with random BF16 weights is written to a temporary folder
@@ -94,7 +94,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--source", type=Path)
-    parser.add_argument("--quantization", default="g32i")
+    parser.add_argument("--quantization", default="int4")
     parser.add_argument("--method", default="mse")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--vocabulary", type=int, default=128256)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-INT4_BITS = 4 + 4 / 32
-"""Bits per weight of ``g32i``, without the four bytes of a row's scale."""
+INT4_BITS = 4 + 6 / 32
+"""Bits per weight of ``g32iz``, without the four bytes of a row's scale."""
 
 
 @dataclass(frozen=True)

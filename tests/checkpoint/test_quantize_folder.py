@@ -111,7 +111,9 @@ def test_changed_source_or_recipe_is_rejected(
         patch.setattr(journal.Journal, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             quantize_folder(source, tmp_path / "out", progress=False)
-    with pytest.raises(ValueError, match=r"q_proj as g32i, and the recipe says row: start over with restart"):
+    with pytest.raises(
+        ValueError, match=r"q_proj as g32iz, and the recipe says row: start over with restart"
+    ):
         quantize_folder(source, tmp_path / "out", Recipe("row"), progress=False)
     with pytest.raises(ValueError, match="an unfinished run of another checkpoint or method"):
         quantize_folder(source, tmp_path / "out", Recipe(method="rtn"), progress=False)

@@ -16,8 +16,8 @@ def test_float_variants_run_by_transformers() -> None:
 @pytest.mark.parametrize(
     "text,scheme,method",
     [
-        ("int4", "g32i", None),
-        ("int4-g32i", "g32i", None),
+        ("int4", "g32iz", None),
+        ("int4-g32iz", "g32iz", None),
         ("g128zb", "g128zb", None),
         ("int4-row+rtn", "row", "rtn"),
         ("int8", "int8", None),
@@ -34,12 +34,12 @@ def test_integer_variants(text: str, scheme: str, method: str | None) -> None:
         ("int4-5", 5.0, None),
         ("4.25+gptq", 4.25, "gptq"),
         ("int4+0.1", "+0.1", None),
-        ("int4-g32i+0.25+gptq", "+0.25", "gptq"),
+        ("int4-g32iz+0.25+gptq", "+0.25", "gptq"),
     ],
 )
 def test_mixed_variants(text: str, bits: float | str, method: str | None) -> None:
     variant = Variant.parse(text)
-    assert variant == Variant(text, quantization="g32i", method=method, bits=bits)
+    assert variant == Variant(text, quantization="g32iz", method=method, bits=bits)
     assert variant.calibrated
 
 

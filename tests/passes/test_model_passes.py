@@ -20,6 +20,7 @@ from torch_armllm.passes import (
 )
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.schemes.registry import DEFAULT
 
 FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
 
@@ -56,7 +57,7 @@ def test_float_weights_become_int4(family: str) -> None:
     clean.run(graph, PassContext())
     before = ops(graph)
     assert quantize_weights.run(graph, PassContext()) == 0
-    count = quantize_weights.run(graph, PassContext(scheme="g32i"))
+    count = quantize_weights.run(graph, PassContext(scheme=DEFAULT))
     graph.recompile()
     after = ops(graph)
     routers = 2 if family == "olmoe" else 0

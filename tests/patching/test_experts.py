@@ -275,7 +275,7 @@ def test_other_stacked_weights_are_not_experts() -> None:
 def test_dense_experts_compute_the_chosen_tokens_only() -> None:
     """Llama 4: scores scale the input.  Its chunked attention runs by the modules."""
     sizes = {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 16}
-    torch.manual_seed(0)
+    torch.manual_seed(1)  # with 0 an activation lies between two INT8 steps, and both ways round it apart
     model = Llama4ForCausalLM(Llama4TextConfig(**{**COMMON, **sizes, "moe_layers": [1]})).eval()
     for parameter in model.parameters():
         parameter.normal_(0.0, 0.08) if parameter.dim() >= 2 else parameter.fill_(1.0)

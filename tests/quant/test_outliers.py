@@ -21,7 +21,7 @@ from torch_armllm.quant.schemes.registry import SCHEMES
 HURT = "model.layers.1.mlp.up_proj"
 
 
-def record(name: str, error: float, scheme: str = "g32i") -> LayerRecord:
+def record(name: str, error: float, scheme: str = "g32iz") -> LayerRecord:
     return LayerRecord(name, "linear", "int4_linear", scheme, 1, 2, 1, error)
 
 
@@ -58,7 +58,7 @@ def test_errors_below_int4_are_not_outliers() -> None:
 
 
 def test_calibrated_layers_may_move_as_far_as_int4_rounds() -> None:
-    limit = FACTOR * gaussian_error("g32i")
+    limit = FACTOR * gaussian_error("g32iz")
     moved = record("int8", 0.9 * limit, "int8")
     assert len(find_outliers([moved])) == 1
     assert find_outliers([moved], calibrated=True) == []
@@ -71,7 +71,7 @@ def test_outlier_raises_and_leaves_the_model_unchanged() -> None:
     model = hurt()
     before = {name: p.clone() for name, p in model.named_parameters()}
     message = (
-        rf"{HURT} loses 0\.\d+ of its weights' norm as g32i, where 0\.0\d+ is usual: nothing was changed\. "
+        rf"{HURT} loses 0\.\d+ of its weights' norm as g32iz, where 0\.0\d+ is usual: nothing was changed\. "
         rf".*overrides={{'{HURT}': \"int8\"}} or ignore=\['{HURT}'\]\), .*allow_outliers=True"
     )
     with pytest.raises(ValueError, match=message):

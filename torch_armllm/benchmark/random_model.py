@@ -21,6 +21,7 @@ from torch_armllm.quant.modules.tied_embedding import can_share
 from torch_armllm.quant.packing import pack
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.base import GROUP, Quantized
+from torch_armllm.quant.schemes.registry import DEFAULT
 from torch_armllm.quant.skeleton import build_skeleton
 
 _SHARD = 1 << 30
@@ -30,7 +31,7 @@ _PANELS = 64
 
 
 def save_random_model(
-    config: PreTrainedConfig, folder: Path, scheme: str = "g32i", head: str | None = "int8"
+    config: PreTrainedConfig, folder: Path, scheme: str = DEFAULT, head: str | None = "int8"
 ) -> None:
     """Writes a quantized model with random weights in ``save_pretrained`` format; never makes float weights.
 
@@ -40,14 +41,14 @@ def save_random_model(
     Args:
         config: configuration of the model; its dtype defaults to bfloat16.
         folder: output folder; it is created.
-        scheme: scheme of linear layers and experts: ``g32i`` or ``row``.
+        scheme: scheme of linear layers and experts: ``g32iz``, ``g32i`` or ``row``.
         head: scheme of the output head, ``int8`` or ``int6``; None: it stays float.
 
     Raises:
         ValueError: the scheme is not supported, or a layer cannot be quantized.
     """
-    if scheme not in ("g32i", "row"):
-        raise ValueError(f"random weights need scheme g32i or row, not {scheme!r}")
+    if scheme not in ("g32iz", "g32i", "row"):
+        raise ValueError(f"random weights need scheme g32iz, g32i or row, not {scheme!r}")
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
     recipe = Recipe(scheme, head)
@@ -119,17 +120,19 @@ def _random_panels(scheme: str, columns: int, generator: torch.Generator) -> Ten
         q, unit = (values * 10).round().clamp(-32, 31), 10.0
     else:
         q, unit = (values * 2.5).round().clamp(-8, 7), 2.5
-    multipliers = None
-    if scheme == "g32i":
-        shape = (rows, -(-columns // GROUP))
-        multipliers = torch.randint(8, 17, shape, dtype=torch.uint8, generator=generator)
-        unit *= 12
+    shape = (rows, -(-columns // GROUP))
+    multipliers = zeros = None
+    if scheme in ("g32i", "g32iz"):
+        multipliers = torch.randint(8, 15, shape, dtype=torch.uint8, generator=generator)
+        unit *= 11
     elif scheme == "int6":
-        shape = (rows, -(-columns // GROUP))
         multipliers = torch.randint(2, 5, shape, dtype=torch.uint8, generator=generator)
         unit *= 3
+    if scheme == "g32iz":
+        zeros = torch.randint(6, 10, shape, dtype=torch.uint8, generator=generator)
+        q = (q + zeros.repeat_interleave(GROUP, 1)[:, :columns]).clamp(0, 15)
     scales = torch.full((rows,), _DEVIATION / unit)
-    return pack(Quantized(scheme, q.to(torch.int8), scales, multipliers))
+    return pack(Quantized(scheme, q.to(torch.int8), scales, multipliers, zeros))
 
 
 def _random_values(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -25,9 +25,9 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=_positive, help="most rows per task; default: all")
     parser.add_argument(
         "--quantization",
-        default="bf16,int4-g32i",
+        default="bf16,int4",
         help="schemes to compare with the first: bf16, f32 (transformers' own forward), "
-        "bf16-fused, int4-g32i, int4-g32, int4-row, int8, int4-g32i+gptq, 4.5+gptq, saved … (bf16,int4-g32i)",
+        "bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, saved … (bf16,int4)",
     )
     parser.add_argument("--method", help="rounding method for schemes that name none: mse, rtn, …")
     parser.add_argument(

@@ -15,8 +15,9 @@ from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.graph import fake_mode
 from torch_armllm.patching.checked_graph import CheckedGraph
+from torch_armllm.quant.schemes.registry import DEFAULT
 
-_SCHEMES = {"int4": "g32i", **{name: name for name in SCHEMES if name != "i8"}}
+_SCHEMES = {"int4": DEFAULT, **{name: name for name in SCHEMES if name != "i8"}}
 
 
 def _scheme(options: dict[str, Any]) -> str | None:

@@ -151,7 +151,7 @@ def patch(
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
             float16.
-        quantization: ``"int4"`` (the exact scheme g32i), ``"int8"``, the name of another scheme (``g32``,
+        quantization: ``"int4"`` (the exact scheme g32iz), ``"int8"``, the name of another scheme (``g32``,
             ``row``, …), a `Recipe`, or None to keep the weights as they are.
         kv_cache_dtype: element type of the KV cache: ``"int8"`` (with one scale per token and head),
             ``"bfloat16"``, ``"float16"``, ``"float32"``, or None for the model's own dtype.

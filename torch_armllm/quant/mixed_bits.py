@@ -15,9 +15,9 @@ from torch_armllm.quant.recipe import Recipe, fits, kind_of
 from torch_armllm.quant.schemes.base import Scheme
 from torch_armllm.quant.schemes.registry import DEFAULT
 
-CANDIDATES = (DEFAULT, "int3", "int6", "int8")
+CANDIDATES = (DEFAULT, "g32i", "int3", "int6", "int8")
 """Schemes that `Recipe.bits` chooses from; all have exact integer sums."""
-_SMALLER = (DEFAULT, "int3")
+_SMALLER = (DEFAULT, "g32i", "int3")
 _LARGER = (DEFAULT, "int6", "int8")
 """More bits for some layers at the price of 3 for others did not pay on stories15M."""
 

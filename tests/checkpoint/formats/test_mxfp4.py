@@ -64,9 +64,9 @@ def test_experts_are_kept_exactly_on_request(tmp_path: Path) -> None:
 def test_experts_are_rounded_by_default(tmp_path: Path) -> None:
     expected = write(tmp_path)
     model = saved_folders.check(tmp_path, expected, tolerance=0.2, error=0.1)
-    assert {one.scheme for one in model.modules() if isinstance(one, QuantExperts)} == {"g32i"}
+    assert {one.scheme for one in model.modules() if isinstance(one, QuantExperts)} == {"g32iz"}
     assert any(
-        "of MXFP4 were rounded to g32i: relative error 0.0" in n for n in model.hf_quantizer.report.notes
+        "of MXFP4 were rounded to g32iz: relative error 0.0" in n for n in model.hf_quantizer.report.notes
     )
 
 

@@ -19,7 +19,7 @@ from torch_armllm.checkpoint.formats.tensor_files import open_tensors
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint, without_quantization
 from torch_armllm.checkpoint.tensor_headers import INTEGERS, TensorHeader
 from torch_armllm.quant.schemes.base import Quantized
-from torch_armllm.quant.schemes.registry import scheme_named
+from torch_armllm.quant.schemes.registry import DEFAULT, scheme_named
 
 EXACT = "int8g32"
 _LARGEST = 252
@@ -47,12 +47,12 @@ def decode(blocks: Tensor, scales: Tensor) -> Quantized:
 
 
 def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> ThirdPartyCheckpoint:
-    """Opens a checkpoint of gpt-oss: experts are rounded to g32i, or to ``scheme`` of the settings.
+    """Opens a checkpoint of gpt-oss: experts are rounded to INT4, or to ``scheme`` of the settings.
 
     Raises:
         ValueError: a tensor is missing or damaged, or there is no such scheme.
     """
-    scheme = scheme_named(str(settings.get("scheme", "g32i"))).name
+    scheme = scheme_named(str(settings.get("scheme", DEFAULT))).name
     tensors, headers = open_tensors(source)
     requantizer = Requantizer()
 
