@@ -75,7 +75,7 @@ class Comparison:
         recipe = Recipe(bits=float(scheme), method=method) if mixed else Recipe(scheme, method=method)
         if activations == "a16":
             recipe = replace(recipe, int16_activations=("*",))
-            method = f"{method}, a16"
+            method = f"{method}, INT16 activations"
         calibrates = mixed or recipe.method in CALIBRATED
         calibrated = {"calibration": self.calibration} if calibrates else {}
         torch_armllm.patch(model, recipe, progress=False, **calibrated)

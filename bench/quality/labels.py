@@ -8,7 +8,7 @@ from typing import NamedTuple
 RADIUS = 4.0
 """Half the size of a point's marker, in the picture's points, as all lengths here."""
 _HEIGHT = 8.0
-_STEPS = (0, 8, -8, 15, -15)
+_STEPS = (0, 8, -8, 15, -15, 22, -22)
 """Moves of a name beside a point, upward."""
 
 

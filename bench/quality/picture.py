@@ -21,7 +21,7 @@ STYLES = {
     "ours, mse": ("#2171b5", "o"),
     "ours, awq": ("#6a51a3", "o"),
     "ours, gptq": ("#08306b", "o"),
-    "ours, gptq, a16": ("#041530", "P"),
+    "ours, gptq, INT16 activations": ("#041530", "P"),
     "llama.cpp": ("#e08214", "s"),
     "llama.cpp, imatrix": ("#993404", "s"),
     "torchao": ("#4d9221", "^"),
@@ -61,7 +61,7 @@ def picture(results: Sequence[Results], file: Path) -> None:
         raise ValueError(f"no row of {', '.join(rows)} is a quantized model with bits: nothing to draw")
     # text stays text, and the same rows give the same bytes
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "kl", "font.size": 9}):
-        figure = Figure(figsize=(5 * len(panels), 4.4), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(5 * len(panels), 5.6), layout="constrained", facecolor="white")
         figure.subplots(1, len(panels))
         for axis, (model, points) in zip(figure.axes, panels.items(), strict=True):
             _draw(axis, points)

@@ -11,10 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import torch_armllm
+from tests.checkpoint.formats import test_gguf as gguf
 from tests.quant.methods.loud_model import loud
 from tests.support.calibration import tensors
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe
+from torch_armllm.checkpoint.load import load_model
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.evaluation.variant import Variant
 from torch_armllm.quant.inplace import quantize
@@ -107,6 +109,19 @@ def test_models_of_the_former_default_stay_as_they_are(tmp_path: Path) -> None:
     loaded = torch_armllm.load(str(tmp_path), fuse=False)
     torch_armllm.patch(loaded, progress=False)
     assert loaded.model.layers[0].mlp.down_proj.scheme == "g32i"
+
+
+@torch.no_grad()
+def test_files_of_other_tools_take_them(tmp_path: Path) -> None:
+    expected = gguf.write(tmp_path / "tiny.gguf", "Q4_1")
+    ids = token_ids(1, 4) % gguf.VOCABULARY  # more tokens fold the scales of groups, which rounds, too
+    errors = []
+    for patterns in ((), ("*",)):
+        recipe = Recipe(head=None, int16_activations=patterns)
+        model = load_model(str(tmp_path / "tiny.gguf"), torch.float32, quantization=recipe)
+        assert wide(model) == (linear(model) if patterns else set())
+        errors.append(float((model(ids).logits - expected(ids).logits).norm()))
+    assert errors[1] < 0.05 * errors[0]
 
 
 def test_variants_of_the_comparison() -> None:
