@@ -21,6 +21,16 @@ class Checks {
     STD_TORCH_CHECK(view.type <= ElementType::f16, "plan: an operand must have a floating-point type");
     fits(view, view.column + columns, double(view.stride));
   }
+  // Like rows, of `count` heads that are `stride` apart and are written.  They do not overlap, so the size of
+  // the memory bounds their number, and with it the time of a step.
+  void heads(const View& view, int64_t count, int64_t stride, int64_t columns) const {
+    positive(count, "heads");
+    positive(columns, "the size of a head");
+    STD_TORCH_CHECK(count == 1 || stride >= columns, "plan: ", count, " heads of ", columns,
+                    " elements overlap in the memory that an instruction writes: their stride is ", stride,
+                    "; the plan is damaged: make it again");
+    rows(view, (count - 1.0) * stride + columns);
+  }
   // Like rows, of float32; or one row for all tokens, which is a constant.
   void float_rows(const View& view, double columns) const {
     if (view.space == Space::none) return;
@@ -75,7 +85,9 @@ class Checks {
     const int64_t bytes = panel_layout(scheme, in_features).bytes;
     STD_TORCH_CHECK(stride >= bytes, "plan: panels of a weight overlap: their stride is ", stride,
                     ", a panel has ", bytes, " bytes");
-    constant(view, (groups - 1) * group_stride + (count - 1) * double(stride) + double(bytes));
+    const double extent = (groups - 1) * group_stride + (count - 1) * double(stride) + double(bytes);
+    const double total = groups * count * double(bytes);  // panels share no memory, which bounds `groups`
+    constant(view, extent < total ? total : extent);
   }
   void needed(const View& view, const char* name) const {
     STD_TORCH_CHECK(view.space != Space::none, "plan: an instruction has no ", name);

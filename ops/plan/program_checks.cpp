@@ -171,8 +171,8 @@ void check(const Checks& c, const fields::rope& op) {
   STD_TORCH_CHECK(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= op.head_size &&
                       (op.pairs != RopePairs::unzipped || op.rotary <= kMostUnzipped),
                   "plan: ", op.rotary, " rotary dimensions of a head of ", op.head_size);
-  if (op.q_heads > 0) c.needed(op.q, "q"), c.rows(op.q, (op.q_heads - 1.0) * op.q_head_stride + op.head_size);
-  if (op.k_heads > 0) c.needed(op.k, "k"), c.rows(op.k, (op.k_heads - 1.0) * op.k_head_stride + op.head_size);
+  if (op.q_heads > 0) c.needed(op.q, "q"), c.heads(op.q, op.q_heads, op.q_head_stride, op.head_size);
+  if (op.k_heads > 0) c.needed(op.k, "k"), c.heads(op.k, op.k_heads, op.k_head_stride, op.head_size);
   c.packed(op.cos, op.rotary / 2, ElementType::f32);
   c.packed(op.sin, op.rotary / 2, ElementType::f32);
   c.needed(op.cos, "cos"), c.needed(op.sin, "sin");
@@ -375,14 +375,12 @@ void check(const Checks& c, const fields::best_tokens& op) {
 void check(const Checks& c, const fields::pointwise& op) {
   c.written({op.out});
   c.needed(op.out, "out");
-  c.positive(op.heads, "heads");
-  c.positive(op.width, "width");
+  c.heads(op.out, op.heads, op.out_head_stride, op.width);
   const int64_t operands = static_cast<int64_t>(op.operands.size()),
                 steps = static_cast<int64_t>(op.steps.size());
   STD_TORCH_CHECK(operands + steps >= 1 && operands + steps <= kMostValues,
                   "plan: an elementwise program has ", operands + steps, " values; 1 to ", kMostValues,
                   " are expected");
-  c.rows(op.out, (op.heads - 1.0) * op.out_head_stride + op.width);
   for (const fields::operand& x : op.operands) {
     c.needed(x.x, "operand");
     const double elements = (op.heads - 1.0) * x.head_stride + (x.by_column ? op.width : 1);

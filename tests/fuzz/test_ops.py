@@ -69,6 +69,17 @@ def test_refused_valid_plan_is_a_finding(
         run_some()
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "padded", "expanded"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64, torch.float32, torch.complex64])
+def test_changes_between_replays_are_no_finding(dtype: torch.dtype, layout: str) -> None:
+    """One that failed half-way looked like a step that wrote to its inputs."""
+    spec = Spec((2, 5), dtype, "zeros", layout=layout)
+    for seed in range(20):
+        step = plans._Step(recorded.pieces(), {"ids": spec, "positions": spec}, 5, Random(seed))
+        step._change_values()
+        step.check("nothing")
+
+
 def test_every_op_has_calls() -> None:
     schemas = Path(__file__).parents[2].joinpath("ops", "schemas.cpp").read_text()
     assert set(re.findall(r'm\.def\("(\w+)\(', schemas)) == {*CALLS, *PLAN_OPS}

@@ -221,12 +221,12 @@ class _Step:
             _armllm.plan_free(other)
 
     def _change_values(self) -> None:
-        """Writes other numbers to some inputs, which a replay then reads."""
+        """Writes another number to some inputs, which a replay then reads."""
         for tensor in self.tensors[:6]:
             if self.draw.random() < 0.3 and isinstance(tensor, Tensor) and tensor.numel():
-                value = self.draw.choice((0, 1, 2, 3, 40, 200, -9, 2**30))
-                once = tensor.as_strided((tensor.numel(),), (1,)) if tensor.is_contiguous() else tensor[:1]
-                once[self.draw.randrange(once.shape[0])] = value
+                value = torch.tensor(self.draw.choice((0, 1, 2, 3, 40, 200, -9, 2**30)))
+                at = tuple(self.draw.randrange(size) for size in tensor.shape)
+                tensor[at] = value.to(tensor.dtype)  # int8 wraps: an error would leave ``before`` as it was
         self.before = {name: self.regions[name].inside() for name in self.before}
 
     def check(self, kind: str) -> None:

@@ -1,0 +1,119 @@
+"""Damaged programs that name more work than their memory holds: refused when the plan is created.
+
+Heads that are written to the same elements, or packed weights of the same bytes, fit any memory.  A step of
+billions of them does not end.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_armllm.ops import linear
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.program import NOTHING, Operand, Program
+
+IDS = Operand("input", 0, torch.int64)
+HEADS, SIZE, VOCABULARY = 4, 8, 5
+WIDTH = HEADS * SIZE
+MANY = 2**31 - 1
+
+
+def begun() -> tuple[Program, Operand]:
+    """Returns a program that looks up embeddings, and their rows."""
+    program = Program()
+    rows = program.allocate(WIDTH, torch.float32, (HEADS, SIZE))
+    table = program.constant(torch.randn(VOCABULARY, WIDTH))
+    program.emit("embed", out=rows, ids=IDS, table=table, width=WIDTH, vocab_size=VOCABULARY)
+    return program, rows
+
+
+def run(program: Program, result: Operand) -> torch.Tensor:
+    assert result.storage is not None
+    program.outputs.append(result.storage)
+    plan = NativePlan(program.encode())
+    found: torch.Tensor = plan._run(plan._handle, [torch.arange(3)[None]], 3)[0]
+    return found
+
+
+def pointwise(heads: int, stride: int, width: int) -> torch.Tensor:
+    """Copies heads of embeddings."""
+    program, rows = begun()
+    out = program.allocate(WIDTH, torch.float32, (HEADS, SIZE))
+    operand = {"x": rows, "head_stride": 0, "by_token": True, "by_column": True}
+    program.emit("pointwise", out=out, out_head_stride=stride, heads=heads, width=width, operands=[operand],
+                 steps=[])  # fmt: skip
+    return run(program, out)
+
+
+def rope(heads: int, stride: int, size: int, name: str) -> torch.Tensor:
+    """Rotates heads of embeddings, as queries or as keys."""
+    program, rows = begun()
+    half = max(size // 2, 1)
+    cos, sin = (program.allocate(half, torch.float32) for _ in range(2))
+    frequencies = program.constant(torch.ones(half))
+    program.emit("rope_table", positions=IDS, inv_freq=frequencies, cos=cos, sin=sin, half=half, scaling=1.0)
+    other = "k" if name == "q" else "q"
+    fields = {name: rows, f"{name}_heads": heads, f"{name}_head_stride": stride}
+    fields |= {other: NOTHING, f"{other}_heads": 0, f"{other}_head_stride": 0}
+    program.emit("rope", **fields, cos=cos, sin=sin, head_size=size, rotary=size, pairs="halves")
+    return run(program, rows)
+
+
+def experts(count: int, stride: int) -> torch.Tensor:
+    """Runs two experts, or more that share the bytes of one."""
+    generator = torch.Generator().manual_seed(0)
+    program, rows = begun()
+    ids, weights = program.allocate(1, torch.int32), program.allocate(1, torch.float32)
+    program.emit("route", logits=rows, weights=weights, ids=ids, correction_bias=NOTHING, experts=2, top_k=1,
+                 groups=1, top_k_groups=1, scoring="softmax", renormalize=False, scale=1.0, epsilon=0.0)  # fmt: skip
+    q = torch.randint(-127, 128, (2, WIDTH, WIDTH), generator=generator, dtype=torch.int8)
+    packed = linear.pack_int8(q, torch.rand(2, WIDTH, generator=generator))
+    panels = program.constant(packed)
+    out = program.allocate(WIDTH, torch.float32)
+    program.emit(
+        "moe", x=rows, out=out, ids=ids, weights=weights, gate_up=panels, down=panels,
+        gate_up_bias=NOTHING, down_bias=NOTHING, gate_up_expert_stride=stride, down_expert_stride=stride,
+        gate_up_panel_stride=packed.stride(1), down_panel_stride=packed.stride(1), scheme="i8", experts=count,
+        identity_experts=0, top_k=1, hidden=WIDTH, intermediate=WIDTH, activation="silu", limit=0.0,
+        gated=False, weigh_input=False,
+    )  # fmt: skip
+    return run(program, out)
+
+
+def test_heads_that_lie_apart_run() -> None:
+    assert pointwise(HEADS, SIZE, SIZE).shape == (3, WIDTH)
+    assert pointwise(WIDTH, 1, 1).shape == (3, WIDTH)
+    assert pointwise(1, 0, WIDTH).shape == (3, WIDTH)
+    for name in ("q", "k"):
+        assert rope(HEADS, SIZE, SIZE, name).shape == (3, WIDTH)
+        assert rope(1, 0, WIDTH, name).shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize(("heads", "stride", "width"), [(MANY, 0, SIZE), (2, SIZE - 1, SIZE), (2**32, 0, 1)])
+def test_elementwise_heads_that_overlap_are_refused(heads: int, stride: int, width: int) -> None:
+    message = f"{heads} heads of {width} elements overlap .* their stride is {stride}"
+    with pytest.raises(RuntimeError, match=message):
+        pointwise(heads, stride, width)
+
+
+@pytest.mark.parametrize("name", ["q", "k"])
+@pytest.mark.parametrize(("heads", "stride"), [(MANY, 0), (2, SIZE - 1)])
+def test_rotated_heads_that_overlap_are_refused(heads: int, stride: int, name: str) -> None:
+    message = f"{heads} heads of {SIZE} elements overlap .* their stride is {stride}"
+    with pytest.raises(RuntimeError, match=message):
+        rope(heads, stride, SIZE, name)
+
+
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_rotated_heads_without_elements_are_refused(name: str) -> None:
+    with pytest.raises(RuntimeError, match="the size of a head is 0; it must be positive"):
+        rope(MANY, 0, 0, name)
+
+
+def test_experts_that_overlap_are_refused() -> None:
+    size = WIDTH // 16 * (16 * 4 + WIDTH * 16)
+    assert experts(2, size).shape == (3, WIDTH)
+    for count, stride in ((MANY, 0), (3, size // 2)):
+        with pytest.raises(RuntimeError, match="bytes of a memory of .*: the plan is damaged"):
+            experts(count, stride)
