@@ -300,34 +300,33 @@ void check(const Checks& c, const fields::mla_attention& op) {
   c.cache(need);
 }
 
-void check(const Checks& c, const fields::select_tokens& op) {
+template <class Indexer>
+void check_indexer(const Checks& c, const Indexer& op) {
   c.written({op.out});
   for (int64_t size : {op.heads, op.head_size, op.top_k}) c.positive(size, "a size of an indexer");
-  STD_TORCH_CHECK(op.top_k <= kMostSelected, "plan: an indexer selects ", op.top_k, " tokens, of at most ",
+  STD_TORCH_CHECK(op.top_k <= kMostSelected, "plan: top_k of an indexer is ", op.top_k, "; it must be 1 to ",
                   kMostSelected);
   c.rows(op.q, (op.heads - 1.0) * op.head_stride + op.head_size);
-  c.rows(op.weights, op.heads);
-  c.packed(op.out, op.top_k, ElementType::i32);
-  c.needed(op.q, "q"), c.needed(op.weights, "weights"), c.needed(op.out, "out");
+  c.needed(op.q, "q"), c.needed(op.out, "out");
   CacheNeed need = latents_of(op.cache, op.layer, op.head_size);
   add_sequences(need, op);
   c.cache(need);
 }
 
+void check(const Checks& c, const fields::select_tokens& op) {
+  check_indexer(c, op);
+  c.rows(op.weights, op.heads);
+  c.packed(op.out, op.top_k, ElementType::i32);
+  c.needed(op.weights, "weights");
+}
+
 void check(const Checks& c, const fields::select_blocks& op) {
-  c.written({op.out});
-  for (int64_t size : {op.heads, op.head_size, op.span, op.top_k}) c.positive(size, "a size of an indexer");
-  STD_TORCH_CHECK(op.top_k <= kMostSelected, "plan: an indexer selects ", op.top_k, " blocks, of at most ",
-                  kMostSelected);
+  check_indexer(c, op);
+  c.positive(op.span, "the span of a block");
   STD_TORCH_CHECK(op.span % kKeyRows == 0 && op.span <= kMostSpan && op.nearest >= 0,
                   "plan: an indexer selects blocks of ", op.span, " positions, ", op.nearest,
                   " of them always");
-  c.rows(op.q, (op.heads - 1.0) * op.head_stride + op.head_size);
   c.packed(op.out, double(op.heads) * op.top_k, ElementType::i32);
-  c.needed(op.q, "q"), c.needed(op.out, "out");
-  CacheNeed need = latents_of(op.cache, op.layer, op.head_size);
-  add_sequences(need, op);
-  c.cache(need);
 }
 
 void check(const Checks& c, const fields::block_attention& op) {
