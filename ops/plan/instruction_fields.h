@@ -34,8 +34,10 @@ namespace fields {
 #include "plan/instructions.def"
 }  // namespace fields
 
-// Throws if an instruction reads or writes outside of its plan's memory (program_checks.cpp).
-#define INSTRUCTION(opcode, members) void check_fields(const fields::opcode& op, Bounds& bounds);
+class Checks;
+// Throws if an instruction reads or writes outside of its plan's memory (program_checks.cpp and, for those
+// that use a cache, cache_checks.cpp).
+#define INSTRUCTION(opcode, members) void check_fields(const Checks& c, const fields::opcode& op);
 #include "plan/instructions.def"
 
 // The scales of a cache that has none are input −1.

@@ -12,6 +12,7 @@
 #include "plan/elementwise.h"
 #include "plan/instruction_builders.h"
 #include "plan/layer_cache.h"
+#include "plan/operand_checks.h"
 #include "plan/plan.h"
 #include "pointwise/pointwise.h"
 #include "rope/rope.h"
@@ -378,12 +379,12 @@ Instruction build(const fields::best_tokens& op) {
 
 Instruction decode(int64_t opcode, Reader& reader) {
   switch (static_cast<Opcode>(opcode)) {
-#define INSTRUCTION(opcode, members)   \
-  case Opcode::opcode: {               \
-    fields::opcode op;                 \
-    read(reader, op);                  \
-    check_fields(op, reader.bounds()); \
-    return build(op);                  \
+#define INSTRUCTION(opcode, members)           \
+  case Opcode::opcode: {                       \
+    fields::opcode op;                         \
+    read(reader, op);                          \
+    check_fields(Checks(reader.bounds()), op); \
+    return build(op);                          \
   }
 #include "plan/instructions.def"
   }

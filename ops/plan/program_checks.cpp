@@ -6,34 +6,11 @@
 #include "plan/operand_checks.h"
 #include "pointwise/pointwise.h"
 #include "recurrent/recurrent.h"
-#include "select/select_blocks.h"
 
 namespace armllm {
 namespace {
 
 int64_t panels_of(int64_t rows) { return ceil_div(rows, kPanel); }
-
-void check(const Checks& c, const fields::embed& op) {
-  c.written({op.out});
-  c.positive(op.width, "width");
-  c.positive(op.vocab_size, "vocab_size");
-  c.rows(op.out, op.width);
-  c.packed(op.ids, 1, ElementType::i64);
-  c.table(op.table, op.vocab_size, op.width);
-  c.same_type({op.out, op.table});
-  c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.table, "table");
-}
-
-void check(const Checks& c, const fields::split_embed& op) {
-  c.written({op.out});
-  c.positive(op.width, "width");
-  c.positive(op.vocab_size, "vocab_size");
-  c.rows(op.out, op.width);
-  c.packed(op.ids, 1, ElementType::i64);
-  c.panels(op.weight, 1, 0, panels_of(op.vocab_size), op.panel_stride, op.scheme, op.width);
-  c.constant(op.rest, double(op.vocab_size) * op.width);
-  c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.weight, "weight"), c.needed(op.rest, "rest");
-}
 
 template <class Norm>
 void check_norm(const Checks& c, const Norm& op) {
@@ -51,14 +28,6 @@ void check_norm(const Checks& c, const Norm& op) {
   c.vector(op.bias, op.width, op.weight.type);
   c.needed(op.x, "x");
 }
-void check(const Checks& c, const fields::rms_norm& op) {
-  check_norm(c, op);
-  c.needed(op.out, "out"), c.needed(op.weight, "weight");
-}
-void check(const Checks& c, const fields::layer_norm& op) {
-  check_norm(c, op);
-  c.needed(op.out, "out");
-}
 
 template <class Layer>
 void check_layer(const Checks& c, const Layer& op, int64_t panels) {
@@ -72,26 +41,19 @@ void check_layer(const Checks& c, const Layer& op, int64_t panels) {
                   " digits; it can have 1 or 2");
   c.needed(op.out, "out"), c.needed(op.weight, "weight");
 }
+
 void check_parts(const Checks& c, const fields::linear& op) {
   check_layer(c, op, panels_of(op.out_features));
   c.rows(op.residual, op.out_features);
   c.same_type({op.out, op.residual});
   c.floats(op.bias, op.out_features);
 }
+
 void check_parts(const Checks& c, const fields::gated_linear& op) {
   check_layer(c, op, 2 * panels_of(op.out_features));
   c.floats(op.gate_bias, op.out_features);
   c.floats(op.up_bias, op.out_features);
   c.vector(op.up_bias, op.out_features, op.gate_bias.type);
-}
-
-void check(const Checks& c, const fields::linear& op) {
-  check_parts(c, op);
-  c.needed(op.x, "x");
-}
-void check(const Checks& c, const fields::gated_linear& op) {
-  check_parts(c, op);
-  c.needed(op.x, "x");
 }
 
 template <class Pair>
@@ -103,10 +65,73 @@ void check_pair(const Checks& c, const Pair& op) {
                   "plan: a norm of width ", op.norm.width, " precedes a layer of ", op.layer.in_features,
                   " inputs");
 }
-void check(const Checks& c, const fields::norm_linear& op) { check_pair(c, op); }
-void check(const Checks& c, const fields::norm_gated_linear& op) { check_pair(c, op); }
 
-void check(const Checks& c, const fields::dense_linear& op) {
+template <class Heads>
+void check_heads(const Checks& c, const Heads& op) {
+  c.written({op.out});
+  for (int64_t size : {op.heads, op.in_features, op.out_features}) c.positive(size, "a size of heads");
+  c.rows(op.x, (op.heads - 1.0) * op.x_head_stride + op.in_features);
+  c.rows(op.out, double(op.heads) * op.out_features);
+  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
+}
+
+template <class Fields>
+StateNeed state_of(const Fields& op) {
+  StateNeed need;
+  need.state = op.state, need.layer = op.layer, need.state_slots = op.state_slots;
+  need.save_slots = op.save_slots;
+  need.query_start = op.query_start, need.seq_lens = op.seq_lens;
+  return need;
+}
+
+}  // namespace
+
+void check_fields(const Checks& c, const fields::embed& op) {
+  c.written({op.out});
+  c.positive(op.width, "width");
+  c.positive(op.vocab_size, "vocab_size");
+  c.rows(op.out, op.width);
+  c.packed(op.ids, 1, ElementType::i64);
+  c.table(op.table, op.vocab_size, op.width);
+  c.same_type({op.out, op.table});
+  c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.table, "table");
+}
+
+void check_fields(const Checks& c, const fields::split_embed& op) {
+  c.written({op.out});
+  c.positive(op.width, "width");
+  c.positive(op.vocab_size, "vocab_size");
+  c.rows(op.out, op.width);
+  c.packed(op.ids, 1, ElementType::i64);
+  c.panels(op.weight, 1, 0, panels_of(op.vocab_size), op.panel_stride, op.scheme, op.width);
+  c.constant(op.rest, double(op.vocab_size) * op.width);
+  c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.weight, "weight"), c.needed(op.rest, "rest");
+}
+
+void check_fields(const Checks& c, const fields::rms_norm& op) {
+  check_norm(c, op);
+  c.needed(op.out, "out"), c.needed(op.weight, "weight");
+}
+
+void check_fields(const Checks& c, const fields::layer_norm& op) {
+  check_norm(c, op);
+  c.needed(op.out, "out");
+}
+
+void check_fields(const Checks& c, const fields::linear& op) {
+  check_parts(c, op);
+  c.needed(op.x, "x");
+}
+
+void check_fields(const Checks& c, const fields::gated_linear& op) {
+  check_parts(c, op);
+  c.needed(op.x, "x");
+}
+
+void check_fields(const Checks& c, const fields::norm_linear& op) { check_pair(c, op); }
+void check_fields(const Checks& c, const fields::norm_gated_linear& op) { check_pair(c, op); }
+
+void check_fields(const Checks& c, const fields::dense_linear& op) {
   c.written({op.out});
   c.positive(op.in_features, "in_features");
   c.positive(op.out_features, "out_features");
@@ -117,7 +142,7 @@ void check(const Checks& c, const fields::dense_linear& op) {
   c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
 }
 
-void check(const Checks& c, const fields::moe& op) {
+void check_fields(const Checks& c, const fields::moe& op) {
   c.written({op.out});
   for (int64_t size : {op.experts, op.top_k, op.hidden, op.intermediate})
     c.positive(size, "a size of experts");
@@ -139,7 +164,7 @@ void check(const Checks& c, const fields::moe& op) {
   c.needed(op.gate_up, "gate_up"), c.needed(op.down, "down");
 }
 
-void check(const Checks& c, const fields::route& op) {
+void check_fields(const Checks& c, const fields::route& op) {
   c.written({op.weights, op.ids});
   c.disjoint(op.weights, op.ids, op.top_k);
   for (int64_t size : {op.experts, op.top_k, op.groups, op.top_k_groups})
@@ -155,7 +180,7 @@ void check(const Checks& c, const fields::route& op) {
   c.needed(op.logits, "logits"), c.needed(op.weights, "weights"), c.needed(op.ids, "ids");
 }
 
-void check(const Checks& c, const fields::rope_table& op) {
+void check_fields(const Checks& c, const fields::rope_table& op) {
   c.written({op.cos, op.sin});
   c.positive(op.half, "half");
   c.packed(op.positions, 1, ElementType::i64);
@@ -166,7 +191,7 @@ void check(const Checks& c, const fields::rope_table& op) {
   c.needed(op.cos, "cos"), c.needed(op.sin, "sin");
 }
 
-void check(const Checks& c, const fields::rope& op) {
+void check_fields(const Checks& c, const fields::rope& op) {
   c.written({op.q, op.k});
   STD_TORCH_CHECK(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= op.head_size &&
                       (op.pairs != RopePairs::unzipped || op.rotary <= kMostUnzipped),
@@ -178,63 +203,14 @@ void check(const Checks& c, const fields::rope& op) {
   c.needed(op.cos, "cos"), c.needed(op.sin, "sin");
 }
 
-template <class Fields>
-CacheNeed cache_of(const Fields& op) {
-  CacheNeed need;
-  need.k = op.k_cache, need.v = op.v_cache, need.layer = op.layer;
-  need.k_scales = op.k_scales, need.v_scales = op.v_scales;
-  need.head_size = op.head_size;
-  return need;
-}
-
-template <class Fields>
-void add_sequences(CacheNeed& need, const Fields& op) {
-  need.block_table = op.block_table, need.query_start = op.query_start, need.seq_lens = op.seq_lens;
-}
-
-void check(const Checks& c, const fields::kv_write& op) {
-  c.positive(op.head_size, "head_size");
-  c.input(op.slots, "slots");
-  CacheNeed need = cache_of(op);
-  need.k_room = c.room(op.k);
-  need.v_room = c.room(op.v);
-  need.slots = op.slots.index;
-  c.cache(need);
-}
-
-void check(const Checks& c, const fields::attention& op) {
-  c.positive(op.head_size, "head_size");
-  c.positive(op.q_heads, "q_heads");
-  c.rows(op.q, double(op.q_heads) * op.head_size);
-  c.same_type({op.q, op.out});
-  c.float_rows(op.sinks, op.q_heads);
-  STD_TORCH_CHECK((op.relative.space == Space::none) == (op.profiles.space == Space::none),
-                  "plan: attention needs both factors and profiles of its bias, or none");
-  if (op.profiles.space != Space::none) {
-    c.positive(op.rank, "rank");
-    c.positive(op.extent, "extent");
-    c.vector(op.profiles, double(op.rank) * op.extent, ElementType::f32);
-    c.float_rows(op.relative, double(op.q_heads) * op.rank);
-  }
-  c.vector(op.slopes, op.q_heads, ElementType::f32);
-  c.needed(op.q, "q");
-  CacheNeed need = cache_of(op);
-  need.q_heads = op.q_heads;
-  need.k_room = need.head_size;
-  need.v_room = c.room(op.out);
-  add_sequences(need, op);
-  need.window = op.window;
-  c.cache(need);
-}
-
-void check(const Checks& c, const fields::gated_act& op) {
+void check_fields(const Checks& c, const fields::gated_act& op) {
   c.written({op.out});
   c.positive(op.width, "width");
   for (const View& view : {op.gate, op.up, op.out}) c.rows(view, op.width), c.needed(view, "operand");
   c.same_type({op.gate, op.up, op.out});
 }
 
-void check(const Checks& c, const fields::add& op) {
+void check_fields(const Checks& c, const fields::add& op) {
   c.written({op.out});
   c.positive(op.width, "width");
   for (const View& view : {op.a, op.b, op.out}) c.rows(view, op.width);
@@ -243,111 +219,18 @@ void check(const Checks& c, const fields::add& op) {
   c.needed(op.b, "b"), c.needed(op.out, "out");
 }
 
-template <class Heads>
-void check_heads(const Checks& c, const Heads& op) {
-  c.written({op.out});
-  for (int64_t size : {op.heads, op.in_features, op.out_features}) c.positive(size, "a size of heads");
-  c.rows(op.x, (op.heads - 1.0) * op.x_head_stride + op.in_features);
-  c.rows(op.out, double(op.heads) * op.out_features);
-  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
-}
-void check(const Checks& c, const fields::int8_heads& op) {
+void check_fields(const Checks& c, const fields::int8_heads& op) {
   check_heads(c, op);
   c.panels(op.weight, op.heads, op.head_stride, panels_of(op.out_features), op.panel_stride, Scheme::i8,
            op.in_features);
 }
-void check(const Checks& c, const fields::dense_heads& op) {
+
+void check_fields(const Checks& c, const fields::dense_heads& op) {
   check_heads(c, op);
   c.table(op.weight, double(op.heads) * op.out_features, op.in_features);
 }
 
-CacheNeed latents_of(int64_t input, int64_t layer, int64_t width) {
-  CacheNeed need;
-  need.latent = true;
-  need.k = input, need.layer = layer, need.head_size = width;
-  return need;
-}
-
-void check(const Checks& c, const fields::mla_write& op) {
-  c.rows(op.latent, op.rank);
-  c.rows(op.rope, op.rope_size);
-  c.input(op.slots, "slots");
-  if (op.rank > 0) c.needed(op.latent, "latent");
-  if (op.rope_size > 0) c.needed(op.rope, "rope");
-  CacheNeed need = latents_of(op.cache, op.layer, op.rank + op.rope_size);
-  need.slots = op.slots.index;
-  c.cache(need);
-}
-
-void check(const Checks& c, const fields::mla_attention& op) {
-  c.written({op.out});
-  c.positive(op.q_heads, "q_heads");
-  c.positive(op.latent_size, "latent_size");
-  c.rows(op.latent, (op.q_heads - 1.0) * op.latent_head_stride + op.latent_size);
-  c.rows(op.rope, (op.q_heads - 1.0) * op.rope_head_stride + op.rope_size);
-  c.rows(op.out, double(op.q_heads) * op.latent_size);
-  c.same_type({op.latent, op.rope, op.out});
-  c.vector(op.sinks, op.q_heads, ElementType::f32);
-  c.needed(op.latent, "latent"), c.needed(op.out, "out");
-  if (op.rope_size > 0) c.needed(op.rope, "rope");
-  if (op.top_k > 0) c.needed(op.selected, "selected");
-  c.packed(op.selected, op.top_k, ElementType::i32);
-  STD_TORCH_CHECK(op.top_k == 0 || op.window <= 0,
-                  "plan: latent attention to selected positions has no window, not one of ", op.window);
-  CacheNeed need = latents_of(op.cache, op.layer, op.latent_size + op.rope_size);
-  add_sequences(need, op);
-  need.window = op.window;
-  c.cache(need);
-}
-
-template <class Indexer>
-void check_indexer(const Checks& c, const Indexer& op) {
-  c.written({op.out});
-  for (int64_t size : {op.heads, op.head_size, op.top_k}) c.positive(size, "a size of an indexer");
-  STD_TORCH_CHECK(op.top_k <= kMostSelected, "plan: top_k of an indexer is ", op.top_k, "; it must be 1 to ",
-                  kMostSelected);
-  c.rows(op.q, (op.heads - 1.0) * op.head_stride + op.head_size);
-  c.needed(op.q, "q"), c.needed(op.out, "out");
-  CacheNeed need = latents_of(op.cache, op.layer, op.head_size);
-  add_sequences(need, op);
-  c.cache(need);
-}
-
-void check(const Checks& c, const fields::select_tokens& op) {
-  check_indexer(c, op);
-  c.rows(op.weights, op.heads);
-  c.packed(op.out, op.top_k, ElementType::i32);
-  c.needed(op.weights, "weights");
-}
-
-void check(const Checks& c, const fields::select_blocks& op) {
-  check_indexer(c, op);
-  c.positive(op.span, "the span of a block");
-  STD_TORCH_CHECK(op.span % kKeyRows == 0 && op.span <= kMostSpan && op.nearest >= 0,
-                  "plan: an indexer selects blocks of ", op.span, " positions, ", op.nearest,
-                  " of them always");
-  c.packed(op.out, double(op.heads) * op.top_k, ElementType::i32);
-}
-
-void check(const Checks& c, const fields::block_attention& op) {
-  for (int64_t size : {op.head_size, op.q_heads, op.choosers, op.span, op.top_k})
-    c.positive(size, "a size of block attention");
-  STD_TORCH_CHECK(op.span <= kMostSpan, "plan: chosen blocks have ", op.span, " positions");
-  c.rows(op.q, double(op.q_heads) * op.head_size);
-  c.same_type({op.q, op.out});
-  c.packed(op.chosen, double(op.choosers) * op.top_k, ElementType::i32);
-  c.needed(op.q, "q"), c.needed(op.chosen, "chosen");
-  CacheNeed need = cache_of(op);
-  need.q_heads = op.q_heads;
-  need.k_room = need.head_size;
-  need.v_room = c.room(op.out);
-  need.span = op.span;
-  need.choosers = op.choosers;
-  add_sequences(need, op);
-  c.cache(need);
-}
-
-void check(const Checks& c, const fields::reorder& op) {
+void check_fields(const Checks& c, const fields::reorder& op) {
   c.written({op.out});
   c.positive(op.width, "width");
   c.rows(op.x, op.width);
@@ -363,7 +246,7 @@ void check(const Checks& c, const fields::reorder& op) {
   }
 }
 
-void check(const Checks& c, const fields::best_tokens& op) {
+void check_fields(const Checks& c, const fields::best_tokens& op) {
   c.written({op.ids});
   c.positive(op.vocab_size, "vocab_size");
   c.rows(op.logits, op.vocab_size);
@@ -371,7 +254,7 @@ void check(const Checks& c, const fields::best_tokens& op) {
   c.needed(op.logits, "logits"), c.needed(op.ids, "ids");
 }
 
-void check(const Checks& c, const fields::pointwise& op) {
+void check_fields(const Checks& c, const fields::pointwise& op) {
   c.written({op.out});
   c.needed(op.out, "out");
   c.heads(op.out, op.heads, op.out_head_stride, op.width);
@@ -397,16 +280,7 @@ void check(const Checks& c, const fields::pointwise& op) {
                       ", which is not computed before it");
 }
 
-template <class Fields>
-StateNeed state_of(const Fields& op) {
-  StateNeed need;
-  need.state = op.state, need.layer = op.layer, need.state_slots = op.state_slots;
-  need.save_slots = op.save_slots;
-  need.query_start = op.query_start, need.seq_lens = op.seq_lens;
-  return need;
-}
-
-void check(const Checks& c, const fields::causal_conv& op) {
+void check_fields(const Checks& c, const fields::causal_conv& op) {
   c.written({op.out});
   c.positive(op.channels, "channels");
   STD_TORCH_CHECK(op.taps >= 1 && op.taps <= kMostTaps, "plan: a convolution has ", op.taps, " taps; 1 to ",
@@ -423,7 +297,7 @@ void check(const Checks& c, const fields::causal_conv& op) {
   c.state(need);
 }
 
-void check(const Checks& c, const fields::gated_delta_rule& op) {
+void check_fields(const Checks& c, const fields::gated_delta_rule& op) {
   c.written({op.out});
   for (int64_t size : {op.key_heads, op.value_heads, op.key_size, op.value_size})
     c.positive(size, "a size of heads");
@@ -445,7 +319,7 @@ void check(const Checks& c, const fields::gated_delta_rule& op) {
   c.state(need);
 }
 
-void check(const Checks& c, const fields::selective_scan& op) {
+void check_fields(const Checks& c, const fields::selective_scan& op) {
   c.written({op.out});
   c.positive(op.channels, "channels");
   STD_TORCH_CHECK(op.states >= 1 && op.states <= kMostStates, "plan: a scan has ", op.states,
@@ -460,11 +334,5 @@ void check(const Checks& c, const fields::selective_scan& op) {
   need.sizes = {op.states, op.channels};
   c.state(need);
 }
-
-}  // namespace
-
-#define INSTRUCTION(opcode, members) \
-  void check_fields(const fields::opcode& op, Bounds& bounds) { check(Checks(bounds), op); }
-#include "plan/instructions.def"
 
 }  // namespace armllm
