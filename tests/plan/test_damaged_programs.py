@@ -6,6 +6,8 @@ billions of them does not end.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -66,7 +68,8 @@ def experts(count: int, stride: int) -> torch.Tensor:
     program, rows = begun()
     ids, weights = program.allocate(1, torch.int32), program.allocate(1, torch.float32)
     program.emit("route", logits=rows, weights=weights, ids=ids, correction_bias=NOTHING, experts=2, top_k=1,
-                 groups=1, top_k_groups=1, scoring="softmax", renormalize=False, scale=1.0, epsilon=0.0)  # fmt: skip
+                 groups=1, top_k_groups=1, scoring="softmax", renormalize=False, scale=1.0,
+                 epsilon=0.0)  # fmt: skip
     q = torch.randint(-127, 128, (2, WIDTH, WIDTH), generator=generator, dtype=torch.int8)
     packed = linear.pack_int8(q, torch.rand(2, WIDTH, generator=generator))
     panels = program.constant(packed)
@@ -117,3 +120,16 @@ def test_experts_that_overlap_are_refused() -> None:
     for count, stride in ((MANY, 0), (3, size // 2)):
         with pytest.raises(RuntimeError, match="bytes of a memory of .*: the plan is damaged"):
             experts(count, stride)
+
+
+@pytest.mark.parametrize("opcode", ["select_tokens", "select_blocks"])
+def test_indexer_that_selects_too_many_is_refused(opcode: str) -> None:
+    program, rows = begun()
+    out = program.allocate(SIZE, torch.int32)
+    cache = {"cache": 1, "layer": 0, "block_table": 2, "query_start": 3, "seq_lens": 4}
+    sizes = {"heads": HEADS, "head_size": SIZE, "head_stride": SIZE, "top_k": (1 << 16) + 1}
+    others: dict[str, dict[str, Any]]
+    others = {"select_tokens": {"weights": rows, "scale": 1.0}, "select_blocks": {"span": 32, "nearest": 1}}
+    program.emit(opcode, q=rows, out=out, **cache, **sizes, **others[opcode])
+    with pytest.raises(RuntimeError, match="top_k of an indexer is 65537; it must be 1 to 65536"):
+        run(program, out)
