@@ -8,6 +8,11 @@ are stopped.  A round runs each workload on each engine in turn; figures are med
 engine has several settings, the first round tries all of them and later rounds use the best.  Engines are
 driven through their Python interfaces, step by step, with token ids in and out, but ik_llama.cpp, which has
 none, by its own benchmark programs.
+
+``ours`` has the default recipe, and ``ours:VARIANT`` another, named as for `torch-armllm eval
+--quantization`: ours:g32i, ours:int3, ours:int4+a16 (INT16 activations in all layers), ours:int4+a16=head (in
+the head), ours:int4+0.05 (mixed schemes, 0.05 bits a weight more).  ``ours-int6`` has the head in 6 bits,
+with or without a variant.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from bench.peers.engine_ik import PROGRAMS
 from bench.peers.plot import plot
 from bench.peers.process import IK, REQUIRED, EngineProcess, busy_process, missing
 from bench.peers.results import Record, best, records, shown, waits
+from bench.peers.setup import family
 from bench.peers.shapes import COMPARED, SHAPES
 from bench.peers.work import ALL, Work
 
@@ -32,6 +38,7 @@ Measured = dict[tuple[str, str, str], dict[str, list[dict[str, float]]]]
 """Figures of every round, by model, work, engine and way."""
 
 IK_LLAMA = "ik_llama.cpp"
+OURS = ("ours", "ours-int6")
 SETTLE = 1.0  # seconds that the busy process runs before a measurement
 
 
@@ -46,7 +53,9 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(COMPARED), help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--work", default=works, help=f"default: {works}")
     parser.add_argument(
-        "--engines", default="ours,llama.cpp,ik_llama.cpp,vllm", help=f"some of {', '.join(REQUIRED)}"
+        "--engines",
+        default="ours,llama.cpp,ik_llama.cpp,vllm",
+        help=f"some of {', '.join(REQUIRED)}, and ours:VARIANT",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="minimum duration of a measurement (1)")
@@ -61,7 +70,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draws the rates; needs matplotlib")
     options = parser.parse_args(arguments)
     options.models = _chosen("--models", options.models, list(SHAPES))
-    options.engines = _chosen("--engines", options.engines, list(REQUIRED))
+    options.engines = _engines(options.engines)
     options.work = [Work.named(name) for name in options.work.split(",")]
     return options
 
@@ -71,6 +80,23 @@ def _chosen(option: str, text: str, known: list[str]) -> list[str]:
     for name in names:
         if name not in known:
             raise ValueError(f"{option}: there is no {name!r}, only {', '.join(known)}")
+    return names
+
+
+def _engines(text: str) -> list[str]:
+    """Return the names of engines.
+
+    Raises:
+        ValueError: an engine is unknown, or its recipe.
+    """
+    names = text.split(",")
+    _chosen("--engines", ",".join(map(family, names)), list(REQUIRED))
+    for name in (name for name in names if ":" in name):
+        if family(name) not in OURS:
+            raise ValueError(f"--engines: {name}: only {' and '.join(OURS)} have variants")
+        from bench.peers.engine_ours import recipe_of
+
+        recipe_of(name)
     return names
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import torch_armllm
-from bench.peers.setup import Setup
+from bench.peers.setup import Setup, family
 from bench.peers.shapes import Shape
 from bench.peers.work import Work
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.evaluation.variant import Variant
 from torch_armllm.llm.loader import load_engine
 from torch_armllm.quant.recipe import Recipe
 
@@ -22,15 +26,28 @@ TOKENS = 16_384  # that the cache holds
 CHUNK = 512
 
 
-def quantized(shape: Shape, cache: Path, head: str) -> Path:
-    """Return the folder of the model with a head of scheme ``head``; the first call writes it."""
-    folder = cache / shape.name / f"armllm-{head}"
+def recipe_of(engine: str) -> Recipe:
+    """Return the recipe of an engine, as ``ours``, ``ours:VARIANT`` or ``ours-int6``, a head of 6 bits.
+
+    Raises:
+        ValueError: the variant is unknown, or does not quantize.
+    """
+    recipe = Variant.parse(engine.partition(":")[2] or "int4").recipe
+    if recipe is None:
+        raise ValueError(f"{engine}: only quantized models are compared, as ours:int4 or ours:int4-g32")
+    return replace(recipe, head="int6") if family(engine) == "ours-int6" else recipe
+
+
+def quantized(shape: Shape, cache: Path, recipe: Recipe) -> Path:
+    """Return the folder of the model quantized by a recipe; the first call writes it."""
+    text = json.dumps(recipe.to_dict(), sort_keys=True)
+    folder = cache / shape.name / f"armllm-{recipe.scheme}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
         config = AutoConfig.for_model(**shape.config)
         with torch.device("cpu"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-        torch_armllm.quantize(model, Recipe(head=head), progress=False)
+        torch_armllm.quantize(model, recipe, progress=False)
         scratch = folder.with_suffix(".new")
         shutil.rmtree(scratch, ignore_errors=True)
         model.save_pretrained(scratch)
@@ -53,7 +70,7 @@ class Ours:
         self.engine = load_engine(str(folder), skip_tokenizer_init=True, progress=False, config=config).engine
 
     def ways(self, work: Work) -> list[str]:
-        return ["INT4"]
+        return ["defaults"]
 
     def prepare(self, work: Work, way: str) -> None:
         pass
@@ -73,6 +90,5 @@ class Ours:
 
 
 def load(setup: Setup) -> Ours:
-    """Load the engine; ``ours-int6`` has the head in 6 bits, as the peers do."""
-    head = "int6" if setup.engine == "ours-int6" else "int8"
-    return Ours(quantized(setup.shape, setup.cache, head), setup.threads)
+    """Load the engine with the model that its name says."""
+    return Ours(quantized(setup.shape, setup.cache, recipe_of(setup.engine)), setup.threads)

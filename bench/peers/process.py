@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.peers.setup import family
+
 ROOT = Path(__file__).parents[2]
 
 LLAMA = (
@@ -41,7 +43,7 @@ REQUIRED = {
 
 def missing(engine: str, python: str) -> str | None:
     """Return why an engine cannot be measured and the command that helps; None if it can."""
-    modules, install = REQUIRED[engine]
+    modules, install = REQUIRED[family(engine)]
     check = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {modules.split(', ')!r})))"
     result = subprocess.run([python, "-c", check], cwd=ROOT, capture_output=True, check=False)
     if result.returncode == 0:

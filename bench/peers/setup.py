@@ -8,6 +8,11 @@ from pathlib import Path
 from bench.peers.shapes import Shape
 
 
+def family(engine: str) -> str:
+    """Return an engine's name without the recipe that may follow: ``ours`` of ``ours:g32i``."""
+    return engine.partition(":")[0]
+
+
 @dataclass(frozen=True)
 class Setup:
     """An engine's model and limits.

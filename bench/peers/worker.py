@@ -17,12 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.peers.setup import Setup
+from bench.peers.setup import Setup, family
 from bench.peers.shapes import SHAPES
 from bench.peers.work import Engine, Programs, Work, do
 
 ENGINES = {
-    "ours": "engine_ours",
+    "ours": "engine_ours",  # with or without a recipe, as in ours:g32i
     "ours-int6": "engine_ours",
     "llama.cpp": "engine_llama",
     "ik_llama.cpp": "engine_ik",
@@ -45,7 +45,7 @@ def answer(engine: Engine | Programs, request: dict[str, Any]) -> dict[str, Any]
 def main() -> None:
     """Load the engine, report that it is ready, and serve requests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("engine", choices=list(ENGINES))
+    parser.add_argument("engine", help=f"one of {', '.join(ENGINES)}")
     parser.add_argument("model", choices=list(SHAPES))
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cache", type=Path, required=True)
@@ -59,7 +59,7 @@ def main() -> None:
         out.flush()
 
     try:
-        module = import_module(f".{ENGINES[options.engine]}", __package__)
+        module = import_module(f".{ENGINES[family(options.engine)]}", __package__)
         shape = SHAPES[options.model]
         setup = Setup(options.engine, shape, options.threads, options.cache, options.programs)
         engine = module.load(setup)

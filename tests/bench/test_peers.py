@@ -17,6 +17,7 @@ from bench.peers.engine_ik import PROGRAMS, IkLlama
 from bench.peers.setup import Setup
 from bench.peers.shapes import SHAPES, Shape
 from bench.peers.work import ALL, Work, chats, decode, do, prefill
+from torch_armllm import Recipe
 
 
 def rounds(*rates: float) -> list[dict[str, float]]:
@@ -178,6 +179,33 @@ def test_ended_engine_process_raises(tmp_path: Path) -> None:
         engine.ask({"ways": "decode-1"})
 
 
+def test_engines_have_recipes() -> None:
+    from bench.peers.engine_ours import recipe_of
+
+    chosen = "ours,ours:g32i,ours:int4+a16=head,ours-int6,llama.cpp"
+    assert peers.parsed(["--engines", chosen]).engines == chosen.split(",")
+    assert recipe_of("ours") == Recipe()
+    assert recipe_of("ours:int4+a16=head") == Recipe(int16_activations=["head"])
+    assert recipe_of("ours:int4+0.05") == Recipe(bits="+0.05")
+    assert recipe_of("ours-int6") == Recipe(head="int6")
+    assert recipe_of("ours-int6:g32i") == Recipe("g32i", head="int6")
+    assert process.missing("ours:g32i", sys.executable) is None
+
+
+@pytest.mark.parametrize(
+    "engine,message",
+    [
+        ("ours:bf16", "ours:bf16: only quantized models"),
+        ("ours:int5", "unknown scheme 'int5'"),
+        ("vllm:int4", "vllm:int4: only ours and ours-int6 have variants"),
+        ("mine:int4", "no 'mine'"),
+    ],
+)
+def test_unknown_recipes_raise(engine: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        peers.parsed(["--engines", engine])
+
+
 def test_unknown_models_raise() -> None:
     with pytest.raises(ValueError, match="--models: there is no '7b'"):
         peers.parsed(["--models", "7b"])
@@ -230,10 +258,11 @@ def test_chats_continue_with_their_outputs(monkeypatch: pytest.MonkeyPatch) -> N
     assert second[len(first)] == 7
 
 
-def test_own_engine_runs_every_workload(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["ours", "ours:int4+a16"])
+def test_own_engine_runs_every_workload(recipe: str, tmp_path: Path) -> None:
     from bench.peers.engine_ours import load
 
-    engine = load(Setup("ours", SHAPES["tiny"], 1, tmp_path))
+    engine = load(Setup(recipe, SHAPES["tiny"], 1, tmp_path))
     for name in ("prefill-64", "decode-2", "chats-2"):
         asked = Work.named(name)
         for way in engine.ways(asked):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torch_armllm.evaluation.variant import Variant, parse_variants
+from torch_armllm.quant.recipe import Recipe
 
 
 def test_float_variants_run_by_transformers() -> None:
@@ -43,6 +44,26 @@ def test_mixed_variants(text: str, bits: float | str, method: str | None) -> Non
     assert variant.calibrated
 
 
+@pytest.mark.parametrize(
+    "text,layers",
+    [
+        ("int4+a16", ("*",)),
+        ("g32i+a16=head", ("head",)),
+        ("int4+0.1+gptq+a16=head+a16=*.down_proj", ("head", "*.down_proj")),
+    ],
+)
+def test_layers_of_int16_activations(text: str, layers: tuple[str, ...]) -> None:
+    variant = Variant.parse(text)
+    assert variant.int16_activations == layers
+    assert variant.recipe is not None and variant.recipe.int16_activations == layers
+
+
+def test_recipes_of_variants() -> None:
+    assert Variant.parse("bf16").recipe is None
+    assert Variant.parse("int4").recipe == Recipe()
+    assert Variant.parse("int4+0.1+gptq").recipe == Recipe(method="gptq", bits="+0.1")
+
+
 def test_default_method_is_for_names_without_one() -> None:
     first, second, third = parse_variants("bf16,int4-g32,int4-g32+mse", "rtn")
     assert (first.method, second.method, third.method) == (None, "rtn", "mse")
@@ -50,7 +71,18 @@ def test_default_method_is_for_names_without_one() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["int4-g33", "bf17", "int4-g32+", "int4-", "int4-g32+magic", "int4-g64+0.1", "4.5+gptq+mse", "4..5"],
+    [
+        "int4-g33",
+        "bf17",
+        "int4-g32+",
+        "int4-",
+        "int4-g32+magic",
+        "int4+a16=",
+        "int4+a16+gptq",
+        "int4-g64+0.1",
+        "4.5+gptq+mse",
+        "4..5",
+    ],
 )
 def test_unknown_variants_are_named(text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("+", r"\+")):

@@ -16,7 +16,6 @@ from torch_armllm.patching.patch import patch
 from torch_armllm.patching.state import is_patched
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.inspection import describe, is_packed
-from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord
 
 
@@ -57,16 +56,8 @@ def load_variant(
         move_off_grid(model)
     if is_patched(model) or not variant.patched:
         return model, describe(model, "nothing is quantized")
-    recipe = None
-    if variant.quantization is not None:
-        recipe = Recipe(
-            variant.quantization,
-            method=variant.method or "mse",
-            bits=variant.bits,
-            int16_activations=variant.int16_activations,
-        )
     tokens = calibration_tokens(source, calibration) if variant.calibrated else None
-    report = patch(model, recipe, progress=progress, calibration=tokens)
+    report = patch(model, variant.recipe, progress=progress, calibration=tokens)
     return model, report.layers
 
 

@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass
 
 from torch_armllm.quant.methods.base import CALIBRATED, check_method
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import DEFAULT, SCHEMES
 
 FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SAVED = "saved"
 _FUSED = "-fused"
-_WIDE = "+a16"
+_WIDE = re.compile(r"a16(?:=(.+))?")
 _EXAMPLES = "bf16, f32, bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, int4+gptq+a16, saved"
 
 
@@ -45,8 +46,9 @@ class Variant:
             text: ``bf16``, ``f16`` or ``f32``: transformers' own forward; ``…-fused``: the same weights by
                 fused ops; ``saved``: a quantized checkpoint unchanged; a scheme of `torch_armllm.patch`, with
                 or without the prefix ``int4-``, and with or without the suffix ``+method``; ``4.5`` or
-                ``int4+0.1``: bits a weight, or more than INT4 has, with or without that suffix.  A last
-                suffix ``+a16``: INT16 activations in all linear layers.
+                ``int4+0.1``: bits a weight, or more than INT4 has, with or without that suffix.  Last
+                suffixes ``+a16``: INT16 activations in all linear layers, or ``+a16=PATTERN``: in some, see
+                `Recipe.int16_activations`.
             method: the method, unless the text names one.
 
         Raises:
@@ -59,7 +61,11 @@ class Variant:
             return cls(name, FLOATS[name.removesuffix(_FUSED)])
         if name == SAVED:
             return cls(name)
-        stem, *suffixes = name.removesuffix(_WIDE).split("+")
+        stem, *suffixes = name.split("+")
+        wide: list[str] = []
+        while suffixes and (pattern := int16_layers(suffixes[-1])) is not None:
+            wide.insert(0, pattern)
+            suffixes.pop()
         quantization = DEFAULT if stem == "int4" else stem.removeprefix("int4-")
         bits: float | str | None = None
         if _is_number(quantization):
@@ -74,8 +80,19 @@ class Variant:
                 check_method(chosen)
             except ValueError as error:
                 raise ValueError(f"{text}: {error}") from None
-        wide = ("*",) if name.endswith(_WIDE) else ()
-        return cls(name, quantization=quantization, method=chosen, bits=bits, int16_activations=wide)
+        return cls(name, quantization=quantization, method=chosen, bits=bits, int16_activations=tuple(wide))
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of the quantization; None: weights are not quantized."""
+        if self.quantization is None:
+            return None
+        return Recipe(
+            self.quantization,
+            method=self.method or "mse",
+            bits=self.bits,
+            int16_activations=self.int16_activations,
+        )
 
     @property
     def saved(self) -> bool:
@@ -86,6 +103,12 @@ class Variant:
     def calibrated(self) -> bool:
         """True if the method calibrates, or bits are measured."""
         return self.method in CALIBRATED or self.bits is not None
+
+
+def int16_layers(suffix: str) -> str | None:
+    """Returns the layers that ``a16`` (all) or ``a16=PATTERN`` names; None: another suffix."""
+    match = _WIDE.fullmatch(suffix)
+    return None if match is None else match[1] or "*"
 
 
 def _is_number(text: str) -> bool:
