@@ -10,7 +10,8 @@ full precision, or SmolLM2-135M-Instruct, moved off the grid of its 4-bit file b
 stories15M is measured and calibrated on different stories that it generates.
 
 Both sides compute from INT8 activations, as they do when they serve; ``floats`` are our weights with float
-activations, and ``a16`` after a method (4.6:gptq:a16) gives them INT16 ones.  A file of llama.cpp is a
+activations.  ``a16`` after a method (4.6:gptq:a16) gives all layers INT16 ones, ``a16=LAYERS`` those of a
+kind (int4:mse:a16=head, or attention) or a pattern (int4:mse:a16=*.down_proj).  A file of llama.cpp is a
 format, then ``+imatrix`` where it gets the mean squared inputs of its layers over the calibration texts, and
 ``+padded`` where zeros are appended to rows that are no multiple of 256 values: K formats and IQ4_XS fall
 back to others of more bits for them.  Peers that quantize a PyTorch model are torchao, with INT8 activations,
@@ -113,7 +114,9 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--calibration-sequences", type=int, default=64)
     parser.add_argument(
-        "--ours", default=OURS, help="schemes, or bits a weight, methods, and a16 for INT16 activations"
+        "--ours",
+        default=OURS,
+        help="schemes, or bits a weight, methods, and a16 or a16=LAYERS for INT16 activations",
     )
     parser.add_argument("--theirs", type=_choice(kinds), help=f"llama.cpp's files; default: {DEFAULT}")
     parser.add_argument(

@@ -15,6 +15,7 @@ from bench.quality.divergence import Divergence
 from bench.quality.results import Results, Row
 from bench.quality.torch_peers import TorchPeer
 from torch_armllm import Recipe
+from torch_armllm.evaluation.variant import int16_layers
 from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.modules.linear import QuantLinear
 
@@ -57,25 +58,26 @@ class Comparison:
         model.load_state_dict(self.model.state_dict())
         return model
 
-    def ours(self, scheme: str, method: str, activations: str = "a8") -> None:
+    def ours(self, scheme: str, method: str, *activations: str) -> None:
         """Quantizes a copy and measures it with INT8 and with float activations.
 
         Args:
             scheme: one for all layers, or the mean bits a weight that their schemes are chosen for.
             method: the rounding method.
-            activations: ``a8`` or ``a16``: those of the linear layers and the head are INT8 or INT16.
+            activations: ``a16`` or ``a16=LAYERS``: all linear layers and the head, or those of a kind or
+                a pattern, have INT16 activations.
 
         Raises:
-            ValueError: the activations are of another kind.
+            ValueError: the activations are of another kind, or a pattern fits no layer.
         """
-        if activations not in ("a8", "a16"):
-            raise ValueError(f"activations are a8 or a16, not {activations!r}")
+        wide = [_layers(text) for text in activations]
         model = self.copy()
         mixed = scheme.replace(".", "", 1).isdecimal()
         recipe = Recipe(bits=float(scheme), method=method) if mixed else Recipe(scheme, method=method)
-        if activations == "a16":
-            recipe = replace(recipe, int16_activations=("*",))
-            method = f"{method}, INT16 activations"
+        if wide:
+            recipe = replace(recipe, int16_activations=wide)
+            where = "" if "*" in wide else f" in {' and '.join(wide)}"
+            method = f"{method}, INT16 activations{where}"
         calibrates = mixed or recipe.method in CALIBRATED
         calibrated = {"calibration": self.calibration} if calibrates else {}
         torch_armllm.patch(model, recipe, progress=False, **calibrated)
@@ -91,6 +93,13 @@ class Comparison:
         model = self.copy()
         bits = peer.apply(model)
         self.add(peer.name, peer.series, bits, None, logits(model, self.tokens))
+
+
+def _layers(text: str) -> str:
+    pattern = int16_layers(text)
+    if pattern is None:
+        raise ValueError(f"activations are a16 or a16=LAYERS, not {text!r}")
+    return pattern
 
 
 def _bits(model: Any) -> float:

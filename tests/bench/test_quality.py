@@ -156,6 +156,21 @@ def test_comparison_measures_a_quantized_copy(tmp_path: Path) -> None:
     assert weights.bits is None and weights.series == "ours, rtn, floats"
 
 
+def test_comparison_gives_layers_int16_activations() -> None:
+    model = tiny("llama", tie_word_embeddings=True)
+    comparison = Comparison("tiny", model, token_ids(2, 24), token_ids(2, 24))
+    for layers in ((), ("a16=head",), ("a16=head", "a16=*.down_proj"), ("a16",)):
+        comparison.ours("int4", "rtn", *layers)
+    _, int8, floats, head, _, both, _, every, _ = comparison.results.rows
+    assert head.name == "int4, rtn, INT16 activations in head"
+    assert both.name == "int4, rtn, INT16 activations in head and *.down_proj"
+    assert every.name == "int4, rtn, INT16 activations"
+    assert len({row.kl.value for row in (int8, head, both, every)}) == 4
+    assert abs(every.kl.value - floats.kl.value) < abs(int8.kl.value - floats.kl.value)
+    with pytest.raises(ValueError, match="a16 or a16=LAYERS, not 'a8'"):
+        comparison.ours("int4", "rtn", "a8")
+
+
 def test_comparison_chooses_schemes_for_a_number_of_bits() -> None:
     model = tiny("llama", tie_word_embeddings=True)
     comparison = Comparison("tiny", model, token_ids(2, 24), token_ids(2, 24))
