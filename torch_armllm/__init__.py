@@ -17,6 +17,7 @@ __all__ = [
     "load",
     "patch",
     "quantize",
+    "tune_scales",
     "unpatch",
 ]
 
@@ -44,12 +45,14 @@ if TYPE_CHECKING:
     from torch_armllm.quant.inplace import quantize
     from torch_armllm.quant.recipe import Recipe
     from torch_armllm.quant.report import Report
+    from torch_armllm.quant.scale_tuning import tune_scales
 
 _MODULES = {
     "patch": "torch_armllm.patching.patch",
     "unpatch": "torch_armllm.patching.patch",
     "is_patched": "torch_armllm.patching.state",
     "quantize": "torch_armllm.quant.inplace",
+    "tune_scales": "torch_armllm.quant.scale_tuning",
     "load": "torch_armllm.checkpoint.load",
     "ArmInt4Config": "torch_armllm.quant.config",
     "Recipe": "torch_armllm.quant.recipe",

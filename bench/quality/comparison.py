@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +18,14 @@ from bench.quality.results import Results, Row
 from bench.quality.torch_peers import TorchPeer
 from torch_armllm import Recipe
 from torch_armllm.evaluation.variant import int16_layers
+from torch_armllm.llm.calibration_text import written_tokens
 from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.scale_tuning import tune_scales
+
+TUNED = "tuned"
+TUNING_TEXTS = 128
+_TUNING_SEED = 1000
 
 
 class Comparison:
@@ -54,23 +62,24 @@ class Comparison:
 
     def copy(self) -> Any:
         """Returns a copy of the float model."""
-        model = type(self.model)(self.model.config).eval()
+        model = type(self.model)(copy.deepcopy(self.model.config)).eval()
         model.load_state_dict(self.model.state_dict())
         return model
 
-    def ours(self, scheme: str, method: str, *activations: str) -> None:
+    def ours(self, scheme: str, method: str, *options: str) -> None:
         """Quantizes a copy and measures it with INT8 and with float activations.
 
         Args:
             scheme: one for all layers, or the mean bits a weight that their schemes are chosen for.
             method: the rounding method.
-            activations: ``a16`` or ``a16=LAYERS``: all linear layers and the head, or those of a kind or
-                a pattern, have INT16 activations.
+            options: ``a16`` or ``a16=LAYERS``: all linear layers and the head, or those of a kind or a
+                pattern, have INT16 activations; ``tuned``: row scales are tuned on `TUNING_TEXTS` texts that
+                the float model writes.
 
         Raises:
-            ValueError: the activations are of another kind, or a pattern fits no layer.
+            ValueError: an option is unknown, or a pattern fits no layer.
         """
-        wide = [_layers(text) for text in activations]
+        wide = [_layers(text) for text in options if text != TUNED]
         model = self.copy()
         mixed = scheme.replace(".", "", 1).isdecimal()
         recipe = Recipe(bits=float(scheme), method=method) if mixed else Recipe(scheme, method=method)
@@ -80,13 +89,24 @@ class Comparison:
             method = f"{method}, INT16 activations{where}"
         calibrates = mixed or recipe.method in CALIBRATED
         calibrated = {"calibration": self.calibration} if calibrates else {}
-        torch_armllm.patch(model, recipe, progress=False, **calibrated)
+        if TUNED in options:
+            torch_armllm.quantize(model, recipe, progress=False, **calibrated)
+            tune_scales(model, self.model, self.own_texts, progress=False)
+            torch_armllm.patch(model)
+            method = f"{method}, tuned"
+        else:
+            torch_armllm.patch(model, recipe, progress=False, **calibrated)
         scheme = f"{scheme} bits" if mixed else scheme
         size = sum({id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}.values())
         self.add(f"{scheme}, {method}", f"ours, {method}", _bits(model), size, logits(model, self.tokens))
         torch_armllm.unpatch(model)
         name = f"{scheme}, {method}, floats"
         self.add(name, f"ours, {method}, floats", None, None, logits(model, self.tokens))
+
+    @functools.cached_property
+    def own_texts(self) -> Tensor:
+        """Token ids (texts, length) that the float model writes, for tuning."""
+        return written_tokens(self.copy().bfloat16(), TUNING_TEXTS, self.tokens.shape[1], _TUNING_SEED)
 
     def torch_peer(self, peer: TorchPeer) -> None:
         """Quantizes a copy by a peer and measures it."""
@@ -98,7 +118,7 @@ class Comparison:
 def _layers(text: str) -> str:
     pattern = int16_layers(text)
     if pattern is None:
-        raise ValueError(f"activations are a16 or a16=LAYERS, not {text!r}")
+        raise ValueError(f"options are a16, a16=LAYERS and {TUNED}, not {text!r}")
     return pattern
 
 

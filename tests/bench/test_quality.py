@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bench import quality_peers
 from bench.gguf_writer import write_float
+from bench.quality import comparison as comparison_module
 from bench.quality.comparison import Comparison, logits
 from bench.quality.divergence import Divergence
 from bench.quality.importance import check, importance, save
@@ -167,8 +168,21 @@ def test_comparison_gives_layers_int16_activations() -> None:
     assert every.name == "int4, rtn, INT16 activations"
     assert len({row.kl.value for row in (int8, head, both, every)}) == 4
     assert abs(every.kl.value - floats.kl.value) < abs(int8.kl.value - floats.kl.value)
-    with pytest.raises(ValueError, match="a16 or a16=LAYERS, not 'a8'"):
+    with pytest.raises(ValueError, match="a16, a16=LAYERS and tuned, not 'a8'"):
         comparison.ours("int4", "rtn", "a8")
+
+
+def test_comparison_tunes_row_scales_on_its_own_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison_module, "TUNING_TEXTS", 8)
+    tuned = []
+    monkeypatch.setattr(comparison_module, "tune_scales", lambda *arguments, **_: tuned.append(arguments))
+    model = tiny("llama", tie_word_embeddings=True)
+    comparison = Comparison("tiny", model, token_ids(2, 24), token_ids(2, 24))
+    comparison.ours("int4", "rtn")
+    comparison.ours("int4", "rtn", "tuned", "a16=head")
+    ((quantized, teacher, texts),) = tuned
+    assert quantized is not teacher and teacher is model and texts.shape == (8, 24)
+    assert comparison.results.rows[-2].name == "int4, rtn, INT16 activations in head, tuned"
 
 
 def test_comparison_chooses_schemes_for_a_number_of_bits() -> None:

@@ -9,11 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from torch_armllm.checkpoint.saved_metadata import make_record
-from torch_armllm.checkpoint.tensor_headers import sort_metadata
+from torch_armllm.checkpoint.shard import write_shard
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.system.files import atomic_file, scratch_name
 
@@ -118,12 +117,7 @@ class Journal:
         if self._waiting:
             name = f"model-{len(set(content['tensors'].values())) + 1:05d}.safetensors"
             record = make_record(self._waiting, self._new_modules)
-            file = self._folder / name
-            file.touch()
-            mode = file.stat().st_mode
-            save_file(self._waiting, file, {"format": "pt", **record})
-            file.chmod(mode)  # safetensors writes files that only their owner can read
-            sort_metadata(file)
+            write_shard(self._waiting, self._folder / name, {"format": "pt", **record})
             content["bytes"] += sum(tensor.nbytes for tensor in self._waiting.values())
             content["tensors"].update(dict.fromkeys(self._waiting, name))
         content["blocks"] += sorted(self._blocks)
