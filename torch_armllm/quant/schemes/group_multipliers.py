@@ -74,7 +74,7 @@ class G32I(Scheme):
 class G32IZ(G32I):
     """``w = s_row · (m_group · (q − z_group))``, q in 0…15, m in 1…14, z in 6…9: `G32I` with zero points.
 
-    A group's range leans to its longer tail, which lowers the squared error by a fifth for 1/16 bit.  With
+    A group's range leans to its longer tail, which lowers the squared error by a sixth for 1/16 bit.  With
     four zero points, ``m·(q − z)`` fits INT8 at nearly the multipliers of `G32I`.
     """
 
