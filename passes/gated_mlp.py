@@ -19,6 +19,7 @@ from torch_armllm.passes.lib.graph import (
     new_constant,
     value,
 )
+from torch_armllm.passes.lib.linear_call import LinearCall
 
 
 def _activation(node: Any) -> str | None:
@@ -43,32 +44,32 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
     op = torch.ops.armllm.int4_linear.default
     if not (is_op(gate, op) and is_op(up, op) and len(gate.users) == 1 and len(up.users) == 1):
         return False
-    (x, gate_weight, size, scheme), (other_x, up_weight, up_size, up_scheme) = gate.args[:4], up.args[:4]
-    packed_gate, packed_up = constant(module, gate_weight), constant(module, up_weight)
-    if x is not other_x or size != up_size or scheme != up_scheme or packed_gate is None or packed_up is None:
-        return False
-    gate_bias, up_bias = ((n.args[4] if len(n.args) > 4 else None) for n in (gate, up))
-    if (gate_bias is None) != (up_bias is None) or any(
-        len(n.args) > 5 and n.args[5] is not None for n in (gate, up)
-    ):
-        return False
-    digits, up_digits = ((n.args[6] if len(n.args) > 6 else 1) for n in (gate, up))
-    if digits != up_digits:
+    gate_layer, up_layer = LinearCall.of(gate), LinearCall.of(up)
+    packed_gate, packed_up = constant(module, gate_layer.weight), constant(module, up_layer.weight)
+    if packed_gate is None or packed_up is None or not _mergeable(gate_layer, up_layer):
         return False
     merged = interleave_panels(packed_gate, packed_up)
     pairs = merged.view(-1, 2, merged.shape[-1])
-    context.on_new_weight(str(gate_weight.target), pairs[:, 0])
-    context.on_new_weight(str(up_weight.target), pairs[:, 1])
-    weight = new_constant(module, node, f"{gate_weight.target}_and_up", merged)
+    gate_name, up_name = str(gate_layer.weight.target), str(up_layer.weight.target)
+    context.on_new_weight(gate_name, pairs[:, 0])
+    context.on_new_weight(up_name, pairs[:, 1])
+    weight = new_constant(module, node, f"{gate_name}_and_up", merged)
     with module.graph.inserting_before(node):
         fused = call(
             module.graph,
             torch.ops.armllm.int4_gated_linear.default,
-            *(x, weight, size, scheme, name, gate_bias, up_bias, digits),
+            *(gate_layer.x, weight, gate_layer.out_features, gate_layer.scheme, name),
+            *(gate_layer.bias, up_layer.bias, gate_layer.digits),
         )
     node.replace_all_uses_with(fused)
-    drop_unused(module, str(gate_weight.target), str(up_weight.target))
+    drop_unused(module, gate_name, up_name)
     return True
+
+
+def _mergeable(gate: LinearCall, up: LinearCall) -> bool:
+    """True if two layers differ in nothing but their weights and biases."""
+    alike = gate._replace(weight=None, bias=None) == up._replace(weight=None, bias=None)
+    return alike and gate.residual is None and (gate.bias is None) == (up.bias is None)
 
 
 def _alike(gate: Tensor, up: Tensor) -> bool:

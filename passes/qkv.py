@@ -19,71 +19,56 @@ from torch_armllm.passes.lib.graph import (
     new_constant,
     value,
 )
+from torch_armllm.passes.lib.linear_call import LinearCall
 
 PANEL = 16  # output rows of a packed panel
 
 
-def _bias(node: Node) -> Any:
-    return node.args[4] if len(node.args) > 4 else None
-
-
-def _digits(node: Node) -> Any:
-    return node.args[6] if len(node.args) > 6 else 1
-
-
-def _mergeable(module: fx.GraphModule, node: Node) -> bool:
-    residual = node.args[5] if len(node.args) > 5 else None
-    weight = constant(module, node.args[1])
-    size: Any = node.args[2]
-    return residual is None and weight is not None and size % PANEL == 0
+def _mergeable(module: fx.GraphModule, linear: LinearCall) -> bool:
+    weight = constant(module, linear.weight)
+    return linear.residual is None and weight is not None and linear.out_features % PANEL == 0
 
 
 def _groups(module: fx.GraphModule) -> list[list[Node]]:
     by_input: dict[Any, list[Node]] = defaultdict(list)
     for node in module.graph.nodes:
-        if is_op(node, torch.ops.armllm.int4_linear.default) and _mergeable(module, node):
-            by_input[node.args[0], node.args[3], _digits(node), _bias(node) is None].append(node)
+        if is_op(node, torch.ops.armllm.int4_linear.default):
+            linear = LinearCall.of(node)
+            if _mergeable(module, linear):
+                by_input[linear.x, linear.scheme, linear.digits, linear.bias is None].append(node)
     return [nodes for nodes in by_input.values() if len(nodes) > 1]
 
 
 def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> None:
     graph = module.graph
-    first = nodes[0]
-    weights: list[Any] = [n.args[1] for n in nodes]
-    sizes: list[Any] = [n.args[2] for n in nodes]
-    tensors: list[Any] = [constant(module, w) for w in weights]
+    node, layers = nodes[0], [LinearCall.of(n) for n in nodes]
+    first = layers[0]
+    tensors: list[Any] = [constant(module, layer.weight) for layer in layers]
     merged = torch.cat(tensors)
     panel = 0
-    for weight, size in zip(weights, sizes, strict=True):
-        context.on_new_weight(str(weight.target), merged[panel : panel + size // PANEL])
-        panel += size // PANEL
-    packed = new_constant(module, first, f"{weights[0].target}_merged", merged)
+    for layer in layers:
+        end = panel + layer.out_features // PANEL
+        context.on_new_weight(str(layer.weight.target), merged[panel:end])
+        panel = end
+    packed = new_constant(module, node, f"{first.weight.target}_merged", merged)
     bias = None
-    if _bias(first) is not None:
-        tensors = [constant(module, _bias(n)) for n in nodes]
-        bias = new_constant(module, first, f"{weights[0].target}_merged_bias", torch.cat(tensors))
-    with graph.inserting_before(first):
-        out = call(
-            graph,
-            torch.ops.armllm.int4_linear.default,
-            first.args[0],
-            packed,
-            sum(sizes),
-            first.args[3],
-            bias,
-            None,
-            _digits(first),
-        )
+    if first.bias is not None:
+        tensors = [constant(module, layer.bias) for layer in layers]
+        bias = new_constant(module, node, f"{first.weight.target}_merged_bias", torch.cat(tensors))
+    size = sum(layer.out_features for layer in layers)
+    whole = first._replace(weight=packed, out_features=size, bias=bias)
+    with graph.inserting_before(node):
+        out = call(graph, torch.ops.armllm.int4_linear.default, *whole)
         begin = 0
         parts = []
-        for size in sizes:
-            parts.append(call(graph, aten.slice.Tensor, out, -1, begin, begin + size))
-            begin += size
-    for node, part in zip(nodes, parts, strict=True):
-        assert value(node).shape == value(part).shape
-        node.replace_all_uses_with(part)
-        graph.erase_node(node)
-    drop_unused(module, *(str(weight.target) for weight in weights))
+        for layer in layers:
+            parts.append(call(graph, aten.slice.Tensor, out, -1, begin, begin + layer.out_features))
+            begin += layer.out_features
+    for old, part in zip(nodes, parts, strict=True):
+        assert value(old).shape == value(part).shape
+        old.replace_all_uses_with(part)
+        graph.erase_node(old)
+    drop_unused(module, *(str(layer.weight.target) for layer in layers))
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:

@@ -12,6 +12,7 @@ from tests.support.graphs import export, ops
 from torch_armllm import Recipe
 from torch_armllm.passes import clean, dense_linear, gated_mlp, qkv
 from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.linear_call import LinearCall
 from torch_armllm.quant.inplace import quantize
 
 
@@ -164,3 +165,10 @@ def test_small_float_layers_become_dense_linear() -> None:
     graph.recompile()
     assert ops(graph) == ["armllm::dense_linear"]
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_linear_call_has_the_arguments_of_the_op() -> None:
+    arguments = torch.ops.armllm.int4_linear.default._schema.arguments
+    assert list(LinearCall._fields) == [argument.name for argument in arguments]
+    defaults = {x.name: x.default_value for x in arguments if x.has_default_value()}
+    assert LinearCall._field_defaults == defaults
