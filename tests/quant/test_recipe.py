@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +128,35 @@ def test_packed_weights_raise() -> None:
     quantize(model, Recipe(overrides={"mlp": "int8"}), progress=False)
     with pytest.raises(ValueError, match="packed already, with the overrides {'mlp': 'int8'}"):
         torch_armllm.patch(model, Recipe(overrides={"attention": "g32"}))
+
+
+@pytest.mark.parametrize("quantization", ["int4", Recipe(), Recipe("int4"), replace(Recipe(), method="rtn")])
+def test_int4_accepts_weights_of_a_former_default(quantization: str | Recipe) -> None:
+    model = tiny("llama")
+    quantize(model, Recipe("g32i"), progress=False)
+    torch_armllm.patch(model, quantization)
+    assert model.config.quantization_config.recipe.scheme == "g32i"
+
+
+@pytest.mark.parametrize("recipe", [Recipe("g32iz"), replace(Recipe(), scheme="g32iz")])
+def test_the_name_of_the_default_refuses_weights_of_a_former_one(recipe: Recipe) -> None:
+    model = tiny("llama")
+    quantize(model, Recipe("g32i"), progress=False)
+    for quantization in ("g32iz", recipe):
+        with pytest.raises(ValueError, match="packed as 'g32i' already; to use 'g32iz', load the original"):
+            torch_armllm.patch(model, quantization)
+    with pytest.raises(ValueError, match="packed as 'g32i' already; to use 'g32iz', load the original"):
+        LLM(model, quantization="g32iz", progress=False)
+
+
+def test_int4_and_its_scheme_are_one_recipe() -> None:
+    assert Recipe() == Recipe("int4") == Recipe("g32iz")
+    assert repr(Recipe()) == repr(Recipe("g32iz"))
+    assert json.dumps(Recipe().to_dict()) == json.dumps(Recipe("g32iz").to_dict())
+    assert type(Recipe().to_dict()["scheme"]) is str
+    assert ArmInt4Config(**Recipe().to_dict()).recipe == Recipe(importance=None)
+    for recipe in (copy.deepcopy(Recipe()), pickle.loads(pickle.dumps(Recipe()))):
+        recipe.check_packed(Recipe("g32i"))
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt2"])

@@ -23,6 +23,15 @@ _ATTENTION = re.compile(r"attn|attention")
 _MLP = re.compile(r"mlp|ffn|feed_forward|(^|_)moe$|^fc\d?$|^fc_(in|out)$")
 
 
+class _Default(str):
+    """The name of the default scheme in a recipe that says ``int4``.
+
+    It equals the name, but does not ask for that very scheme: see `Recipe.check_packed`.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Settings of quantization: the scheme of each layer, and the method that rounds the weights.
@@ -52,7 +61,7 @@ class Recipe:
             weights once all the same.
     """
 
-    scheme: str = DEFAULT
+    scheme: str = "int4"
     head: str | None = "int8"
     ignore: Sequence[str] = ()
     overrides: Mapping[str, str | None] = field(default_factory=dict)
@@ -88,7 +97,8 @@ class Recipe:
         _check_bits(self.bits)
         check_method(self.method)
         # `int4` is an alias
-        object.__setattr__(self, "scheme", scheme_named(self.scheme).name)
+        by_alias = self.scheme == "int4" or isinstance(self.scheme, _Default)
+        object.__setattr__(self, "scheme", _Default(DEFAULT) if by_alias else scheme_named(self.scheme).name)
         object.__setattr__(self, "head", _canonical(self.head))
         object.__setattr__(self, "ignore", tuple(self.ignore))
         object.__setattr__(self, "int16_activations", tuple(self.int16_activations))
@@ -102,7 +112,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as JSON types, as a saved ``quantization_config`` holds them."""
         return {
-            "scheme": self.scheme,
+            "scheme": str(self.scheme),
             "head": self.head,
             "ignore": list(self.ignore),
             "overrides": dict(self.overrides),
@@ -141,6 +151,7 @@ class Recipe:
     def check_packed(self, own: Recipe, source: str | None = None) -> None:
         """Raises ValueError if weights that were packed by the recipe ``own`` do not match this recipe.
 
+        A scheme that ``int4`` named in earlier versions matches ``int4``, but not the name of another scheme.
         ``source`` names the tool that quantized them, if not this package.
         """
         if source is not None:
@@ -148,7 +159,8 @@ class Recipe:
                 f"the weights are packed as {source} stored them; to use {self.scheme!r}, load the "
                 "original model"
             )
-        if self.scheme != own.scheme and not (self.scheme == DEFAULT and own.scheme in FORMER_DEFAULTS):
+        former = isinstance(self.scheme, _Default) and own.scheme in FORMER_DEFAULTS
+        if self.scheme != own.scheme and not former:
             raise ValueError(
                 f"the weights are packed as {own.scheme!r} already; to use {self.scheme!r}, load "
                 "the original model"
