@@ -2,119 +2,113 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from torch_armllm.quant.schemes.base import GROUP, Quantized, Scheme
-from torch_armllm.quant.schemes.scale_search import best_steps, inverse
+from torch_armllm.quant.schemes.scale_search import Levels, best_steps, inverse
+
+_Candidate = tuple[Tensor, "int | Tensor"]
+"""Multipliers (r, G), and zero points of the same shape, or one for all groups."""
 
 
-class G32I(Scheme):
+class _Multipliers(Scheme):
+    """``w = s_row · m_group · (q − z_group)``, with multipliers and zero points of the least squared error.
+
+    The first row scale comes from the row's largest values, the second from a least-squares fit to the
+    integers.  Multipliers and zero points are searched with either scale.
+    """
+
+    clipped: int
+    """Number of multipliers tried per group, downward from the smallest that clips nothing."""
+
+    @abstractmethod
+    def _row_scale(self, weight: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Returns scales (r,) with which the largest multiplier clips nothing; groups span (r, G)."""
+
+    @abstractmethod
+    def _widest(self, low: Tensor, high: Tensor, zero: int) -> Tensor:
+        """Returns the smallest multipliers (r, G) that clip nothing; may exceed the largest of the scheme."""
+
+    def quantize_rows(  # noqa: D102
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantized:
+        low, high = weight.amin(dim=2).clamp_(max=0), weight.amax(dim=2).clamp_(min=0)
+        scale = self._row_scale(weight, low, high)
+        reciprocal = inverse(scale)[:, None]
+        first = self._candidates(low * reciprocal, high * reciprocal, self.clipped if search else 1)
+        multiplier, zeros, q = self._best(weight, scale, first, importance)
+        if search:
+            scale = _fit(weight, q, multiplier, importance)
+            multiplier, zeros, q = self._best(weight, scale, self._neighbors(multiplier, zeros), importance)
+            scale = _fit(weight, q, multiplier, importance)
+        if self.zero_range is not None:
+            q += zeros[..., None]
+        return Quantized(
+            self.name,
+            q.flatten(1).to(torch.int8),
+            scale,
+            multiplier.to(torch.int8 if self.signed_multipliers else torch.uint8),
+            None if self.zero_range is None else zeros.to(torch.uint8),
+        )
+
+    def _best(
+        self, weight: Tensor, scale: Tensor, candidates: Sequence[_Candidate], importance: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        value = weight * inverse(scale)[:, None, None]
+        return best_steps(value, candidates, importance, Levels(self.lowest, self.highest))
+
+    def _candidates(self, low: Tensor, high: Tensor, count: int) -> list[_Candidate]:
+        """Returns ``count`` multipliers for each zero point, for groups that span (r, G) in row scales."""
+        found: list[_Candidate] = []
+        least, most = self.zero_range or (0, 0)
+        for zero in range(least, most + 1):
+            widest = self._widest(low, high, zero)
+            found += [((widest - less).clamp_(1, self.largest_multiplier), zero) for less in range(count)]
+        if self.signed_multipliers:
+            found += [(-multiplier, zero) for multiplier, zero in found]
+        return found
+
+    def _neighbors(self, multiplier: Tensor, zeros: Tensor) -> list[_Candidate]:
+        """Returns a choice of multipliers and zero points, and those next to it."""
+        zero = 0 if self.zero_range is None else zeros
+        found: list[_Candidate] = [(multiplier, zero)]
+        for more in (1, -1):
+            size = (multiplier.abs() + more).clamp_(1, self.largest_multiplier)
+            found.append((size.copysign_(multiplier), zero))
+        if self.zero_range is not None:
+            found += [(multiplier, (zeros + more).clamp_(*self.zero_range)) for more in (1, -1)]
+        return found
+
+
+class G32I(_Multipliers):
     """``w = s_row · (m_group · q)``, q in −8…7, m in 1…16: accuracy of float group scales, integer sums.
 
-    This is the progressive quantization of QServe (arXiv 2405.04532); `m·q` fits INT8.  The first row scale
-    comes from the row's absolute maximum, the second from a least-squares fit to the integers.  The group
-    multipliers are searched with either scale.
+    This is the progressive quantization of QServe (arXiv 2405.04532); `m·q` fits INT8.
     """
 
     name = "g32i"
     largest_multiplier = 16
     clipped = 5
-    """Number of multipliers tried per group, downward from the smallest that clips nothing."""
 
     def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 4 / GROUP + 32 / columns
 
-    def quantize_rows(  # noqa: D102
-        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
-    ) -> Quantized:
-        peak = weight.abs().amax(dim=2)
+    def _row_scale(self, weight: Tensor, low: Tensor, high: Tensor) -> Tensor:
         middle = 0.5 * (self.highest - self.lowest)
-        scale = peak.amax(dim=1) / (middle * self.largest_multiplier)
-        if not self.signed_multipliers:
-            # The integer range reaches further on the negative side.  A negative row scale maps the heavier
-            # tail there.
-            tail = (weight * weight * weight).sum(dim=(1, 2))
-            scale = torch.where(tail > 0, -scale, scale)
-        widest = torch.ceil(peak * inverse(scale).abs()[:, None] / self.highest)
-        value = weight * inverse(scale)[:, None, None]
-        steps = [
-            (widest - step).clamp_(1, self.largest_multiplier)
-            for step in range(self.clipped if search else 1)
-        ]
-        multiplier, q = self._best(value, self._of_both_signs(steps), importance)
-        if not search:
-            return self._integers(q, scale, multiplier)
-        scale = _fit(weight, q, multiplier, importance)
-        value = weight * inverse(scale)[:, None, None]
-        steps = [multiplier, *(self._resized(multiplier, step) for step in (1, -1))]
-        multiplier, q = self._best(value, steps, importance)
-        scale = _fit(weight, q, multiplier, importance)
-        return self._integers(q, scale, multiplier)
+        scale = torch.maximum(low.abs(), high.abs()).amax(dim=1) / (middle * self.largest_multiplier)
+        if self.signed_multipliers:
+            return scale
+        # The integer range reaches further on the negative side.  A negative row scale maps the heavier tail
+        # there.
+        tail = (weight * weight * weight).sum(dim=(1, 2))
+        return torch.where(tail > 0, -scale, scale)
 
-    def _resized(self, multiplier: Tensor, step: int) -> Tensor:
-        """Adds ``step`` to the size of multipliers, which keep their signs."""
-        return (multiplier.abs() + step).clamp_(1, self.largest_multiplier).copysign_(multiplier)
-
-    def _of_both_signs(self, multipliers: list[Tensor]) -> list[Tensor]:
-        return [*multipliers, *(-m for m in multipliers)] if self.signed_multipliers else multipliers
-
-    def _best(
-        self, value: Tensor, multipliers: list[Tensor], importance: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        pairs = [(multiplier, 0) for multiplier in multipliers]
-        multiplier, _, q = best_steps(value, pairs, importance, self.lowest, self.highest)
-        return multiplier, q
-
-    def _integers(self, q: Tensor, scale: Tensor, multiplier: Tensor) -> Quantized:
-        kind = torch.int8 if self.signed_multipliers else torch.uint8
-        return Quantized(self.name, q.flatten(1).to(torch.int8), scale, multiplier.to(kind))
-
-
-class G32IZ(G32I):
-    """``w = s_row · (m_group · (q − z_group))``, q in 0…15, m in 1…14, z in 6…9: `G32I` with zero points.
-
-    A group's range leans to its longer tail, which lowers the squared error by a sixth for 1/16 bit.  With
-    four zero points, ``m·(q − z)`` fits INT8 at nearly the multipliers of `G32I`.
-    """
-
-    name = "g32iz"
-    lowest, highest, largest_multiplier, zero_range = 0, 15, 14, (6, 9)
-    clipped = 3
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 4 + 6 / GROUP + 32 / columns
-
-    def quantize_rows(  # noqa: D102
-        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
-    ) -> Quantized:
-        first, last = self.zero_range
-        low, high = weight.amin(dim=2).clamp_(max=0), weight.amax(dim=2).clamp_(min=0)
-        # A group as wide as its range, or as its longest tail, fits the largest multiplier.
-        step = torch.maximum((high - low) / self.highest, torch.maximum(high, -low) / last)
-        scale = step.amax(dim=1) / self.largest_multiplier
-        reciprocal = inverse(scale)[:, None]
-        low, high = low * reciprocal, high * reciprocal
-        pairs: list[tuple[Tensor, int | Tensor]] = []
-        for zero in range(first, last + 1):
-            widest = torch.ceil(torch.maximum(high / (self.highest - zero), -low / zero))
-            pairs += [(self._fits(widest - by), zero) for by in range(self.clipped if search else 1)]
-        multiplier, zeros, q = best_steps(
-            weight * reciprocal[..., None], pairs, importance, self.lowest, self.highest
-        )
-        if search:
-            scale = _fit(weight, q, multiplier, importance)
-            pairs = [(multiplier, zeros), *((self._fits(multiplier + by), zeros) for by in (1, -1))]
-            pairs += [(multiplier, (zeros + by).clamp_(first, last)) for by in (1, -1)]
-            multiplier, zeros, q = best_steps(
-                weight * inverse(scale)[:, None, None], pairs, importance, self.lowest, self.highest
-            )
-            scale = _fit(weight, q, multiplier, importance)
-        q = (q + zeros[..., None]).flatten(1).to(torch.int8)
-        return Quantized(self.name, q, scale, multiplier.to(torch.uint8), zeros.to(torch.uint8))
-
-    def _fits(self, multiplier: Tensor) -> Tensor:
-        return multiplier.clamp(1, self.largest_multiplier)
+    def _widest(self, low: Tensor, high: Tensor, zero: int) -> Tensor:
+        return torch.ceil(torch.maximum(low.abs(), high.abs()) / self.highest)
 
 
 class Int3(G32I):
@@ -130,6 +124,29 @@ class Int3(G32I):
 
     def bits(self, columns: int) -> float:  # noqa: D102
         return 3 + 5 / GROUP + 32 / columns
+
+
+class G32IZ(_Multipliers):
+    """``w = s_row · (m_group · (q − z_group))``, q in 0…15, m in 1…14, z in 6…9: `G32I` with zero points.
+
+    A group's range leans to its longer tail, which lowers the squared error by a sixth for 1/16 bit.  With
+    four zero points, ``m·(q − z)`` fits INT8 at nearly the multipliers of `G32I`.
+    """
+
+    name = "g32iz"
+    lowest, highest, largest_multiplier, zero_range = 0, 15, 14, (6, 9)
+    clipped = 3
+
+    def bits(self, columns: int) -> float:  # noqa: D102
+        return 4 + 6 / GROUP + 32 / columns
+
+    def _row_scale(self, weight: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        # A group as wide as its range, or as its longest tail, fits the largest multiplier.
+        tail = torch.maximum(high, -low) / self.zero_range[1]
+        return torch.maximum((high - low) / self.highest, tail).amax(dim=1) / self.largest_multiplier
+
+    def _widest(self, low: Tensor, high: Tensor, zero: int) -> Tensor:
+        return torch.ceil(torch.maximum(high / (self.highest - zero), -low / zero))
 
 
 class Int6(Scheme):

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The values of a group: ``step · q``, where q and its zero point add up to ``lowest`` … ``highest``.
+
+    Subclasses may give the second number of a group, here its zero point, another meaning.
+    """
+
+    lowest: int
+    highest: int
+
+    def round(self, value: Tensor, step: Tensor, zero: int | Tensor, out: Tensor) -> None:
+        """Writes the nearest q of values (r, G, n), with steps and zero points (r, G)."""
+        self.clamp(torch.mul(value, 1 / step[..., None], out=out).round_(), zero)
+
+    def clamp(self, q: Tensor, zero: int | Tensor) -> None:
+        """Clamps q (r, G, n), in place."""
+        if isinstance(zero, Tensor):  # bounds that are tensors take longer
+            q.add_(zero[..., None]).clamp_(self.lowest, self.highest).sub_(zero[..., None])
+        else:
+            q.clamp_(self.lowest - zero, self.highest - zero)
+
+    def restore(self, q: Tensor, step: Tensor, zero: int | Tensor) -> None:
+        """Turns q (r, G, n) into values, in place."""
+        q.mul_(step[..., None])
 
 
 def best_steps(
     value: Tensor,
     candidates: Iterable[tuple[Tensor, int | Tensor]],
     importance: Tensor | None,
-    lowest: int,
-    highest: int,
+    levels: Levels,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Picks for each group the step and the zero point with the least squared error.
 
@@ -22,8 +48,7 @@ def best_steps(
         value: the weights (r, G, n).
         candidates: steps (r, G), each with a zero point: one for all groups, or (r, G).
         importance: weights of the squared errors (G, n), or None.
-        lowest: smallest stored integer.
-        highest: largest stored integer.
+        levels: the values that a step and a zero point allow.
 
     Returns:
         The steps (r, G), the zero points (r, G) and the rounded values less their zero points (r, G, n), as
@@ -36,8 +61,9 @@ def best_steps(
     buffer = torch.empty_like(value)
     root = None if importance is None else importance.sqrt()
     for step, zero in candidates:
-        _round(value, step, zero, lowest, highest, buffer)
-        buffer.mul_(step[..., None]).sub_(value)
+        levels.round(value, step, zero, buffer)
+        levels.restore(buffer, step, zero)
+        buffer.sub_(value)
         if root is not None:
             buffer.mul_(root)
         error = torch.linalg.vector_norm(buffer, dim=-1)
@@ -45,17 +71,8 @@ def best_steps(
         least = torch.where(better, error, least)
         best = torch.where(better, step, best)
         best_zero = torch.where(better, zero, best_zero)
-    _round(value, best, best_zero, lowest, highest, buffer)
+    levels.round(value, best, best_zero, buffer)
     return best, best_zero, buffer
-
-
-def _round(value: Tensor, step: Tensor, zero: int | Tensor, lowest: int, highest: int, out: Tensor) -> None:
-    torch.mul(value, 1 / step[..., None], out=out)
-    out.round_()
-    if isinstance(zero, Tensor):
-        out.clamp_(lowest - zero[..., None], highest - zero[..., None])
-    else:
-        out.clamp_(lowest - zero, highest - zero)
 
 
 def inverse(scale: Tensor) -> Tensor:
