@@ -244,6 +244,19 @@ def scale_sections(weight: Tensor, in_features: int, scheme: str) -> list[Tensor
     return found
 
 
+def largest_multiplier(weight: Tensor, in_features: int, scheme: str) -> int:
+    """Returns the largest multiplier of a packed weight, uint8 ``(panels, panel_bytes)``, without its sign.
+
+    Raises:
+        ValueError: if the scheme's multipliers are not nibbles, as those of ``g32i``, ``g32iz`` and ``int3``.
+    """
+    if not has_multipliers(scheme) or scheme == "int6":
+        raise ValueError(f"multipliers of scheme {scheme!r} are not nibbles")
+    layout = panel_layout(scheme, in_features)
+    pairs = weight[:, layout.multipliers : layout.multipliers + layout.groups * 8]
+    return 1 + max(int((pairs & 15).max()), int(pairs.max()) >> 4) if pairs.numel() else 0
+
+
 def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str) -> tuple[Tensor, Tensor]:
     """Unpacks a weight of an exact scheme (one of `EXACT`) to integers and one scale per row.
 

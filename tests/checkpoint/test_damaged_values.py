@@ -14,7 +14,11 @@ from tests.support import saved_folders
 from tests.support.models import tiny
 from torch_armllm import ArmInt4Config, Recipe, load
 from torch_armllm.checkpoint.load import load_model
+from torch_armllm.ops import linear
+from torch_armllm.ops.linear.packed_layout import unpack_multipliers
 from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.packing import dequantize_matrix, panel_fault
+from torch_armllm.quant.schemes.registry import SCHEMES
 
 
 def test_zero_points_of_another_version(tmp_path: Path) -> None:
@@ -45,9 +49,7 @@ def test_norms_that_are_not_finite(value: float, saved: Path, tmp_path: Path) ->
     "scheme", ["g32i", "int3", "g32", "g64zb", "g32m", "int8", "int8g32", "int8g32m", "row"]
 )
 def test_scales_that_are_not_finite(scheme: str, tmp_path: Path) -> None:
-    model = tiny("llama")
-    quantize(model, Recipe(scheme, importance=False), progress=False)
-    model.save_pretrained(tmp_path)
+    save_packed("llama", scheme, tmp_path)
     load(str(tmp_path), fuse=False)
     name = "model.layers.1.mlp.down_proj.weight_packed"
     start = 64 if scheme in ("g32", "g64zb", "g32m") else 0
@@ -73,13 +75,61 @@ def test_scales_of_compressed_tensors(value: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), -3e38, 2.0**100])
 def test_scales_of_experts(value: float, tmp_path: Path) -> None:
-    model = tiny("qwen3_moe")
-    quantize(model, Recipe(importance=False), progress=False)
-    model.save_pretrained(tmp_path)
+    save_packed("qwen3_moe", "int4", tmp_path)
     name = "model.layers.1.mlp.experts.down_packed"
     edit_tensors(tmp_path, lambda state: spoil_scale(state[name][7, 2], value))
     with pytest.raises(ValueError, match=f"{name} in .* has a scale that is NaN, infinite or above"):
         load(str(tmp_path), fuse=False)
+
+
+def save_packed(family: str, scheme: str, folder: Path) -> None:
+    model = tiny(family)
+    quantize(model, Recipe(scheme, importance=False), progress=False)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("multiplier", [15, 16])
+@pytest.mark.parametrize("row", [3, 11])  # low and high nibbles
+def test_multipliers_that_overflow(multiplier: int, row: int, tmp_path: Path) -> None:
+    save_packed("llama", "g32iz", tmp_path)
+    name = "model.layers.1.mlp.down_proj.weight_packed"
+
+    def spoil(state: dict[str, Tensor]) -> None:
+        pair = state[name][-1, 64 + 8 + row % 8]  # of the second group, behind the row scales
+        pair.copy_((pair & 15) | (multiplier - 1) << 4 if row >= 8 else (pair & 240) | (multiplier - 1))
+
+    edit_tensors(tmp_path, spoil)
+    with pytest.raises(
+        ValueError,
+        match=f"{name} in .*model.safetensors has a multiplier of {multiplier}, and multipliers of scheme "
+        "g32iz from 1 to 14 are expected: the checkpoint is damaged; get it anew",
+    ):
+        load(str(tmp_path), fuse=False)
+
+
+def test_multipliers_of_experts_that_overflow(tmp_path: Path) -> None:
+    save_packed("qwen3_moe", "g32iz", tmp_path)
+    name = "model.layers.1.mlp.experts.gate_up_packed"
+    edit_tensors(tmp_path, lambda state: state[name][7, 1, 64].fill_(0xF0))
+    with pytest.raises(ValueError, match=f"{name} in .* has a multiplier of 16, and multipliers of scheme"):
+        load(str(tmp_path), fuse=False)
+
+
+@pytest.mark.parametrize("scheme", ["g32iz", "g32i", "int6", "int3"])
+def test_every_other_multiplier_and_zero_point_fits_int8(scheme: str) -> None:
+    largest, columns = SCHEMES[scheme].largest_multiplier, 64
+    layout = linear.panel_layout(scheme, columns)
+    panels = torch.randint(256, (4, layout.bytes), dtype=torch.uint8, generator=torch.manual_seed(0))
+    panels[:, :64] = torch.ones(16).view(torch.uint8)  # the row scales
+    if scheme == "g32iz":
+        panels[:, 64 : layout.zero_points] &= 0x77  # multipliers up to 8 in any bits
+        panels[1, 64 : layout.zero_points] = 0xDD
+    assert panel_fault(panels, columns, scheme) is None
+    multipliers = unpack_multipliers(panels, 64, columns, scheme).int().abs()
+    assert 1 <= int(multipliers.min()) <= int(multipliers.max()) == largest
+    weight = dequantize_matrix(panels, 64, columns, scheme)
+    integers, _ = linear.unpack_int(panels, 64, columns, scheme)
+    assert torch.equal(weight, integers.float())
 
 
 @pytest.mark.parametrize(

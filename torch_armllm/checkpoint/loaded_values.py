@@ -1,4 +1,4 @@
-"""Checks of the values of a loaded model: norms, biases, scales of packed weights, and permutations."""
+"""Checks of the values of a loaded model: norms, biases, packed weights, and permutations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
-from torch_armllm.quant.packing import scales_are_finite
+from torch_armllm.quant.packing import panel_fault
 from torch_armllm.quant.parallel import each
 
 _SMALL = 1 << 20
@@ -34,7 +34,7 @@ def check_small_tensors(model: nn.Module, file_of: FileOf) -> None:
 
 
 def check_packed(model: nn.Module, file_of: FileOf) -> None:
-    """Raises ValueError if packed weights have a scale that is not finite, or an order that is none."""
+    """Raises ValueError if packed weights have a scale or a multiplier out of range, or an order is none."""
     panels: list[tuple[str, Tensor, int, str]] = []
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear):
@@ -48,12 +48,11 @@ def check_packed(model: nn.Module, file_of: FileOf) -> None:
                 flat = getattr(module, part).flatten(0, -2)
                 panels.append((f"{name}.{part}", flat, columns, module.scheme))
     # each matrix on one thread: the ops are small
-    finite = each(lambda one: scales_are_finite(*one[1:]), panels)
-    for (name, _, _, scheme), is_finite in zip(panels, finite, strict=True):
-        if not is_finite:
+    faults = each(lambda one: panel_fault(*one[1:]), panels)
+    for (name, *_), fault in zip(panels, faults, strict=True):
+        if fault is not None:
             raise ValueError(
-                f"{name} in {file_of(name)} has a scale that is NaN, infinite or above 2^100, and smaller "
-                f"scales of scheme {scheme} are expected: the checkpoint is damaged; get it anew"
+                f"{name} in {file_of(name)} has {fault} are expected: the checkpoint is damaged; get it anew"
             )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_armllm.ops import linear
 from torch_armllm.quant.parallel import each
 from torch_armllm.quant.schemes.base import PANEL, Quantized, Rounding, Scheme, relative_error, row_chunks
+from torch_armllm.quant.schemes.registry import scheme_named
 from torch_armllm.quant.schemes.search import Search
 from torch_armllm.system.allocator import release_free_memory
 
@@ -17,6 +18,8 @@ _PIECE = 1 << 24
 """Weights per piece: enough chunks for many cores, and a small part of a large head."""
 _SCALE_LIMIT = 2.0**100
 """A weight is at most 2^14 scales, so that those of smaller scales are finite float32 numbers."""
+_FEWER_MULTIPLIERS = "g32iz"
+"""The scheme with fewer multipliers than its bits can tell apart: products of larger ones overflow INT8."""
 
 
 def pack(quantized: Quantized) -> Tensor:
@@ -107,14 +110,21 @@ def in_scale_range(scales: Tensor) -> bool:
     return bool((low > -_SCALE_LIMIT) & (high < _SCALE_LIMIT))  # false for NaN
 
 
-def scales_are_finite(panels: Tensor, columns: int, scheme: str) -> bool:
-    """True if the scales and offsets of panels, uint8 (P, bytes), make finite weights of all integers."""
+def panel_fault(panels: Tensor, columns: int, scheme: str) -> str | None:
+    """Returns what is wrong with panels, uint8 (P, bytes), that no packing wrote; None if nothing is.
+
+    It reads scales, offsets and multipliers, a small part of the panels.  All values of the rest are valid.
+    """
     name = op_name(scheme)
     for part in panels.split(max(1, _PIECE // panels.shape[1])):
-        for scales in linear.scale_sections(part, columns, name):
-            if not in_scale_range(scales):
-                return False
-    return True
+        if not all(in_scale_range(scales) for scales in linear.scale_sections(part, columns, name)):
+            return f"a scale that is NaN, infinite or above 2^100, and smaller scales of scheme {scheme}"
+        if name == _FEWER_MULTIPLIERS:
+            largest = scheme_named(name).largest_multiplier
+            found = linear.largest_multiplier(part, columns, name)
+            if found > largest:
+                return f"a multiplier of {found}, and multipliers of scheme {scheme} from 1 to {largest}"
+    return None
 
 
 def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
