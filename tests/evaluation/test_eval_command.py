@@ -194,6 +194,9 @@ def test_quantized_checkpoint_is_evaluated_unchanged(
     said = capsys.readouterr()
     assert "bf16 failed" in said.err and "the scheme 'saved'" in said.out
     assert said.out.count("+0.0000 ± 0.0000") == 2  # the same model twice
+    schemes = ("--quantization", f"int4-g32i,mine={tmp_path / 'int4'}", "--limit", "3")
+    assert _eval(tiny_folder, own_tasks, *schemes, names="own_choice") == 0
+    assert capsys.readouterr().out.count("+0.0000 ± 0.0000") == 2  # and as a folder beside its own model
 
 
 def test_tags_and_patterns_name_tasks(own_tasks: Path) -> None:

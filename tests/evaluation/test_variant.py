@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from torch_armllm.evaluation.variant import Variant, parse_variants
@@ -93,3 +95,12 @@ def test_unknown_variants_are_named(text: str) -> None:
 def test_variants_must_be_distinct(text: str) -> None:
     with pytest.raises(ValueError, match="--quantization"):
         parse_variants(text)
+
+
+def test_folders_have_names(tmp_path: Path) -> None:
+    variant = Variant.parse(f"mine={tmp_path}")
+    assert variant == Variant("mine", folder=tmp_path) and variant.saved and not variant.calibrated
+    with pytest.raises(ValueError, match="NAME=FOLDER"):
+        Variant.parse("mine=nowhere")
+    with pytest.raises(ValueError, match="NAME=FOLDER"):
+        Variant.parse(f"={tmp_path}")

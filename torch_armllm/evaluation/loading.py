@@ -31,7 +31,7 @@ def load_variant(
 
     Args:
         source: see `torch_armllm.checkpoint.load.load_model`; the variant ``saved`` of ``smollm2`` has the
-            integers of its 4-bit file.
+            integers of its 4-bit file; one of a folder is loaded from there.
         variant: the dtype, scheme and method.
         dtype: dtype of the loaded weights, unless the variant names one.
         calibration: a text file for calibrating methods; None: the model generates the tokens.
@@ -47,7 +47,9 @@ def load_variant(
     """
     requested_dtype = variant.dtype or dtype
     chosen = requested_dtype if requested_dtype == "auto" else getattr(torch, requested_dtype)
-    if variant.saved:
+    if variant.folder is not None:
+        source = str(variant.folder)
+    elif variant.saved:
         source = with_own_integers(source)
     model = load_model(source, chosen, progress=progress, dequantize=not variant.saved)
     if is_packed(model):

@@ -1,9 +1,10 @@
-"""Model variants by name: ``bf16``, ``int4``, ``int4-row+rtn``, ``4.5+gptq``."""
+"""Model variants by name: ``bf16``, ``int4``, ``int4-row+rtn``, ``4.5+gptq``, ``mine=FOLDER``."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch_armllm.quant.methods.base import CALIBRATED, check_method
 from torch_armllm.quant.recipe import Recipe
@@ -13,7 +14,10 @@ FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SAVED = "saved"
 _FUSED = "-fused"
 _WIDE = re.compile(r"a16(?:=(.+))?")
-_EXAMPLES = "bf16, f32, bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, int4+gptq+a16, saved"
+_EXAMPLES = (
+    "bf16, f32, bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, int4+gptq+a16, saved, "
+    "NAME=FOLDER"
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Variant:
         bits: see `Recipe.bits`; None: all layers have one scheme.
         int16_activations: see `Recipe.int16_activations`.
         patched: True if the fused ops run, False for transformers' own forward.
+        folder: a quantized checkpoint of the same model; None: the compared model is loaded.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Variant:
     bits: float | str | None = None
     int16_activations: tuple[str, ...] = ()
     patched: bool = True
+    folder: Path | None = None
 
     @classmethod
     def parse(cls, text: str, method: str | None = None) -> Variant:
@@ -48,13 +54,16 @@ class Variant:
                 or without the prefix ``int4-``, and with or without the suffix ``+method``; ``4.5`` or
                 ``int4+0.1``: bits a weight, or more than INT4 has, with or without that suffix.  Last
                 suffixes ``+a16``: INT16 activations in all linear layers, or ``+a16=PATTERN``: in some, see
-                `Recipe.int16_activations`.
+                `Recipe.int16_activations`.  ``NAME=FOLDER``: a quantized checkpoint unchanged, under that
+                name.
             method: the method, unless the text names one.
 
         Raises:
-            ValueError: there is no such scheme or method.
+            ValueError: there is no such scheme, method or folder.
         """
         name = text.strip()
+        if "=" in name and "+a16=" not in name:
+            return cls._of_folder(name)
         if name in FLOATS:
             return cls(name, FLOATS[name], patched=False)
         if name.removesuffix(_FUSED) in FLOATS and name.endswith(_FUSED):
@@ -94,10 +103,17 @@ class Variant:
             int16_activations=self.int16_activations,
         )
 
+    @classmethod
+    def _of_folder(cls, text: str) -> Variant:
+        name, folder = (part.strip() for part in text.split("=", 1))
+        if not name or not Path(folder).is_dir():
+            raise ValueError(f"{text!r}: NAME=FOLDER takes a name and the folder of a quantized checkpoint")
+        return cls(name, folder=Path(folder))
+
     @property
     def saved(self) -> bool:
         """True if a quantized checkpoint stays unchanged."""
-        return self.name == SAVED
+        return self.name == SAVED or self.folder is not None
 
     @property
     def calibrated(self) -> bool:
