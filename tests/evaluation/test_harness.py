@@ -84,13 +84,45 @@ def test_texts_are_scored_in_windows(tiny_folder: Path, scheme: str) -> None:
     assert sum(len(rows) for rows in seen) == 128 + 127
 
 
-def test_generation_runs_by_the_plan(tiny_folder: Path) -> None:
+def _generated(harness: ArmLM, contexts: list[str], **settings: Any) -> list[str]:
     from lm_eval.api.instance import Instance
 
+    asked = [
+        Instance("generate_until", {}, (context, {"until": ["\n"], "max_gen_toks": 12, **settings}), n)
+        for n, context in enumerate(contexts)
+    ]
+    answers: list[str] = harness.generate_until(asked, disable_tqdm=True)
+    return answers
+
+
+def test_engine_generates_what_lm_eval_does(tiny_folder: Path) -> None:
+    engine = _harness(tiny_folder, "int4-g32i")
+    plain = ArmLM(engine.model, tokenizer=engine.tokenizer, max_length=128, batch_size=1, plain=True)
+    contexts = ["the sea", "the sea " * 60, "a long way home", "house"]  # the second is cut on the left
+    answers = _generated(engine, contexts)
+    assert engine._generator is not None and plain._generator is None
+    assert answers == _generated(plain, contexts) and all(answers)
+    stop = answers[0][2:5]
+    cut = _generated(engine, contexts[:1], until=[stop, "\n"])
+    assert cut == [answers[0].split(stop)[0]] == _generated(plain, contexts[:1], until=[stop, "\n"])
+
+
+def test_special_tokens_stop_the_engine(tiny_folder: Path) -> None:
     harness = _harness(tiny_folder, "int4-g32i")
-    asked = Instance("generate_until", {}, ("the sea", {"until": ["\n"], "max_gen_toks": 5}), 0)
-    (answer,) = harness.generate_until([asked], disable_tqdm=True)
-    assert isinstance(answer, str)
+    _generated(harness, ["the sea"])
+    assert harness._generator is not None
+    special, token = next(iter(harness.tokenizer.get_added_vocab().items()))
+    params = harness._generator.params({"until": [special, "", "\n"], "temperature": 0.0}, 9)
+    assert params is not None and params.stop_token_ids == [token] and params.temperature == 0
+    assert params.stop_strings == (special, "\n") and params.max_tokens == 9
+
+
+def test_settings_that_the_engine_lacks_are_left_to_lm_eval(tiny_folder: Path) -> None:
+    harness = _harness(tiny_folder, "int4-g32i")
+    assert _generated(harness, ["the sea"], num_beams=2) != []
+    assert harness._generator is not None
+    assert harness._generator.params({"num_beams": 2}, 9) is None
+    assert harness._generator.params({"do_sample": True, "temperature": 0.7, "top_k": 5}, 9) is not None
 
 
 def test_lm_eval_knows_the_model_by_name(tiny_folder: Path) -> None:

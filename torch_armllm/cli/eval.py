@@ -27,7 +27,8 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
         "--quantization",
         default="bf16,int4",
         help="schemes to compare with the first: bf16, f32 (transformers' own forward), "
-        "bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, saved … (bf16,int4)",
+        "bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, saved … (bf16,int4); "
+        "NAME=FOLDER is a quantized checkpoint",
     )
     parser.add_argument("--method", help="rounding method for schemes that name none: mse, rtn, …")
     parser.add_argument(
@@ -35,7 +36,9 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     )
     parser.add_argument("--dtype", default="bfloat16", help="dtype of the loaded weights (bfloat16)")
     parser.add_argument("--device", choices=["cpu"], default="cpu", help="(cpu)")
-    parser.add_argument("--batch-size", type=_positive, default=8, help="batch size of generation tasks (8)")
+    parser.add_argument(
+        "--batch-size", type=_positive, default=8, help="batch size of generation by transformers (8)"
+    )
     parser.add_argument("--max-length", type=_positive, default=2048, help="most context tokens (2048)")
     parser.add_argument("--num-fewshot", type=int, help="examples in front of each question")
     parser.add_argument("--apply-chat-template", action="store_true", help="use the model's chat template")

@@ -1,4 +1,4 @@
-"""lm-eval's adapter of our models: its own `HFLM` with a faster computation of log-likelihoods."""
+"""lm-eval's adapter of our models: its own `HFLM` with faster log-likelihoods and generation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from torch_armllm.system.progress import progress_bar
 
 require_extra("lm_eval", "eval", "evaluation")
 
+from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.api.registry import register_model  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
+from lm_eval.models.utils import postprocess_generated_text  # noqa: E402
+
+from torch_armllm.evaluation.engine_generator import EngineGenerator  # noqa: E402
 
 Watch = Callable[[Tensor], None]
 """Receives the logits ``(R, vocab_size)`` of the positions of rolling windows, in order."""
@@ -32,7 +36,8 @@ class ArmLM(HFLM):  # type: ignore[misc]
     """A model variant; ``--model armllm`` of lm-eval's command line.
 
     Requests with a common context prefill it once, nothing is padded, and logits are computed for the
-    continuations only.  Results equal those of `HFLM` on the same model with a float32 softmax.
+    continuations only.  Results equal those of `HFLM` on the same model with a float32 softmax.  A patched
+    model generates by the engine.
 
     Args:
         pretrained: the ``model`` of `torch_armllm.LLM`, or a loaded model.
@@ -63,6 +68,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
         self.watch: Watch | None = None
         self._plain = plain
         self._scorer = None if plain else PlanScorer.of(self.model) or _module_scorer(self.model)
+        self._generator: EngineGenerator | None = None
 
     def _loglikelihood_tokens(
         self,
@@ -87,6 +93,34 @@ class ArmLM(HFLM):  # type: ignore[misc]
             if strings is not None:
                 self.cache_hook.add_partial("loglikelihood", strings, score)
         return scores
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Returns the answers to (context, settings), in order, cut at the first stop string."""
+        if not isinstance(self._scorer, PlanScorer):
+            return self._generate_plainly(requests, disable_tqdm)
+        if self._generator is None:
+            self._generator = EngineGenerator(self.model, self.tokenizer, self.max_length)
+        generator = self._generator
+        params = [generator.params(request.args[1], self.max_gen_toks) for request in requests]
+        chosen = [one for one in params if one is not None]
+        if len(chosen) < len(params) or isinstance(self.think_end_token, int):
+            return self._generate_plainly(requests, disable_tqdm)
+        prompts = [
+            self.tok_encode(request.args[0], left_truncate_len=generator.max_length - (one.max_tokens or 0))
+            for request, one in zip(requests, chosen, strict=True)
+        ]
+        texts = generator.generate(prompts, chosen, not disable_tqdm)
+        answers = [
+            postprocess_generated_text(text, list(one.stop_strings), self.think_end_token)
+            for text, one in zip(texts, chosen, strict=True)
+        ]
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, answer)
+        return answers
+
+    def _generate_plainly(self, requests: list[Instance], disable_tqdm: bool) -> list[str]:
+        answers: list[str] = super().generate_until(requests, disable_tqdm)
+        return answers
 
     def _score_window(self, span: Span) -> LogLikelihood:
         """Scores a window of a long text: all of its positions, without sharing."""

@@ -34,7 +34,8 @@ class Options:
     Attributes:
         limit: most rows of each task; None: all.
         max_length: most input tokens of a model; longer texts are split into windows.
-        batch_size: batch size of requests that `HFLM` itself computes, such as generation.
+        batch_size: batch size of requests that `HFLM` itself computes, such as generation by an unpatched
+            model.
         num_fewshot: examples before each question; None: as the task says.
         apply_chat_template: formats questions by the model's chat template.
         kl_tokens: positions of each text whose distributions are compared.
