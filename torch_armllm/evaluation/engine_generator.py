@@ -34,7 +34,7 @@ class EngineGenerator:
     ) -> list[str]:
         """Returns the answers to prompts of token ids, in order, without the stop strings."""
         asked = [{"prompt_token_ids": ids} for ids in prompts]
-        return [output.outputs[0].text for output in self._llm.generate(asked, params, progress)]  # type: ignore[arg-type]
+        return [output.outputs[0].text for output in self._llm.generate(asked, params, progress)]
 
     def params(self, settings: Mapping[str, Any], default_max_tokens: int) -> SamplingParams | None:
         """Returns the sampling parameters for lm-eval's settings; None if it has one that an engine lacks."""
