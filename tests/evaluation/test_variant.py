@@ -37,6 +37,7 @@ def test_integer_variants(text: str, scheme: str, method: str | None) -> None:
         ("int4-5", 5.0, None),
         ("4.25+gptq", 4.25, "gptq"),
         ("int4+0.1", "+0.1", None),
+        ("0.9GB+gptq", "0.9GB", "gptq"),
         ("int4-g32iz+0.25+gptq", "+0.25", "gptq"),
     ],
 )

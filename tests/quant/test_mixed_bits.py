@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,60 @@ def test_too_few_bits_name_the_least_and_change_nothing() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("bits", ["5", True, [5], "+", "+x", "-0.1"])
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files of a folder."""
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def sizes_named(error: pytest.ExceptionInfo[ValueError]) -> list[float]:
+    """The smallest and the largest size that an error names, in bytes."""
+    return [float(x) * 1e6 for x in re.findall(r"(\d+\.\d{3}) MB", str(error.value))[:2]]
+
+
+SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 500}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("head", ["int8", "g32", None])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_moe"])
+def test_the_saved_model_has_the_size_that_was_asked_for(
+    kind: str, head: str | None, tied: bool, tmp_path: Path
+) -> None:
+    def model() -> Any:
+        return loud(kind, tie_word_embeddings=tied, **SIZES).to(torch.bfloat16)
+
+    with pytest.raises(ValueError, match="bits=1kB: this model can have") as error:
+        quantize(model(), Recipe(bits="1kB", head=head), progress=False)
+    least, most = sizes_named(error)
+    with pytest.raises(ValueError, match="bits=1GiB: this model can have") as error:
+        quantize(model(), Recipe(bits="1GiB", head=head), progress=False)
+    assert sizes_named(error) == [least, most]
+    for part, slack in ((0.0, 0.02), (0.6, 0.1)):  # two layers fill a size in large steps
+        size = int(least + part * (most - least))
+        quantized = model()
+        quantize(quantized, Recipe(bits=f"{size / 1e6:.3f}MB", head=head), progress=False)
+        quantized.save_pretrained(tmp_path / str(part))
+        assert (1 - slack) * size < folder_bytes(tmp_path / str(part)) <= size
+
+
+def test_the_folder_has_the_size_that_was_asked_for(tmp_path: Path) -> None:
+    source, out = tmp_path / "float", tmp_path / "out"
+    loud("llama", num_hidden_layers=6, **SIZES).save_pretrained(source)
+    (source / "tokenizer.json").write_text(" " * 300_000)  # counts, as users see it
+    with pytest.raises(ValueError, match="this model can have") as error:
+        quantize_folder(source, out, Recipe(bits="9MB"), progress=False)
+    assert not out.exists()
+    least, most = sizes_named(error)
+    size = int(0.4 * least + 0.6 * most)
+    recipe = Recipe(bits=f"{size / 2**20:.4f}MiB")
+    report = quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION)
+    assert 0.98 * size < folder_bytes(out) <= size
+    assert len({x.scheme for x in report.layers}) > 2
+    loaded = torch_armllm.load(str(out), fuse=False)
+    assert loaded.config.quantization_config.recipe.bits == recipe.bits
+
+
+@pytest.mark.parametrize("bits", ["5", True, [5], "+", "+x", "-0.1", "GB", "-1GB", "1TB"])
 def test_bits_are_a_number(bits: object) -> None:
     with pytest.raises(ValueError, match="bits must be bits a weight, such as 4.5, or more than int4"):
         Recipe(bits=bits)  # type: ignore[arg-type]
@@ -148,7 +202,7 @@ def test_folder_to_folder_equals_in_memory(kind: str, method: str, tmp_path: Pat
     assert settings["bits"] == 5.5
     loaded = torch_armllm.load(str(tmp_path / "out"), fuse=False)
     assert schemes(loaded) == schemes(model)
-    with pytest.raises(ValueError, match=r"to choose 5\.0 bits, load the original model"):
+    with pytest.raises(ValueError, match=r"to choose bits=5\.0, load the original model"):
         torch_armllm.patch(loaded, Recipe(bits=5.0))
 
 
@@ -217,6 +271,10 @@ def test_the_command_takes_bits(
     assert (used, settings["method"], settings["bits"]) == ({"g32iz"}, "gptq", None)
     assert main.main(["quantize", source, str(out), "--fast", "--method", "gptq"]) == 2
     assert "--fast is short for --method mse: leave out --method gptq" in capsys.readouterr().err
+    used, settings = run("--bits", "0.1MB")
+    assert len(used) > 1
+    assert (settings["method"], settings["bits"]) == ("gptq", "0.1MB")
+    assert folder_bytes(out) <= 100_000
     assert main.main(["quantize", source, str(out), "--bits", "x"]) == 2
     assert "--bits must be a number such as 4.5" in capsys.readouterr().err
 

@@ -31,7 +31,7 @@ from torch_armllm.quant.methods.base import CALIBRATED, Method
 from torch_armllm.quant.methods.calibrated.layerwise import NotByLayersError
 from torch_armllm.quant.methods.importance import random_tokens
 from torch_armllm.quant.methods.registry import make_method
-from torch_armllm.quant.mixed_bits import candidates, with_bits
+from torch_armllm.quant.mixed_bits import budget, candidates, with_bits
 from torch_armllm.quant.outliers import find_outliers, refuse_outliers
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord, Report
@@ -94,9 +94,12 @@ def quantize_folder(
     inputs["int16_activations"] = list(recipe.int16_activations)
     if recipe.bits is not None:
         inputs["bits"] = recipe.bits
+        metadata = sum(file.stat().st_size for file in _metadata_files(source))
+        room = budget(recipe, model, layers, schemes, metadata)
     journal = Journal(out, inputs, restart)
     if recipe.bits is not None:
-        recipe = _with_bits(recipe, model, reader, layers, schemes, calibration, journal, progress)
+        chosen = candidates(recipe, layers, schemes)
+        recipe = _with_bits(recipe, model, reader, chosen, room, calibration, journal, progress)
         layers, schemes = recipe.assign(layers)
     wide = wide_layers(recipe, layers, schemes)
     _check_resumable(journal.records, layers, schemes)
@@ -154,7 +157,7 @@ def _with_bits(
     model: Any,
     reader: BlockReader,
     layers: Sequence[Layer],
-    schemes: Mapping[str, Scheme],
+    room: float,
     tokens: Tensor | None,
     journal: Journal,
     progress: bool,
@@ -162,9 +165,8 @@ def _with_bits(
     """Returns the recipe with the overrides that `Recipe.bits` leads to, or those of an unfinished run."""
     if journal.overrides is None:
         tokens = random_tokens(model) if tokens is None else tokens
-        chosen = candidates(recipe, layers, schemes)
-        sensitivities = measured_by_blocks(model, reader, chosen, tokens, progress)
-        journal.choose(with_bits(recipe, layers, schemes, sensitivities).overrides)
+        sensitivities = measured_by_blocks(model, reader, layers, tokens, progress)
+        journal.choose(with_bits(recipe, sensitivities, room).overrides)
     return replace(recipe, overrides=journal.overrides or {})
 
 
@@ -265,11 +267,19 @@ def _check_resumable(
             )
 
 
+def _metadata_files(source: Path) -> list[Path]:
+    """Returns the files of a checkpoint that the new folder has too, such as those of the tokenizer."""
+    return [
+        file
+        for file in sorted(source.iterdir())
+        if file.is_file() and file.name != "README.md" and not file.name.endswith((*_WEIGHTS, ".index.json"))
+    ]
+
+
 def _write_metadata(model: nn.Module, source: Path, out: Path, quantization: ArmInt4Config) -> None:
     """Writes everything but the weights; config.json last, since it makes the folder a model."""
-    for file in sorted(source.iterdir()):
-        is_metadata = file.is_file() and not file.name.endswith((*_WEIGHTS, ".index.json"))
-        if is_metadata and file.name not in ("config.json", "README.md"):
+    for file in _metadata_files(source):
+        if file.name != "config.json":
             shutil.copyfile(file, out / file.name)
     config: Any = model.config
     if not (out / "generation_config.json").exists():

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import Any
 
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+from torch_armllm.system.files import parse_bytes
+
 _SETTINGS = (
     "max_model_len",
     "max_num_seqs",
@@ -83,14 +84,12 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _memory(text: str) -> int | float:
-    number = text.lower().removesuffix("b")
-    unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if number.endswith(u)), "")
+    if (size := parse_bytes(text)) is not None:
+        return size
     try:
-        amount = float(number.removesuffix(unit))
+        amount = float(text.lower().removesuffix("b"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500MB or 2GiB") from None
-    if unit:
-        return int(amount * _UNITS[unit])
     return amount if amount < 1 else int(amount)
 
 

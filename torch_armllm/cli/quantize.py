@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_armllm.cli import Subcommands
+from torch_armllm.system.files import parse_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +51,8 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     parser.add_argument(
         "--bits",
         metavar="N",
-        help="mean bits a weight: 4.5, or +0.5 for more than int4; what each layer gets is measured "
-        "(+0.05 with gptq and int4)",
+        help="mean bits a weight: 4.5, or +0.5 for more than int4; or the size of the folder: 0.9GB, 850MiB; "
+        "what each layer gets is measured (+0.05 with gptq and int4)",
     )
     parser.add_argument(
         "--int16-activations",
@@ -226,12 +227,12 @@ def _calibration_tokens(source: Path, out: Path, file: Path | None, restart: boo
 
 
 def _bits(text: str | None) -> float | str | None:
-    if text is None or text.startswith("+"):
+    if text is None or text.startswith("+") or parse_bytes(text) is not None:
         return text
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"--bits must be a number such as 4.5, or +0.5, not {text!r}") from None
+        raise ValueError(f"--bits must be a number such as 4.5, +0.5, or 0.9GB, not {text!r}") from None
 
 
 def _scheme(text: str) -> str | None:

@@ -9,14 +9,15 @@ from pathlib import Path
 from torch_armllm.quant.methods.base import CALIBRATED, check_method
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import DEFAULT, SCHEMES
+from torch_armllm.system.files import parse_bytes
 
 FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SAVED = "saved"
 _FUSED = "-fused"
 _WIDE = re.compile(r"a16(?:=(.+))?")
 _EXAMPLES = (
-    "bf16, f32, bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, int4+gptq+a16, saved, "
-    "NAME=FOLDER"
+    "bf16, f32, bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, 0.9GB+gptq, int4+gptq+a16, "
+    "saved, NAME=FOLDER"
 )
 
 
@@ -51,11 +52,11 @@ class Variant:
         Args:
             text: ``bf16``, ``f16`` or ``f32``: transformers' own forward; ``…-fused``: the same weights by
                 fused ops; ``saved``: a quantized checkpoint unchanged; a scheme of `torch_armllm.patch`, with
-                or without the prefix ``int4-``, and with or without the suffix ``+method``; ``4.5`` or
-                ``int4+0.1``: bits a weight, or more than INT4 has, with or without that suffix.  Last
-                suffixes ``+a16``: INT16 activations in all linear layers, or ``+a16=PATTERN``: in some, see
-                `Recipe.int16_activations`.  ``NAME=FOLDER``: a quantized checkpoint unchanged, under that
-                name.
+                or without the prefix ``int4-``, and with or without the suffix ``+method``; ``4.5``,
+                ``int4+0.1`` or ``0.9GB``: bits a weight, more than INT4 has, or the size of all files, with
+                or without that suffix.  Last suffixes ``+a16``: INT16 activations in all linear layers, or
+                ``+a16=PATTERN``: in some, see `Recipe.int16_activations`.  ``NAME=FOLDER``: a quantized
+                checkpoint unchanged, under that name.
             method: the method, unless the text names one.
 
         Raises:
@@ -77,7 +78,9 @@ class Variant:
             suffixes.pop()
         quantization = DEFAULT if stem == "int4" else stem.removeprefix("int4-")
         bits: float | str | None = None
-        if _is_number(quantization):
+        if parse_bytes(quantization) is not None:
+            quantization, bits = DEFAULT, quantization
+        elif _is_number(quantization):
             quantization, bits = DEFAULT, float(quantization)
         elif quantization == DEFAULT and suffixes and _is_number(suffixes[0]):
             bits = f"+{suffixes.pop(0)}"

@@ -15,7 +15,7 @@ from torch_armllm.quant.layers import check_finite, find_layers
 from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.methods.importance import random_tokens
 from torch_armllm.quant.methods.registry import make_method
-from torch_armllm.quant.mixed_bits import candidates, measured, with_bits
+from torch_armllm.quant.mixed_bits import budget, candidates, measured, with_bits
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.outliers import refuse_outliers
@@ -70,9 +70,10 @@ def quantize(
     layers, schemes = recipe.assign(find_layers(model, recipe.ignore))
     check_finite(layers)
     if recipe.bits is not None:
+        room = budget(recipe, model, layers, schemes)
         tokens = random_tokens(model) if calibration is None else calibration
         sensitivities = measured(model, candidates(recipe, layers, schemes), tokens)
-        recipe = with_bits(recipe, layers, schemes, sensitivities)
+        recipe = with_bits(recipe, sensitivities, room)
         layers, schemes = recipe.assign(layers)
         calibration = calibration if recipe.method in CALIBRATED else None
     wide = wide_layers(recipe, layers, schemes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from torch_armllm.quant.bit_allocation import Choice, allocate, joined
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.sensitivity import LayerSensitivity, Sensitivity
-from torch_armllm.quant.packing import empty_panels
+from torch_armllm.quant.model_size import packed_bytes, saved_bytes
 from torch_armllm.quant.recipe import Recipe, fits, kind_of
 from torch_armllm.quant.schemes.base import Scheme
 from torch_armllm.quant.schemes.registry import DEFAULT
+from torch_armllm.system.files import parse_bytes
 
 CANDIDATES = (DEFAULT, "g32i", "int3", "int6", "int8")
 """Schemes that `Recipe.bits` chooses from; all have exact integer sums."""
@@ -45,44 +47,68 @@ def measured(model: nn.Module, layers: Sequence[Layer], tokens: Tensor) -> list[
     return sensitivity.result()
 
 
-def with_bits(
-    recipe: Recipe,
-    layers: Sequence[Layer],
-    schemes: Mapping[str, Scheme],
-    sensitivities: Sequence[LayerSensitivity],
-) -> Recipe:
-    """Returns the recipe with an override for each layer that is worth more bits than `Recipe.scheme` has.
+def budget(
+    recipe: Recipe, model: nn.Module, layers: Sequence[Layer], schemes: Mapping[str, Scheme], files: int = 0
+) -> float:
+    """Returns how many bits the layers whose schemes `Recipe.bits` may choose can have together.
 
     Args:
         recipe: a recipe with `Recipe.bits`.
+        model: the float model; it may be on the meta device.
         layers: all layers of the model.
-        schemes: the schemes that the recipe assigns, by layer name; heads count for nothing.
-        sensitivities: of the layers whose schemes may be chosen.
+        schemes: the schemes that the recipe assigns, by layer name.
+        files: bytes of the files that are saved with the model's, such as its tokenizer's.
 
     Raises:
-        ValueError: the smallest schemes need more bits.
+        ValueError: the smallest schemes need more bits, or the largest do not fill the size.
     """
-    assert recipe.bits is not None
+    chosen = candidates(recipe, layers, schemes)
+    sizes = [[8.0 * packed_bytes(x, name) for name in CANDIDATES] for x in chosen]
+    least, most = sum(map(min, sizes)), sum(map(max, sizes))
+    if isinstance(recipe.bits, str) and (size := parse_bytes(recipe.bits)) is not None:
+        rest = files + saved_bytes(model, layers, schemes, chosen)
+        room = 8.0 * (size - rest)
+        if not least <= room <= most:
+            smallest, largest = math.ceil(rest + least / 8), math.floor(rest + most / 8)
+            raise ValueError(
+                f"bits={recipe.bits}: this model can have {_megabytes(smallest, math.ceil)} to "
+                f"{_megabytes(largest, math.floor)}, {_megabytes(rest, math.ceil)} of them for all that has "
+                "no choice, such as heads and embeddings"
+            )
+        return room
+    chosen_names = {x.name for x in chosen}
     counted = [x for x in layers if x.name in schemes and x.kind != "head"]
-    measured = {x.layer.name for x in sensitivities}
     weights = sum(weight.numel() for layer in counted for weight in layer.weights())
-    fixed = sum(8 * _bytes(x, schemes[x.name].name) for x in counted if x.name not in measured)
-    choices = [
-        Choice((x.layer.name,), {name: 8.0 * _bytes(x.layer, name) for name in CANDIDATES}, x.loss)
-        for x in sensitivities
-    ]
-    usual = fixed + sum(x.size[recipe.scheme] for x in choices)
-    size = usual + float(recipe.bits) * weights if isinstance(recipe.bits, str) else recipe.bits * weights
-    names = _LARGER if size >= usual else _SMALLER
-    units = joined([x.among(names) for x in choices], [_unit(x) for x in sensitivities])
-    try:
-        chosen = allocate(units, size - fixed)
-    except ValueError:
-        least = fixed + sum(min(x.size.values()) for x in choices)
+    fixed = sum(8.0 * packed_bytes(x, schemes[x.name].name) for x in counted if x.name not in chosen_names)
+    if isinstance(recipe.bits, str):
+        usual = sum(8.0 * packed_bytes(x, recipe.scheme) for x in chosen)
+        room = usual + float(recipe.bits) * weights
+    else:
+        assert recipe.bits is not None
+        room = recipe.bits * weights - fixed
+    if room < least:
         raise ValueError(
             f"bits={recipe.bits} is too little for this model: its layers need at least "
-            f"{least / weights:.2f} bits a weight"
-        ) from None
+            f"{(fixed + least) / weights:.2f} bits a weight"
+        )
+    return room
+
+
+def with_bits(recipe: Recipe, sensitivities: Sequence[LayerSensitivity], room: float) -> Recipe:
+    """Returns the recipe with an override for each layer that is worth other bits than `Recipe.scheme` has.
+
+    Args:
+        recipe: a recipe with `Recipe.bits`.
+        sensitivities: of the layers whose schemes may be chosen.
+        room: see `budget`.
+    """
+    choices = [
+        Choice((x.layer.name,), {name: 8.0 * packed_bytes(x.layer, name) for name in CANDIDATES}, x.loss)
+        for x in sensitivities
+    ]
+    names = _LARGER if room >= sum(x.size[recipe.scheme] for x in choices) else _SMALLER
+    units = joined([x.among(names) for x in choices], [_unit(x) for x in sensitivities])
+    chosen = allocate(units, room)
     raised = {name: scheme for name, scheme in chosen.items() if scheme != recipe.scheme}
     return replace(recipe, overrides={**raised, **recipe.overrides})
 
@@ -95,10 +121,6 @@ def _unit(sensitivity: LayerSensitivity) -> Hashable:
     return layer.name
 
 
-def _bytes(layer: Layer, scheme: str) -> int:
-    """Returns the packed size of a layer's matrices."""
-    total = 0
-    for matrices in layer.matrices():
-        rows, columns = matrices[0].shape
-        total += empty_panels((len(matrices),), rows, columns, scheme).nbytes
-    return total
+def _megabytes(count: int, rounded: Callable[[float], int]) -> str:
+    """Returns a size with three digits behind the point, so that what it names can be asked for."""
+    return f"{rounded(count / 1000) / 1000:.3f} MB"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_armllm.quant.methods.base import check_method
 from torch_armllm.quant.schemes.registry import DEFAULT, FORMER_DEFAULTS, scheme_named
+from torch_armllm.system.files import parse_bytes
 
 if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
     from torch_armllm.quant.layers import Layer
@@ -52,10 +53,10 @@ class Recipe:
             errors by the energy of each input channel; see `torch_armllm.quant.methods.calibrated.smoothing`.
             None: do so, except where transformers' loader quantizes weights as it reads them; True loads the
             whole float model first there.
-        bits: mean bits a weight of the quantized layers except heads, such as 4.5, or as many more than int4
-            everywhere has, such as "+0.1".  The schemes of the layers that ``overrides`` do not name are
-            chosen so that the model's predictions change least: see `torch_armllm.quant.mixed_bits`.  None:
-            all have ``scheme``.
+        bits: mean bits a weight of the quantized layers except heads, such as 4.5; or as many more than int4
+            everywhere has, such as "+0.1"; or the size of all files of the model, at most, such as "0.9GB" or
+            "850MiB".  The schemes of the layers that ``overrides`` do not name are chosen so that the model's
+            predictions change least: see `torch_armllm.quant.mixed_bits`.  None: all have ``scheme``.
         int16_activations: patterns of layer names, or `KINDS`, whose activations are INT16 (two INT8 digits)
             instead of INT8.  Long steps, such as prompts, cost a second product there; short ones read the
             weights once all the same.
@@ -167,7 +168,7 @@ class Recipe:
             )
         if self.bits is not None and self.bits != own.bits:
             raise ValueError(
-                f"the weights are packed already; to choose {self.bits} bits, load the original model"
+                f"the weights are packed already; to choose bits={self.bits}, load the original model"
             )
         if self.int16_activations and self.int16_activations != own.int16_activations:
             raise ValueError(
@@ -230,11 +231,12 @@ def kind_of(layer: Layer) -> str | None:
 
 
 def _check_bits(bits: Any) -> None:
-    more = isinstance(bits, str) and re.fullmatch(r"\+\d+(\.\d+)?", bits)
+    text = isinstance(bits, str) and (re.fullmatch(r"\+\d+(\.\d+)?", bits) or parse_bytes(bits) is not None)
     number = isinstance(bits, (int, float)) and not isinstance(bits, bool)
-    if not (bits is None or more or number):
+    if not (bits is None or text or number):
         raise ValueError(
-            f'bits must be bits a weight, such as 4.5, or more than int4 has, such as "+0.1", not {bits!r}'
+            'bits must be bits a weight, such as 4.5, or more than int4 has, such as "+0.1", or a size, such '
+            f'as "0.9GB", not {bits!r}'
         )
 
 

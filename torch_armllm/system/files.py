@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -85,6 +86,15 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_armllm"
     except RuntimeError as error:
         raise FileNotFoundError("there is no home folder to cache in: set XDG_CACHE_HOME") from error
+
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(text: str) -> int | None:
+    """Returns the bytes of a size such as ``500MB``, ``2GiB`` or ``0.9g``; None if the text is no size."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?([kmg]i?)b?", text.strip().lower())
+    return None if found is None else int(float(found[1]) * _UNITS[found[2]])
 
 
 def format_bytes(count: float) -> str:
