@@ -183,6 +183,7 @@ def test_packed_weights_are_the_files(own: LLM, smollm2_file: Path) -> None:
     assert len(packed) == 7 * 30 + 1 and packed["lm_head"].scheme == "int8g32"
     for name, module in packed.items():
         assert module.scheme == "g32m" or name == "lm_head"
+        assert module.digits == 2
         if name == "lm_head" or ".layers.0." in name or ".layers.17." in name:
             weight = checkpoint.weights[f"{name}.weight"][...]
             assert torch.equal(module.dequantize(), weight.dequantize()), name
