@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 import torch_armllm
+from tests.checkpoint.formats import test_gguf as gguf
 from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
 from torch_armllm import LLM, AsyncLLM, SamplingParams
@@ -134,3 +136,17 @@ def test_weights_larger_than_the_memory(
     assert patched_forward(loaded).shape.dtype is torch.int8
     monkeypatch.setattr(load, "free_memory", lambda: 2_000_000)
     assert not torch_armllm.is_patched(load.load_model(str(tmp_path), quantization=Recipe()))
+
+
+def test_weights_of_other_tools_saved_unpatched_run_as_they_are(tmp_path: Path) -> None:
+    gguf.write(tmp_path / "tiny.gguf", "Q4_1")
+    model = torch_armllm.load(str(tmp_path / "tiny.gguf"), dtype=torch.float32, fuse=False)
+    model.save_pretrained(tmp_path / "saved")
+    config = tmp_path / "saved" / "config.json"
+    assert json.loads(config.read_text())["quantization_config"]["fuse"] is False
+    llm = LLM(str(tmp_path / "saved"), skip_tokenizer_init=True, kv_cache_memory=1 << 20)
+    ids = llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    expected = model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=6)
+    assert list(ids) == expected[0, 3:].tolist()
+    with pytest.raises(ValueError, match="to use 'int8', load the original model"):
+        LLM(str(tmp_path / "saved"), quantization="int8", skip_tokenizer_init=True)

@@ -99,7 +99,9 @@ def load_patched(
     if isinstance(model, str):
         model = load_model(model, _dtype(dtype), progress, cache, recipe)
     if not is_patched(model):
-        patch(model, recipe, progress=progress, kv_cache_dtype=cache)
+        # the name, not its recipe: packed weights of another tool stay what they are only for the default
+        chosen = quantization if isinstance(quantization, str) else recipe
+        patch(model, chosen, progress=progress, kv_cache_dtype=cache)
     _check_cache(model, cache)
     return model
 
