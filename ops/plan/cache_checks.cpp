@@ -2,6 +2,7 @@
 #include "plan/instruction_fields.h"
 #include "plan/operand_checks.h"
 #include "select/select_blocks.h"
+#include "select/selection_args.h"
 
 namespace armllm {
 namespace {
@@ -30,9 +31,8 @@ CacheNeed latents_of(int64_t input, int64_t layer, int64_t width) {
 template <class Indexer>
 void check_indexer(const Checks& c, const Indexer& op) {
   c.written({op.out});
-  for (int64_t size : {op.heads, op.head_size, op.top_k}) c.positive(size, "a size of an indexer");
-  STD_TORCH_CHECK(op.top_k <= kMostSelected, "plan: top_k of an indexer is ", op.top_k, "; it must be 1 to ",
-                  kMostSelected);
+  for (int64_t size : {op.heads, op.head_size}) c.positive(size, "a size of an indexer");
+  check_most_selected(op.top_k, "plan: top_k of an indexer");
   c.rows(op.q, (op.heads - 1.0) * op.head_stride + op.head_size);
   c.needed(op.q, "q"), c.needed(op.out, "out");
   CacheNeed need = latents_of(op.cache, op.layer, op.head_size);

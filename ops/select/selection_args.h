@@ -12,6 +12,11 @@ struct SelectionTensors {
   Tensor q, keys, block_table, query_start, seq_lens;
 };
 
+// Refuses a number of tokens or blocks that one query is to select; messages call it `name`.
+inline void check_most_selected(int64_t most, const char* name) {
+  STD_TORCH_CHECK(most > 0 && most <= kMostSelected, name, " is ", most, "; it must be 1 to ", kMostSelected);
+}
+
 // Checks the tensors and sizes of a selection, and sets the members of `a` that read them.  Copies a tensor
 // whose elements are not adjacent.
 template <class Args>
@@ -26,7 +31,7 @@ void set_selection_args(Args& a, SelectionTensors& t, int64_t max_seq_len, int64
   const int64_t block_size = t.keys.size(1);
   STD_TORCH_CHECK(block_size > 0 && block_size % kKeyLanes == 0 && kSplit % block_size == 0, "block size ",
                   block_size, " is not one of 16, 32, 64, 128, 256");
-  STD_TORCH_CHECK(most > 0 && most <= kMostSelected, "top_k is ", most, "; it must be 1 to ", kMostSelected);
+  check_most_selected(most, "top_k");
   const int64_t sequences = t.seq_lens.numel();
   t.seq_lens = int32_vector(t.seq_lens, sequences, "seq_lens", "one per sequence");
   t.query_start = int32_vector(t.query_start, sequences + 1, "query_start", "one per sequence and the end");

@@ -122,14 +122,15 @@ def test_experts_that_overlap_are_refused() -> None:
             experts(count, stride)
 
 
+@pytest.mark.parametrize("top_k", [0, 65537])
 @pytest.mark.parametrize("opcode", ["select_tokens", "select_blocks"])
-def test_indexer_that_selects_too_many_is_refused(opcode: str) -> None:
+def test_indexer_that_selects_none_or_too_many_is_refused(opcode: str, top_k: int) -> None:
     program, rows = begun()
     out = program.allocate(SIZE, torch.int32)
     cache = {"cache": 1, "layer": 0, "block_table": 2, "query_start": 3, "seq_lens": 4}
-    sizes = {"heads": HEADS, "head_size": SIZE, "head_stride": SIZE, "top_k": (1 << 16) + 1}
+    sizes = {"heads": HEADS, "head_size": SIZE, "head_stride": SIZE, "top_k": top_k}
     others: dict[str, dict[str, Any]]
     others = {"select_tokens": {"weights": rows, "scale": 1.0}, "select_blocks": {"span": 32, "nearest": 1}}
     program.emit(opcode, q=rows, out=out, **cache, **sizes, **others[opcode])
-    with pytest.raises(RuntimeError, match="top_k of an indexer is 65537; it must be 1 to 65536"):
+    with pytest.raises(RuntimeError, match=f"top_k of an indexer is {top_k}; it must be 1 to 65536"):
         run(program, out)
