@@ -40,9 +40,9 @@ struct Activations {
 };
 
 struct LinearKernels {
-  int64_t gemm_block;   // Activations::block that gemm reads; 1 or even
-  int64_t gemm_tokens;  // most tokens of one gemm call; even, a multiple of gemm_block
-  int64_t gemm_panels;  // panels of one gemm call
+  int64_t gemm_block = 1;  // Activations::block that gemm reads; 1 or even
+  int64_t gemm_tokens;     // most tokens of one gemm call; even, a multiple of gemm_block
+  int64_t gemm_panels;     // panels of one gemm call
 
   // Quantizes one row to INT8: q = round_half_even(x · (127 / amax)), scale = amax / 127.  Chunks of 8 bytes
   // are `chunk_stride` bytes apart.  Writes groups·32 values, zeros past n. amax below 1e-30 results in

@@ -56,6 +56,20 @@ void linear_group_int8(const uint8_t* panel, const PanelLayout& layout, int64_t 
 void linear_gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
                  float* out);
 
+// The members of LinearKernels that are the same in every variant.  A variant sets gemm_tokens, gemm_panels,
+// gemv, unpack and gemm, and what differs from the defaults.
+static constexpr LinearKernels common_kernels() {
+  LinearKernels k{};
+  k.quantize = linear_quantize;
+  k.epilogue = linear_epilogue;
+  k.add_offsets = linear_add_offsets;
+  k.accumulate = linear_accumulate;
+  k.expand = linear_expand;
+  k.rounding_errors = linear_rounding_errors;
+  k.add_digits = linear_add_digits;
+  return k;
+}
+
 // LinearKernels::int6_gemv_tokens and int3_gemv_tokens of the variants with SDOT, which have kernels for a
 // single token.
 constexpr int64_t kSdotTokens = 1;

@@ -39,18 +39,14 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {1,
-                              kTokens,
-                              1,
-                              linear_quantize,
-                              linear_gemv,
-                              unpack,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand,
-                              linear_rounding_errors,
-                              linear_add_digits};
+constexpr LinearKernels linear = [] {
+  LinearKernels k = common_kernels();
+  k.gemm_tokens = kTokens;
+  k.gemm_panels = 1;
+  k.gemv = linear_gemv;
+  k.unpack = unpack;
+  k.gemm = gemm;
+  return k;
+}();
 
 }  // namespace armllm::scalar

@@ -179,25 +179,16 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens,
-                              kCallTokens,
-                              kCallPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack<QuadOrder>,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand,
-                              linear_rounding_errors,
-                              linear_add_digits,
-                              false,
-                              kGemvTokens,
-                              kPanel * kGroup,
-                              nullptr,
-                              nullptr,
-                              kSdotTokens,
-                              kSdotTokens};
+constexpr LinearKernels linear = [] {
+  LinearKernels k = common_kernels();
+  k.gemm_block = kTokens;
+  k.gemm_tokens = kCallTokens;
+  k.gemm_panels = kCallPanels;
+  k.gemv = gemv;
+  k.unpack = unpack<QuadOrder>;
+  k.gemm = gemm;
+  k.int6_gemv_tokens = k.int3_gemv_tokens = kSdotTokens;
+  return k;
+}();
 
 }  // namespace armllm::dotprod

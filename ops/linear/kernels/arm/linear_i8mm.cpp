@@ -180,25 +180,18 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens,
-                              kCallTokens,
-                              kCallPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack<PairOrder>,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand,
-                              linear_rounding_errors,
-                              linear_add_digits,
-                              true,
-                              kGemvTokens,
-                              kPanel * kGroup,
-                              gemv_panels,
-                              nullptr,
-                              kSdotTokens,
-                              kSdotTokens};
+constexpr LinearKernels linear = [] {
+  LinearKernels k = common_kernels();
+  k.gemm_block = kTokens;
+  k.gemm_tokens = kCallTokens;
+  k.gemm_panels = kCallPanels;
+  k.gemv = gemv;
+  k.unpack = unpack<PairOrder>;
+  k.gemm = gemm;
+  k.gemv_interleaves = true;
+  k.gemv_panels = gemv_panels;
+  k.int6_gemv_tokens = k.int3_gemv_tokens = kSdotTokens;
+  return k;
+}();
 
 }  // namespace armllm::i8mm

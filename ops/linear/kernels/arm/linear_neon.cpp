@@ -219,18 +219,14 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {1,
-                              kCallTokens,
-                              kCallPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack<RowOrder>,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand,
-                              linear_rounding_errors,
-                              linear_add_digits};
+constexpr LinearKernels linear = [] {
+  LinearKernels k = common_kernels();
+  k.gemm_tokens = kCallTokens;
+  k.gemm_panels = kCallPanels;
+  k.gemv = gemv;
+  k.unpack = unpack<RowOrder>;
+  k.gemm = gemm;
+  return k;
+}();
 
 }  // namespace armllm::neon

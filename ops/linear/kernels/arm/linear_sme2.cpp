@@ -220,25 +220,18 @@ void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int6
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock,
-                              kCallTokens,
-                              kCallPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand,
-                              linear_rounding_errors,
-                              linear_add_digits,
-                              true,
-                              kGemvTokens,
-                              kPanel * kGroup,
-                              gemv_panels,
-                              nullptr,
-                              kSdotTokens,
-                              kSdotTokens};
+constexpr LinearKernels linear = [] {
+  LinearKernels k = common_kernels();
+  k.gemm_block = kBlock;
+  k.gemm_tokens = kCallTokens;
+  k.gemm_panels = kCallPanels;
+  k.gemv = gemv;
+  k.unpack = unpack;
+  k.gemm = gemm;
+  k.gemv_interleaves = true;
+  k.gemv_panels = gemv_panels;
+  k.int6_gemv_tokens = k.int3_gemv_tokens = kSdotTokens;
+  return k;
+}();
 
 }  // namespace armllm::sme2

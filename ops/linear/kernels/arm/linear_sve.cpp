@@ -75,18 +75,15 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens,
-                              kCallTokens,
-                              kCallPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand,
-                              linear_rounding_errors,
-                              linear_add_digits};
+constexpr LinearKernels linear = [] {
+  LinearKernels k = common_kernels();
+  k.gemm_block = kTokens;
+  k.gemm_tokens = kCallTokens;
+  k.gemm_panels = kCallPanels;
+  k.gemv = gemv;
+  k.unpack = unpack;
+  k.gemm = gemm;
+  return k;
+}();
 
 }  // namespace armllm::sve

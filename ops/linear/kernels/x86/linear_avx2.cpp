@@ -304,21 +304,17 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock,
-                              kTokens,
-                              kPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack,
-                              gemm,
-                              linear_epilogue,
-                              linear_add_offsets,
-                              linear_accumulate,
-                              linear_expand,
-                              linear_rounding_errors,
-                              linear_add_digits,
-                              false,
-                              kMaxGemvTokens,
-                              kFormBytes[kWords]};
+constexpr LinearKernels linear = [] {
+  LinearKernels k = common_kernels();
+  k.gemm_block = kBlock;
+  k.gemm_tokens = kTokens;
+  k.gemm_panels = kPanels;
+  k.gemv = gemv;
+  k.unpack = unpack;
+  k.gemm = gemm;
+  k.gemv_tokens = kMaxGemvTokens;
+  k.gemm_group_bytes = kFormBytes[kWords];
+  return k;
+}();
 
 }  // namespace armllm::avx2

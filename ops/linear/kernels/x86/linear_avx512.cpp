@@ -135,27 +135,19 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kBlock,
-    kTokens,
-    kPanels,
-    linear_quantize,
-    gemv,
-    unpack,
-    gemm,
-    linear_epilogue,
-    linear_add_offsets,
-    linear_accumulate,
-    linear_expand,
-    linear_rounding_errors,
-    linear_add_digits,
-    false,
-    kMaxGemvTokens,
-    kPanel * kGroup,
-    nullptr,
-    gemv_wide,
-    kMaxGemvTokens,
-    kGemvTokens,
-};
+constexpr LinearKernels linear = [] {
+  LinearKernels k = common_kernels();
+  k.gemm_block = kBlock;
+  k.gemm_tokens = kTokens;
+  k.gemm_panels = kPanels;
+  k.gemv = gemv;
+  k.unpack = unpack;
+  k.gemm = gemm;
+  k.gemv_tokens = kMaxGemvTokens;
+  k.gemv_wide = gemv_wide;
+  k.int6_gemv_tokens = kMaxGemvTokens;
+  k.int3_gemv_tokens = kGemvTokens;
+  return k;
+}();
 
 }  // namespace armllm::avx512
