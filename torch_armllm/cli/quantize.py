@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MORE_BITS = "+0.05"
-"""Mean size of the layers beyond that of INT4 everywhere, by default: it costs about 1 % of the speed."""
+"""Mean size of the layers beyond that of INT4 everywhere, by default, in bits a weight."""
 _TUNING_SEED = 1000
 """Other texts than those of calibration."""
 

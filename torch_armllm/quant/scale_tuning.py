@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.ops.linear import PANEL, group_span
+from torch_armllm.ops.linear import PANEL, group_span, quantize_activations
 from torch_armllm.quant.methods.calibrated.matmul_dtype import fast_matmul_dtype
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -46,8 +46,8 @@ def tune_scales(model: nn.Module, teacher: nn.Module, tokens: Tensor, *, progres
     2407.11062).  Integers, multipliers and zero points stay as they are, so nothing changes at run time.  If
     the divergence of the held-out texts does not fall, the scales stay too.
 
-    Tuned are the linear layers inside of decoder layers whose scheme has one scale a row, as ``int4``,
-    ``int6`` and ``int8`` have.  The head, whose integers may be those of the embedding, is not.
+    Tuned are the linear layers whose scheme has one scale a row, as ``int4``, ``int6`` and ``int8`` have; not
+    the head, since an embedding may share its integers.
 
     The memory is that of both models and of the quantized layers in bfloat16; the time is about four times
     that of reading the texts in floats.
@@ -216,10 +216,8 @@ def _kl(expected: Tensor, found: Tensor) -> float:
 
 def _rounded(x: Tensor) -> Tensor:
     """Rounds inputs to INT8, one scale a token; the gradient passes as if they were not rounded."""
-    values = x.detach().float()
-    scale = values.abs().amax(-1, keepdim=True).clamp_(min=1e-30).div_(127)
-    error = (values / scale).round_().mul_(scale).sub_(values)
-    return x + error.to(x.dtype)
+    q, scales = quantize_activations(x.detach())
+    return x + (q * scales - x.detach()).to(x.dtype)
 
 
 def _mixed(teacher: nn.Module) -> bool:
