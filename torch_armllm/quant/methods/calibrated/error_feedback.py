@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.methods.calibrated.value_grid import inverse
+from torch_armllm.quant.schemes.scale_search import inverse
 
 _BLOCK = 128
 

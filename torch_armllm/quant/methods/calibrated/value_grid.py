@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_armllm.quant.schemes.base import GROUP, Quantized
 from torch_armllm.quant.schemes.registry import scheme_named
+from torch_armllm.quant.schemes.scale_search import inverse
 
 
 @dataclass
@@ -107,8 +108,3 @@ def grid_of(quantized: Quantized) -> Grid:
     else:
         row, factor = scales, torch.ones(groups, len(scales))
     return Grid(quantized.scheme, span, row, factor, zero, scheme.lowest, scheme.highest)
-
-
-def inverse(step: Tensor) -> Tensor:
-    """Returns 1 / step, and 0 for the step of a group of zeros."""
-    return torch.where(step.abs() > 1e-30, 1 / step, torch.zeros_like(step))
