@@ -101,6 +101,9 @@ def test_variants_must_be_distinct(text: str) -> None:
 def test_folders_have_names(tmp_path: Path) -> None:
     variant = Variant.parse(f"mine={tmp_path}")
     assert variant == Variant("mine", folder=tmp_path) and variant.saved and not variant.calibrated
+    wide = tmp_path / "int4+a16=head"
+    wide.mkdir()
+    assert Variant.parse(f"mine={wide}") == Variant("mine", folder=wide)
     with pytest.raises(ValueError, match="NAME=FOLDER"):
         Variant.parse("mine=nowhere")
     with pytest.raises(ValueError, match="NAME=FOLDER"):

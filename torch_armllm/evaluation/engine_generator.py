@@ -36,11 +36,15 @@ class EngineGenerator:
         asked = [{"prompt_token_ids": ids} for ids in prompts]
         return [output.outputs[0].text for output in self._llm.generate(asked, params, progress)]
 
-    def params(self, settings: Mapping[str, Any], default_max_tokens: int) -> SamplingParams | None:
-        """Returns the sampling parameters for lm-eval's settings; None if it has one that an engine lacks."""
+    def params(self, settings: Mapping[str, Any], default_max_tokens: int) -> SamplingParams:
+        """Returns the sampling parameters for lm-eval's settings.
+
+        Raises:
+            ValueError: an engine lacks a setting; the message names it.
+        """
         known: dict[str, Any] = dict(normalize_gen_kwargs(dict(settings), default_max_tokens))
-        if not known.keys() <= _SERVED:
-            return None
+        if lacking := sorted(known.keys() - _SERVED):
+            raise ValueError(f"an engine lacks {', '.join(lacking)}")
         drawn = {name: known[name] for name in ("top_p", "top_k", "min_p", "seed") if name in known}
         until = [text for text in known["until"] if text]
         special = self._tokenizer.get_added_vocab()

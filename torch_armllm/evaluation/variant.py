@@ -63,7 +63,8 @@ class Variant:
             ValueError: there is no such scheme, method or folder.
         """
         name = text.strip()
-        if "=" in name and "+a16=" not in name:
+        before, equals, _ = name.partition("=")
+        if equals and not before.endswith("+a16"):
             return cls._of_folder(name)
         if name in FLOATS:
             return cls(name, FLOATS[name], patched=False)

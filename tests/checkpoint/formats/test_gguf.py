@@ -158,6 +158,15 @@ def test_rounded_types_compute_as_their_integers(tmp_path: Path) -> None:
         assert relative(model(ids).logits, with_rounded_inputs(expected)(ids).logits) < 2e-3
 
 
+def test_a_file_is_not_asked_for_at_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(source: str, **options: Any) -> None:
+        raise AssertionError(f"{source} is asked for")
+
+    write(tmp_path / "tiny.gguf", "Q8_0", "Q8_0")
+    monkeypatch.setattr("transformers.GenerationConfig.from_pretrained", asked)
+    load(str(tmp_path / "tiny.gguf"), Recipe(head=None), dtype=torch.float32)
+
+
 def test_pages_of_the_file_are_released_after_loading(tmp_path: Path) -> None:
     write(tmp_path / "tiny.gguf", "Q8_0")
     file = GgufFile(str(tmp_path / "tiny.gguf"))

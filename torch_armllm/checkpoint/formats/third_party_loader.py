@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -161,7 +162,8 @@ def load_third_party(
     else:
         _refuse_biases(checkpoint, model.hf_quantizer.ignored_biases)
     model.name_or_path = model.config.name_or_path = checkpoint.source
-    if model.can_generate():
+    # a hub would be asked for a file's name
+    if model.can_generate() and not Path(checkpoint.source).is_file():
         with contextlib.suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(checkpoint.source)
     report = None if config is None else model.hf_quantizer.report
