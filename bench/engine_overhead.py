@@ -29,11 +29,11 @@ from statistics import median, quantiles
 from typing import Any
 
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.execution.computed import StepResult
-from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm.loader import load_engine
+from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.step import StepInputs
+from torch_armllm.plan.step_result import StepResult
 
 MODEL = ("decode", "head")
 """Phases that belong to the model; in greedy steps ``decode`` includes the head."""

@@ -9,8 +9,8 @@ from bench.engine_churn import Churn, build, held_resources
 from bench.engine_overhead import INSIDE, phases, rebind_every_other_step, time_every_fifth_step
 from tests.support.engines import generate_token_ids, make_engine
 from tests.support.models import token_ids
-from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.plan.fused_head import FusedHead
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -11,10 +11,10 @@ import pytest
 from tests.support.engines import engine_with_blocks, generate_token_ids, make_engine, submit
 from tests.support.patched_models import patched
 from torch_armllm import LLM, AsyncLLM, SamplingParams
-from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.step import Step
 from torch_armllm.llm.async_llm import StepFailedError
+from torch_armllm.plan.step_result import StepResult
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(n=2, seed=3, max_tokens=12, ignore_eos=True)

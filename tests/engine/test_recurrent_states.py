@@ -15,13 +15,13 @@ from tests.support.exact_outputs import exact_outputs, prompt
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.errors import StepFailedError
-from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.draft_states import DraftStates
 from torch_armllm.kv_cache import state_budget
 from torch_armllm.model_survey.tiny_models import tiny_model
+from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.step import StepInputs
 
 FAMILIES = (

@@ -11,7 +11,6 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.errors import StepFailedError
-from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Preprocessor, Prompt
@@ -24,6 +23,7 @@ from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.text.stopping import OutputText
 from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.plan.step_result import StepResult
 
 
 class Runner(Protocol):

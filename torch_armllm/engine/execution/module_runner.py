@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.plan.step_result import StepResult
 
 _STATES = ("past_key_values", "cache_params", "state", "mems")
 """Names of forward's arguments that carry a model's state from one call to the next."""

@@ -8,15 +8,15 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.execution.computed import StepResult
-from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.shapes import Cache, Shape
+from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.servable_model import ServableModel
+from torch_armllm.plan.step_result import StepResult
 
 
 class PlanRunner:

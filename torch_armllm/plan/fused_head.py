@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.execution.computed import StepResult
-from torch_armllm.engine.execution.shared_buffer import SharedBuffer
 from torch_armllm.plan.expression import Expression, apply, number, pointwise_fields
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
 from torch_armllm.plan.program import NOTHING, Operand, Program
+from torch_armllm.plan.shared_buffer import SharedBuffer
 from torch_armllm.plan.step import StepInputs
+from torch_armllm.plan.step_result import StepResult
 
 
 class FusedHead:

@@ -14,7 +14,6 @@ from torch import Tensor
 import torch_armllm
 from tests.support.engines import generate_token_ids, make_engine, plan_runner
 from torch_armllm import Recipe
-from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -22,6 +21,7 @@ from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.ops import variants
 from torch_armllm.ops.sample import best_tokens
+from torch_armllm.plan.step_result import StepResult
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 
