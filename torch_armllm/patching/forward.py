@@ -255,10 +255,13 @@ class PatchedForward:
             flat_ids, flat_positions = ids.reshape(1, -1), positions.reshape(1, -1)
         else:
             flat_ids, flat_positions = ids[kept][None], positions[kept][None]
-        self._check_ids(flat_ids)
-        self._check_positions(flat_positions)
+        if flat_ids.numel():
+            self.check_ids(int(flat_ids.min()), int(flat_ids.max()))
+            self.check_position(int(flat_positions.max()))
         inputs = StepInputs.pack(cache.pool, cache.rows, counts, flat_ids, flat_positions)
         cache.padded_length = past + length
+        ends_kept = kept is None or bool(kept[:, -1].all())
+        cache.next_positions = (positions[:, -1] + 1).tolist() if length and ends_kept else None
         if cache.token_log is not None:
             cache.token_log.append(ids, positions, kept)
         hidden = self.plan.run(inputs)
@@ -268,15 +271,19 @@ class PatchedForward:
         padded[kept] = hidden
         return padded
 
-    def _check_ids(self, ids: Tensor) -> None:
-        if ids.numel() and (int(ids.max()) >= self.vocab_size or int(ids.min()) < 0):
-            raise IndexError(f"token ids must be in 0 … {self.vocab_size - 1}; the input has {_span(ids)}")
+    def check_ids(self, least: int, most: int) -> None:
+        """Raises IndexError unless the least and the greatest token id of an input are the model's."""
+        if most >= self.vocab_size or least < 0:
+            raise IndexError(
+                f"token ids must be in 0 … {self.vocab_size - 1}; the input has {least} … {most}"
+            )
 
-    def _check_positions(self, positions: Tensor) -> None:
+    def check_position(self, most: int) -> None:
+        """Raises ValueError if the greatest position of an input is past the model's last one."""
         limit = position_limit(self.base.config)
-        if limit is not None and positions.numel() and int(positions.max()) >= limit:
+        if limit is not None and most >= limit:
             raise ValueError(
-                f"the input reaches position {int(positions.max())}, but max_position_embeddings is {limit}: "
+                f"the input reaches position {most}, but max_position_embeddings is {limit}: "
                 "shorten the prompt or max_new_tokens, or load the model with rope scaling for longer texts"
             )
 
@@ -298,10 +305,6 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
 
 def _is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and not value)
-
-
-def _span(ids: Tensor) -> str:
-    return f"{int(ids.min())} … {int(ids.max())}"
 
 
 def _is_filled(cache: DynamicCache) -> bool:

@@ -24,6 +24,8 @@ class PagedCache(DynamicCache):
     pool: BlockPool
     rows: list[SequenceBlocks]
     padded_length: int
+    next_positions: list[int] | None
+    """Position id of each row's next token; None: unknown, or the last column is padding in some row."""
     token_log: TokenLog | None
     """Tokens so far, if the modules cannot continue from this cache; else None."""
 
@@ -35,6 +37,7 @@ class PagedCache(DynamicCache):
         self.pool = pool
         self.rows = [SequenceBlocks(self.pool) for _ in range(batch_size)]
         self.padded_length = 0
+        self.next_positions = None
         self.token_log = None
 
     @classmethod
@@ -106,6 +109,7 @@ class PagedCache(DynamicCache):
             if not self.rows:
                 self.rows = [SequenceBlocks(self.pool) for _ in range(key_states.shape[0])]
             self.padded_length += key_states.shape[2]
+            self.next_positions = None
         self._write_dense(layer_idx, key_states, value_states, new=first)
         keys, values = self._read_dense(layer_idx)
         return keys.to(key_states.dtype), values.to(value_states.dtype)
@@ -171,6 +175,7 @@ class PagedCache(DynamicCache):
 
     def reset(self) -> None:
         """Removes all positions and keeps the memory."""
+        self.next_positions = None
         for row in self.rows:
             row.release()
         self.padded_length = 0
@@ -182,6 +187,7 @@ class PagedCache(DynamicCache):
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         count = min(-tokens_to_remove, self.padded_length)
+        self.next_positions = None
         for row in self.rows:
             row.truncate(max(0, row.length - count))
         self.padded_length -= count
@@ -193,6 +199,7 @@ class PagedCache(DynamicCache):
         for row in self.rows:
             row.release()
         self.rows = chosen
+        self.next_positions = None
         if self.token_log is not None:
             self.token_log.choose(indices)
 

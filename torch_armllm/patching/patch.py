@@ -18,6 +18,7 @@ from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
 from torch_armllm.ops import variants
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
+from torch_armllm.patching.generation.generate import PatchedGenerate
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
@@ -130,6 +131,8 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     report.kv_bytes_expanded = sum(g.expanded * g.dtype.itemsize for g in latents) if latents else None
     report.ops = _count_ops(built.graph)
     model.forward = by_plan
+    if "generate" not in model.__dict__:  # a checkpoint may bring code of its own
+        model.generate = PatchedGenerate(model, forward)
     return forward
 
 
@@ -237,4 +240,6 @@ def unpatch(model: nn.Module) -> list[str]:
     state: PatchState = model.__dict__.pop(STATE)
     if forward is not None:
         del state.base.forward, model.forward
+        if isinstance(model.__dict__.get("generate"), PatchedGenerate):
+            del model.generate
     return restore(model) if state.quantized else []

@@ -1,0 +1,234 @@
+"""The loop of ``generate`` for greedy and sampled tokens, on a patched model's plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from torch_armllm.patching.generation.decode_steps import DecodeSteps
+from torch_armllm.patching.generation.token_rows import TokenRows
+from torch_armllm.patching.lm_head import LMHead, weights_of
+from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.plan.fused_head import FusedHead
+from torch_armllm.plan.native import NativePlan
+
+if TYPE_CHECKING:
+    from torch_armllm.patching.forward import PatchedForward
+
+_CACHE_NAMES = ("past_key_values", "cache_params")
+_KNOWN = {*_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
+"""Arguments of a step that the loop continues by itself; models with others use transformers' loop."""
+
+
+class TokenLoop:
+    """transformers' sampling loop, without transformers between the steps.
+
+    transformers checks and prepares the call, computes the prompt, and makes the logits processors and
+    stopping criteria; from the second token on, steps run on the plan.  Tokens, scores, streams and the
+    cache are those of transformers' own loop, which still runs what this one does not serve.
+
+    Args:
+        model: a patched causal language model.
+        forward: the patched forward of its base model.
+    """
+
+    def __init__(self, model: Any, forward: PatchedForward) -> None:
+        self._forward = forward
+        self._weights = None
+        if isinstance(forward.plan, NativePlan):
+            program = forward.plan.program
+            like = torch.empty(0, program.columns, dtype=program.dtype)
+            self._weights = LMHead(model, forward).weights(like)
+        self._idle: list[FusedHead] = []
+
+    def serves(self, model: Any) -> bool:
+        """True if the output layer is quantized, as `patch` left it, and has nothing after it.
+
+        The product of a float layer rounds differently in a batch of another size.
+        """
+        mine, now = self._weights, weights_of(model.get_output_embeddings())
+        if mine is None or mine.scheme is None or now is None:
+            return False
+        same = now.weight.data_ptr() == mine.weight.data_ptr() and now.digits == mine.digits
+        return same and (now.bias is None) == (mine.bias is None)
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Generates tokens; the arguments and the result are those of transformers' decoding methods."""
+        rest = (logits_processor, stopping_criteria, generation_config)
+        if synced_gpus or not self._knows(generation_config, model_kwargs):
+            return type(model)._sample(model, input_ids, *rest, synced_gpus, streamer, **model_kwargs)
+        run = _Run(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
+        prompt_output = model._prefill(input_ids, generation_config, model_kwargs)
+        finished = run.choose(prompt_output.logits[:, -1], None)
+        name, cache = _cache_of(prompt_output)
+        del prompt_output  # its logits may be large
+        head = None
+        if not finished and type(cache) is PagedCache and cache.next_positions is not None:
+            head = self._idle.pop() if self._idle else self._new_head()
+        if head is not None:
+            try:
+                steps = DecodeSteps(self._forward, head, cache)
+                while not finished and steps.has_room:
+                    result = steps.run(run.last)
+                    finished = run.choose(result.logits, result.best)
+            finally:
+                self._idle.append(head)
+        if finished:
+            return run.result(cache)
+        if name == _CACHE_NAMES[0]:
+            model_kwargs[name] = cache
+        return self._continued(model, run, rest, model_kwargs)
+
+    def _knows(self, config: Any, kwargs: dict[str, Any]) -> bool:
+        """True if the loop knows every setting and argument of a call."""
+        records = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
+        positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
+        return (
+            not records
+            and bool(kwargs.get("use_cache"))
+            and config.prefill_chunk_size is None
+            and not getattr(config, "is_assistant", False)
+            and (positions is None or positions.dim() == 2)
+            and (mask is None or mask.dim() == 2)
+            and all(value is None or name in _KNOWN for name, value in kwargs.items())
+        )
+
+    def _new_head(self) -> FusedHead:
+        weights, plan = self._weights, self._forward.plan
+        assert weights is not None and isinstance(plan, NativePlan)
+        return FusedHead(plan, weights, weights.out_features)
+
+    def _continued(
+        self, model: Any, run: _Run, rest: tuple[Any, Any, Any], model_kwargs: dict[str, Any]
+    ) -> Any:
+        """Goes on in transformers' loop, past the tokens that a plan supports or without a paged cache.
+
+        It is told of a cache by its usual name only, and computes the sequence anew without.
+        """
+        ids = run.rows.ids
+        new = ids.shape[1] - run.prompt_length
+        mask = model_kwargs.get("attention_mask")
+        if mask is None:
+            mask = ids.new_ones(ids.shape[0], run.prompt_length)
+        model_kwargs["attention_mask"] = torch.cat([mask, mask.new_ones(mask.shape[0], new)], 1)
+        positions = model_kwargs.get("position_ids")
+        if positions is not None:
+            after = positions[:, -1:] + torch.arange(1, new + 1)
+            model_kwargs["position_ids"] = torch.cat([positions, after], 1)
+        model_kwargs.pop("cache_position", None)
+        processors, criteria, config = rest
+        ended = ~torch.tensor(run.rows.alive)
+        criteria = StoppingCriteriaList([*criteria, _Ended(ended)])
+        output = type(model)._sample(
+            model, ids, processors, criteria, config, False, run.streamer, **model_kwargs
+        )
+        tokens = output if isinstance(output, Tensor) else output.sequences
+        tokens[ended, ids.shape[1]] = run.rows.pad
+        return run.joined(output)
+
+
+class _Ended(StoppingCriteria):  # type: ignore[misc]
+    """Stops the rows that had ended before transformers' loop began."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return self._rows
+
+
+class _Run:
+    """One call: its tokens, and the choice of each next one."""
+
+    def __init__(
+        self, prompt: Tensor, logits_processor: Any, stopping_criteria: Any, config: Any, streamer: Any
+    ) -> None:
+        pad = getattr(config, "_pad_token_tensor", None)
+        self.prompt_length = prompt.shape[1]
+        self.rows = TokenRows(prompt, stopping_criteria, None if pad is None else int(pad))
+        self.streamer = streamer
+        self.last: list[int] = []
+        self._processors = logits_processor
+        self._samples = bool(config.do_sample)
+        self._returns_dict = bool(config.return_dict_in_generate)
+        self._scores: list[Tensor] | None = [] if self._returns_dict and config.output_scores else None
+        self._logits: list[Tensor] | None = [] if self._returns_dict and config.output_logits else None
+        self._only_best = not (self._samples or self._processors or self._scores is not None)
+
+    def choose(self, logits: Tensor, best: Any) -> bool:
+        """Chooses a token for each row; returns True if all rows have ended.
+
+        Args:
+            logits: ``(batch, vocab_size)``.
+            best: the most probable tokens, if they are known.
+        """
+        rows = self.rows
+        if best is not None and self._only_best and self._logits is None:
+            tokens = rows.padded(best)
+        else:
+            tokens = rows.padded(self._chosen(logits.to(torch.float32, copy=True)))
+        column = torch.tensor(tokens)
+        self.last = tokens
+        finished = rows.append(column, tokens, self._seen)
+        if self.streamer is not None:
+            self.streamer.put(column)
+        return finished
+
+    @property
+    def _seen(self) -> tuple[Tensor, ...] | None:
+        return None if self._scores is None else tuple(self._scores)
+
+    def _chosen(self, logits: Tensor) -> list[int]:
+        scores = self._processors(self.rows.ids, logits) if self._processors else logits
+        if self._scores is not None:
+            self._scores.append(scores)
+        if self._logits is not None:
+            self._logits.append(logits)
+        if not self._samples:
+            best: list[int] = scores.argmax(-1).tolist()
+            return best
+        drawn: list[int] = torch.multinomial(torch.softmax(scores, -1), 1)[:, 0].tolist()
+        return drawn
+
+    def result(self, cache: Any) -> Any:
+        """Returns what ``generate`` returns."""
+        if self.streamer is not None:
+            self.streamer.end()
+        if not self._returns_dict:
+            return self.rows.ids
+        return GenerateDecoderOnlyOutput(
+            sequences=self.rows.ids,
+            scores=self._seen,
+            logits=None if self._logits is None else tuple(self._logits),
+            past_key_values=cache,
+        )
+
+    def joined(self, output: Any) -> Any:
+        """Returns the result of transformers' loop, with the scores of the tokens before it."""
+        if self._scores is not None:
+            output.scores = (*self._scores, *output.scores)
+        if self._logits is not None:
+            output.logits = (*self._logits, *output.logits)
+        return output
+
+
+def _cache_of(output: Any) -> tuple[str, Any]:
+    """Returns the name and the value of the cache in a model's output."""
+    for name in _CACHE_NAMES:
+        if (cache := output.get(name)) is not None:
+            return name, cache
+    return _CACHE_NAMES[0], None
