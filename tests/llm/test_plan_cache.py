@@ -21,6 +21,7 @@ from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
 from tests.support.server_live import NAME, live
 from torch_armllm import LLM, Recipe, SamplingParams
+from torch_armllm.cli.main import main
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.llm.plan_cache import cache, constants, entry
 
@@ -80,6 +81,21 @@ def test_cached_plan_yields_the_same_tokens_without_a_model(family: str, tmp_pat
     model = second.model
     assert torch_armllm.is_patched(model)
     assert second.model is model
+
+
+def test_quantize_keeps_the_plan_for_the_first_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plans: Path
+) -> None:
+    tiny("llama", torch.bfloat16).save_pretrained(tmp_path / "floats")
+    tokenizer().save_pretrained(tmp_path / "floats")
+    command = ["quantize", str(tmp_path / "floats")]
+    assert main([*command, str(tmp_path / "kept"), "--fast"]) == 0
+    assert is_stored(load(tmp_path / "kept"))
+    stored = len(list(plans.iterdir()))
+    monkeypatch.setattr("torch_armllm.llm.kept_plan.free_memory", lambda: 1000)
+    assert main([*command, str(tmp_path / "large"), "--fast"]) == 0
+    assert len(list(plans.iterdir())) == stored
+    assert not is_stored(load(tmp_path / "large"))
 
 
 def test_norms_with_float32_weights_are_restored(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def run(options: argparse.Namespace) -> None:
     """Quantizes the checkpoint and prints the report."""
     import json
 
+    from torch_armllm.llm.kept_plan import keep_plan
     from torch_armllm.quant.recipe import Recipe
 
     recipe = Recipe(
@@ -113,6 +114,7 @@ def run(options: argparse.Namespace) -> None:
     if options.tune:
         _tune(options, report)
     print(json.dumps(report.to_dict()) if options.json else report, flush=True)
+    keep_plan(options.out)
 
 
 def _with_defaults(options: argparse.Namespace, recipe: Recipe) -> Recipe:
