@@ -211,6 +211,11 @@ def _requantize(source: str, out: Path, recipe: Recipe) -> Report:
         )
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty: name a new folder")
+    logger.warning(
+        "%s is quantized already, and is rounded once more, without calibration; serve and LLM run it as it "
+        "is, which is more accurate",
+        source,
+    )
     model = load(source, recipe, fuse=False, requantize=True)
     model.hf_quantizer.quantization_config.fuse = True  # for when it is loaded
     model.save_pretrained(out)

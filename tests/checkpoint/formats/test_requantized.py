@@ -69,7 +69,9 @@ def test_report_has_the_error_of_requantization(file: tuple[str, Any]) -> None:
     assert report.captured
 
 
-def test_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path: Path) -> None:
+def test_command_writes_a_folder_that_loads(
+    file: tuple[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     compressed(tmp_path / "ct")
     source, out = tmp_path / "ct" / "quantized", tmp_path / "out"
     tokenizer = torch_armllm.checkpoint.load.load_tokenizer("smollm2")
@@ -80,6 +82,7 @@ def test_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path: Pat
         and not is_third_party(str(tmp_path / "ct" / "float"))
     )
     main(["quantize", str(source), str(out), "--quantization", "g64", "--json"])
+    assert f"{source} is quantized already, and is rounded once more" in caplog.text
     model: Any = torch_armllm.load(str(out), dtype=torch.float32)
     anew: Any = torch_armllm.load(str(source), "g64", dtype=torch.float32, requantize=True)
     assert model.model.layers[0].mlp.down_proj.scheme == "g64"
