@@ -133,7 +133,7 @@ def test_moments_of_few_inputs_are_trusted_less() -> None:
     plain = GptqRounding(moments(few).damped(), 32).rows(weight, scheme)
     found = GptqRounding(moments(few).damped(moments(few).damping), 32).rows(weight, scheme)
     assert output_error(others, weight, found, scheme) < 0.95 * output_error(others, weight, plain, scheme)
-    assert moments(correlated(16, count=1024)).damping == DAMPING
+    assert moments(few).damping > moments(others).damping > DAMPING
 
 
 def test_a_correction_moves_no_row_far() -> None:

@@ -14,9 +14,11 @@ _TRUST = 0.75
 _DOUBT = 8.0
 """That part is divided by 1 + `_DOUBT` · columns / inputs: a correction fitted to few inputs is noise."""
 DAMPING = 0.01
-"""Fraction of the mean diagonal that is added to the diagonal: calibration sees only some of the inputs."""
-_NOISE = 0.2
-"""`Hessian.damping` is at least `_NOISE` · columns / inputs: moments of few inputs are mostly noise."""
+"""Fraction of the mean diagonal that is added to the diagonal, so that the matrix can be factored."""
+_UNSEEN = 0.4
+"""`Hessian.damping`: rounded activations and other texts move inputs in directions that calibration misses."""
+_FEW = 0.2
+"""`Hessian.damping` is at least `_FEW` · columns / inputs: moments of few inputs are mostly noise."""
 
 
 class Hessian:
@@ -59,8 +61,8 @@ class Hessian:
 
     @property
     def damping(self) -> float:
-        """The damping for `damped` that suits the number of inputs: `DAMPING`, or more if they are few."""
-        return max(DAMPING, _NOISE * self._columns_per_input)
+        """The damping for `damped` that suits the number of inputs: `_UNSEEN`, or more if they are few."""
+        return max(_UNSEEN, _FEW * self._columns_per_input)
 
     @property
     def _columns_per_input(self) -> float:
