@@ -16,7 +16,7 @@ _DOUBT = 8.0
 DAMPING = 0.01
 """Fraction of the mean diagonal that is added to the diagonal, so that the matrix can be factored."""
 _UNSEEN = 0.4
-"""`Hessian.damping`: rounded activations and other texts move inputs where calibration does not see it."""
+"""`Hessian.damping`: with less, the rounding is fitted to the calibration texts and loses on others."""
 _FEW = 0.2
 """`Hessian.damping` is at least `_FEW` · columns / inputs: moments of few inputs are mostly noise."""
 
