@@ -211,6 +211,9 @@ def test_past_the_tokens_of_a_plan(ended: bool, steps: Counts) -> None:
     assert torch.equal(ours.sequences, expected.sequences)
     assert len(ours.scores) == len(expected.scores) == ours.sequences.shape[1] - 8
     assert len(steps) == 6
+    settings |= {"stopping_criteria": [After()]}  # rows that ended go on, as no token ends them
+    ours, expected = both(model, ids, eos_token_id=None, **settings)
+    assert torch.equal(ours.sequences, expected.sequences)
 
 
 @pytest.mark.filterwarnings("ignore:torch_armllm. ")

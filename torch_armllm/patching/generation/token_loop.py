@@ -137,7 +137,8 @@ class TokenLoop:
             model, ids, processors, criteria, config, False, run.streamer, **model_kwargs
         )
         tokens = output if isinstance(output, Tensor) else output.sequences
-        tokens[ended, ids.shape[1]] = run.rows.pad
+        if run.rows.pads_ended:
+            tokens[ended, ids.shape[1]] = run.rows.pad
         return run.joined(output)
 
 

@@ -36,7 +36,7 @@ class TokenRows:
                 self._most = most if self._most is None else min(self._most, most)
             else:
                 self._others.append(criterion)
-        self._has_ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+        self.pads_ended = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
         self.pad = 0 if pad is None else pad
         self.alive = [True] * self.count
         most_new = _RESERVED if self._most is None else self._most - self.length
@@ -49,7 +49,7 @@ class TokenRows:
 
     def padded(self, token_ids: Sequence[int]) -> list[int]:
         """Returns the tokens of a step, with padding for the rows that have ended."""
-        if not self._has_ends or all(self.alive):
+        if not self.pads_ended or all(self.alive):
             return list(token_ids)
         return [t if alive else self.pad for t, alive in zip(token_ids, self.alive, strict=True)]
 
