@@ -32,6 +32,7 @@ def main() -> None:
         options.model,
         quantization="int4",
         disable_log_stats=True,
+        speculative_config=None,
         progress=False,
         threads=options.threads,
         max_model_len=2048,

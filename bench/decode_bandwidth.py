@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--state-dtype", default="float32")
     options = parser.parse_args()
-    config = EngineConfig(state_dtype=options.state_dtype)
+    config = EngineConfig(state_dtype=options.state_dtype, speculative_config=None)
     engine, model, _ = load_engine(options.model, skip_tokenizer_init=True, progress=False, config=config)
     read = (step_bytes(model, options.batch) + _state_bytes(engine, options.batch)) / 1e9
     step_seconds(engine, options.batch)

@@ -113,6 +113,7 @@ def build(name: str, blocks: int, swap: bool) -> LLMEngine:
         kv_cache_memory=size,
         swap_space=size if swap else 0,
         disable_log_stats=True,
+        speculative_config=None,
     )
     return build_engine(model, tokenizer, config)
 

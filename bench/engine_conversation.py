@@ -53,6 +53,7 @@ def converse(options: argparse.Namespace, caching: bool) -> list[dict[str, Any]]
         quantization="int4",
         enable_prefix_caching=caching,
         disable_log_stats=True,
+        speculative_config=None,
         progress=False,
         threads=options.threads,
     )

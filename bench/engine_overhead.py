@@ -125,7 +125,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         config = EngineConfig(
-            max_model_len=options.prompt + options.steps + 8, disable_log_stats=True, trace=str(trace)
+            max_model_len=options.prompt + options.steps + 8,
+            disable_log_stats=True,
+            speculative_config=None,
+            trace=str(trace),
         )
         engine = load_engine(options.model, quantization="int4", progress=False, config=config).engine
         random = Random(0)

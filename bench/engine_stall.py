@@ -50,6 +50,7 @@ def measure(options: argparse.Namespace, way: str) -> tuple[list[float], float]:
         max_step_time=options.max_step_time if way == "paced" else None,
         enable_chunked_prefill=way != "whole",
         disable_log_stats=True,
+        speculative_config=None,
         progress=False,
         threads=options.threads,
     )

@@ -47,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     model = load_model(options.model, torch.bfloat16)
     torch_armllm.patch(model, progress=False)
-    llm = LLM(model, enable_prefix_caching=False, progress=False)
+    llm = LLM(model, enable_prefix_caching=False, speculative_config=None, progress=False)
     for rows in map(int, options.rows.split(",")):
         timed = generators(model, llm, rows, options.tokens)
         rates: dict[str, list[float]] = {name: [] for name in timed}

@@ -65,6 +65,7 @@ class Ours:
             max_num_batched_tokens=CHUNK,
             kv_cache_memory=1 << 30,
             disable_log_stats=True,
+            speculative_config=None,
             threads=threads,
         )
         self.engine = load_engine(str(folder), skip_tokenizer_init=True, progress=False, config=config).engine

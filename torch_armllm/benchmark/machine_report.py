@@ -109,6 +109,7 @@ def measure_shape(name: str, folder: Path, works: Works, layers: int | None = No
             max_num_batched_tokens=max(2048, *works.prompts),
             enable_prefix_caching=False,
             disable_log_stats=True,
+            speculative_config=None,  # random weights repeat themselves
         ),
     )
     depth, clock = config.num_hidden_layers, _Clock(loaded.engine, config.vocab_size)

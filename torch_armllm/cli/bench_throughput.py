@@ -53,6 +53,8 @@ def run(options: argparse.Namespace) -> None:
         ignore_eos=options.prompts is None if options.ignore_eos is None else options.ignore_eos,
     )
     arguments = engine_arguments(options)
+    if options.prompts is None:
+        arguments.setdefault("speculative_config", None)  # texts after random prompts repeat themselves
     llm = LLM(options.model, progress=not options.json, skip_tokenizer_init=not options.prompts, **arguments)
     if options.prompts is not None:
         prompts = read_prompts(options.prompts, options.num_prompts, llm)

@@ -66,7 +66,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--swap-space", type=_memory, help="bytes of swap space for preempted sequences")
     group.add_argument("--seed", type=int, help="seed of requests without their own")
     group.add_argument(
-        "--speculative-config", type=_object, help='speculative decoding, as JSON: {"method": "ngram", …}'
+        "--speculative-config",
+        type=_drafts,
+        help='speculative decoding: auto, none, or JSON such as {"method": "ngram", …} (auto)',
     )
     group.add_argument("--pin-threads", action=switch, help="pin each thread to a core")
     group.add_argument("--trace", help="write every step's timing to this file, in Chrome's trace format")
@@ -75,6 +77,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `LLM`; settings that were not given are left out."""
     settings = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    if settings.get("speculative_config") == "none":
+        settings["speculative_config"] = None
     return {
         "dtype": options.dtype,
         "quantization": None if options.quantization == "none" else options.quantization,
@@ -91,6 +95,10 @@ def _memory(text: str) -> int | float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500MB or 2GiB") from None
     return amount if amount < 1 else int(amount)
+
+
+def _drafts(text: str) -> dict[str, Any] | str:
+    return text if text in ("auto", "none") else _object(text)
 
 
 def _object(text: str) -> dict[str, Any]:

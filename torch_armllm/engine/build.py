@@ -118,7 +118,7 @@ def build_engine(
         return OutputText(tokenizer, sequence.params, prompt, ends, max_model_len, pieces)
 
     speculative_decoder = None
-    if config.speculative_config is not None and servable is not None:
+    if config.speculative_config is not None and isinstance(runner, PlanRunner) and _drafts(config, runner):
         num_positions = blocks.num_blocks * blocks.block_size
         speculative_decoder = build_speculative_decoder(
             *(config.speculative_config, sampler, num_positions),
@@ -128,6 +128,11 @@ def build_engine(
     return LLMEngine(
         preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace
     )
+
+
+def _drafts(config: EngineConfig, runner: PlanRunner) -> bool:
+    """Returns False where ``auto`` does not draft: other bits, or memory for states, would be its price."""
+    return config.speculative_config != "auto" or (not runner.states and runner.rows_are_exact())
 
 
 def _why_no_states(servable: ServableModel | None) -> str | None:
@@ -147,7 +152,7 @@ def _check_spare_states(name: str, config: EngineConfig) -> None:
     Raises:
         ValueError: speculative decoding is asked for.
     """
-    if config.speculative_config is not None:
+    if config.speculative_config not in (None, "auto"):
         raise ValueError(
             f"{name} has recurrent layers, and speculative decoding keeps their states before each draft "
             "token, for which kv_cache_memory has no room: raise it, or leave speculative_config out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from torch_armllm.engine.config_check import check_settings
 from torch_armllm.engine.scheduling.policy import Policy
@@ -35,7 +35,9 @@ class EngineConfig:
             they count as used, though the system reports them as free.
         scheduling_policy: order of requests; None: by priority, then by arrival.
         seed: seeds the requests that have no seed of their own; None: different in every process.
-        speculative_config: settings of speculative decoding: ``{"method": "ngram" | "draft_model", …}``.
+        speculative_config: ``auto`` drafts what followed the last earlier occurrence of a sequence's end, where
+            that is measured to save time; ``{"method": "ngram" | "draft_model", …}`` are settings of
+            speculative decoding; None: none. Outputs are the same.
         disable_log_stats: turns off the log line of throughput while requests run.
         trace: file for the timing of every step, in Chrome's trace format; or a track of a file that several
             engines write to.
@@ -60,7 +62,7 @@ class EngineConfig:
     promised_memory: int = 0
     scheduling_policy: Policy | None = None
     seed: int | None = 0
-    speculative_config: dict[str, Any] | None = None
+    speculative_config: dict[str, Any] | Literal["auto"] | None = "auto"
     disable_log_stats: bool = False
     trace: str | Trace | None = None
     threads: int | None = None

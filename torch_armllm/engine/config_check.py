@@ -71,8 +71,9 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def _check_objects(given: Mapping[str, Any]) -> None:
-    if "speculative_config" in given and not isinstance(given["speculative_config"], Mapping):
-        raise TypeError(f"speculative_config = {given['speculative_config']!r}: give a dict")
+    drafts = given.get("speculative_config", "auto")
+    if drafts != "auto" and not isinstance(drafts, Mapping):
+        raise TypeError(f"speculative_config = {drafts!r}: give a dict, 'auto', or None for no draft tokens")
     if "scheduling_policy" in given and not hasattr(given["scheduling_policy"], "sort_key"):
         raise TypeError(f"scheduling_policy = {given['scheduling_policy']!r} has no method sort_key")
     trace = given.get("trace", "")

@@ -149,7 +149,7 @@ class LLMEngine:
             raise self._abort_step(step, error) from error
 
     def _compute(self, step: Step, began: float) -> list[RequestOutput]:
-        greedy_only = step.decode_only and self.speculative_decoder is None and self.sampler.greedy_only
+        greedy_only = step.only_extends and self.sampler.greedy_only
         logits, best = self.runner.compute(step, greedy_only)
         drawn = None if best is None else self._take_greedy(step, best)
         if drawn is None:
@@ -164,6 +164,7 @@ class LLMEngine:
         changed = self._finish(drawn, now)
         if self.speculative_decoder is not None:
             self.speculative_decoder.propose([a for a in drawn if a.status is Status.RUNNING])
+            self.speculative_decoder.record_time(step, time.monotonic() - began)
         outputs = self._outputs(changed)
         self._trace.mark("finish")
         if self._trace is not NO_TRACE:
@@ -192,16 +193,30 @@ class LLMEngine:
                 metrics.scheduled_time = now
 
     def _take_greedy(self, step: Step, best: array[int]) -> dict[Sequence, list[int]] | None:
-        """Appends the most probable tokens of a decode-only step; None if logits are needed to sample."""
+        """Appends the most probable tokens; None if logits are needed to sample, or prompts were computed."""
         sequences = [sequence for sequence, _, _ in step.scheduled]
         tokens = self.sampler.take_greedy(best, sequences)
         self._trace.mark("sample")
         if tokens is None:
             return None
+        if step.num_draft:
+            return self._take_drafted(step, tokens)
         drawn = {}
         for sequence, token_id in zip(sequences, tokens, strict=True):
             self._append_token(sequence, token_id)
             drawn[sequence] = [token_id]
+        return drawn
+
+    def _take_drafted(self, step: Step, best: list[int]) -> dict[Sequence, list[int]]:
+        """Appends the draft tokens that are the most probable ones, and the token after them."""
+        assert self.speculative_decoder is not None
+        drawn: dict[Sequence, list[int]] = {}
+        begin = 0
+        for scheduled in step.scheduled:
+            sequence, count = scheduled.sequence, scheduled.num_draft
+            tokens = self.speculative_decoder.verify_greedy(sequence, best[begin : begin + count + 1])
+            begin += count + 1
+            drawn[sequence] = self._append_tokens(sequence, [SampledToken(token, None) for token in tokens])
         return drawn
 
     def _sample(self, step: Step, logits: Tensor) -> dict[Sequence, list[SampledToken]]:

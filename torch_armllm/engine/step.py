@@ -66,6 +66,7 @@ class Step:
         prefill_work: cost of its prompt tokens; see `PrefillBudget.used`.
         decode_only: True if each entry is the last known token of a sequence that has output tokens, without
             draft tokens.
+        num_draft: number of draft tokens of all sequences.
     """
 
     scheduled: list[Scheduled] = field(default_factory=list)
@@ -77,6 +78,12 @@ class Step:
     preempted: list[Sequence] = field(default_factory=list)
     prefill_work: float = 0.0
     decode_only: bool = False
+    num_draft: int = 0
+
+    @property
+    def only_extends(self) -> bool:
+        """True if it is `decode_only` but for draft tokens."""
+        return self.decode_only or 0 < self.num_draft == self.token_count - len(self.scheduled)
 
     @property
     def token_count(self) -> int:

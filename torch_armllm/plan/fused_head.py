@@ -13,11 +13,14 @@ from torch_armllm.plan.shared_buffer import SharedBuffer
 from torch_armllm.plan.step import StepInputs
 from torch_armllm.plan.step_result import StepResult
 
+_KEPT = 8
+"""Numbers of tokens whose results keep their memory."""
+
 
 class FusedHead:
     """Computes logits and the most probable tokens of a step in one call that starts the threads once.
 
-    Results are written to the same memory in every step: they are valid until the next one.
+    Results are written to the same memory in every step of as many tokens: they are valid until the next step.
 
     Args:
         body: plan of the base model; computes the hidden states of all tokens.
@@ -33,7 +36,8 @@ class FusedHead:
         self._inputs: StepInputs | None = None  # of the last step
         self._binding = 0
         self._times = torch.empty(body.instructions + self._head.instructions + 2, 3, dtype=torch.int64)
-        self._reserve(1)
+        self._reserved: dict[int, tuple[list[Tensor], StepResult]] = {}  # by number of tokens
+        self._results, self._computed = self._reserve(1)
 
     def run(self, inputs: StepInputs) -> StepResult:
         """Computes a step in which every token needs logits."""
@@ -56,15 +60,21 @@ class FusedHead:
     def _begin(self, inputs: StepInputs) -> None:
         self._inputs = None
         if inputs.tokens != self._results[0].shape[0]:
-            self._reserve(inputs.tokens)
+            self._results, self._computed = self._reserve(inputs.tokens)
         self._binding = self._body.run_then(self._head, inputs, self._results)
         self._inputs = inputs
 
-    def _reserve(self, tokens: int) -> None:
-        best = SharedBuffer("q", tokens)
-        logits = torch.empty(tokens, self._vocabulary, dtype=self._dtype)
-        self._results = [logits, best.view(tokens, 1)]
-        self._computed = StepResult(logits, best.items)
+    def _reserve(self, tokens: int) -> tuple[list[Tensor], StepResult]:
+        """Returns memory for the results of ``tokens`` tokens: draft tokens change the number in every step."""
+        reserved = self._reserved.pop(tokens, None)
+        if reserved is None:
+            best = SharedBuffer("q", tokens)
+            logits = torch.empty(tokens, self._vocabulary, dtype=self._dtype)
+            reserved = [logits, best.view(tokens, 1)], StepResult(logits, best.items)
+            if len(self._reserved) == _KEPT:
+                del self._reserved[next(iter(self._reserved))]  # the least recently used
+        self._reserved[tokens] = reserved
+        return reserved
 
 
 def _program(body: NativePlan, head: HeadWeights, drawable: int) -> Program:

@@ -88,6 +88,8 @@ def requests(count: int = 3, tokens: int = 24, **params: Any) -> list[Request]:
 class Oracle:
     """Drafts correct, wrong, too few or no tokens at random."""
 
+    chooses_lengths = False
+
     def probabilities(self, _: Sequence) -> None:
         return None
 
@@ -198,6 +200,8 @@ def test_speculative_decoder_is_built_from_settings() -> None:
 
 def test_draft_lengths_follow_the_acceptance() -> None:
     class Always:
+        chooses_lengths = False
+
         def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
             return [[7] * count for count in counts]
 

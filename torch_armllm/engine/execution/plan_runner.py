@@ -102,6 +102,10 @@ class PlanRunner:
         inputs, rows = self._builder.build(step)
         self._trace.mark("prepare")
         all_logits = len(rows) == inputs.tokens
+        if all_logits and best and self._fused_head is not None:
+            computed = self._fused_head.run(inputs)
+            self._trace.mark("decode")
+            return computed
         with torch.no_grad():
             hidden = self.plan.run(inputs)
             self._trace.mark("decode" if all_logits else "prefill")
@@ -112,6 +116,13 @@ class PlanRunner:
             if step.decode_only and best and self._may_fuse:
                 self._fuse_head(hidden)
         return StepResult(logits)
+
+    def rows_are_exact(self) -> bool:
+        """True if a token's logits are known to have the same bits whatever else a step computes."""
+        if not isinstance(self.plan, NativePlan):
+            return False
+        like = torch.zeros(1, self.plan.program.columns, dtype=self.plan.program.dtype)
+        return self.head.weights(like) is not None
 
     def _fuse_head(self, hidden: Tensor) -> None:
         """Fuses the head with a native plan, if the head is one matrix product."""

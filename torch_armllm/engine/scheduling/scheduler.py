@@ -231,6 +231,7 @@ class Scheduler:
                 num_draft = self._tables.fit_draft(sequence, step, max_draft, len(self._running))
                 spare -= num_draft
                 count += num_draft
+                step.num_draft += num_draft
             if states is not None:
                 states.save_decoded(sequence, step, start + count)
             step.scheduled.append(Scheduled(sequence, start, count))

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.sampling.sampler import Sampler
+from torch_armllm.engine.speculative.adaptive import MAX_DRAFT_TOKENS, AdaptiveDrafts
 from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.ngram import NgramProposer
 
 
-def most_draft_tokens(settings: Mapping[str, Any] | None) -> int:
-    """Returns the most draft tokens of a sequence that an engine's settings ask for.
+Settings = Mapping[str, Any] | Literal["auto"] | None
+"""`EngineConfig.speculative_config`."""
+
+
+def most_draft_tokens(settings: Settings) -> int:
+    """Returns the most draft tokens of a sequence whose states need memory.
+
+    ``auto`` takes none: it does not draft for models that keep states.
 
     Args:
         settings: `EngineConfig.speculative_config`.
@@ -22,11 +29,13 @@ def most_draft_tokens(settings: Mapping[str, Any] | None) -> int:
     Raises:
         ValueError: a setting is wrong.
     """
-    return 0 if settings is None else SpeculativeConfig.parse(settings).num_speculative_tokens
+    if settings is None or settings == "auto":
+        return 0
+    return SpeculativeConfig.parse(settings).num_speculative_tokens
 
 
 def build_speculative_decoder(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any] | Literal["auto"],
     sampler: Sampler,
     positions: int,
     max_num_batched_tokens: int = 512,
@@ -45,6 +54,8 @@ def build_speculative_decoder(
         ValueError: a setting is wrong, or the draft model has no plan or a smaller vocabulary.
         OSError: the draft model is not found.
     """
+    if settings == "auto":
+        return SpeculativeDecoder(AdaptiveDrafts(), sampler, MAX_DRAFT_TOKENS)
     config = SpeculativeConfig.parse(settings)
     proposer: Proposer
     if config.method == "ngram":

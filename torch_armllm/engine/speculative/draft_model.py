@@ -90,6 +90,8 @@ class DraftModelProposer:
         ValueError: the draft model's vocabulary is smaller than the sampler's.
     """
 
+    chooses_lengths = False
+
     def __init__(
         self,
         runner: Runner,
@@ -135,6 +137,9 @@ class DraftModelProposer:
         while steps:
             steps = self._compute(steps, draft_lengths)
         return [self._drafts[a].draft if a in draft_lengths else [] for a in sequences]
+
+    def record_step(self, sequences: int, drafted: int, seconds: float) -> None:
+        """Does nothing: lengths do not depend on times."""
 
     def release_finished(self) -> None:
         """Frees the blocks of finished sequences."""

@@ -13,11 +13,18 @@ from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.sampling.batch import philox_counter, sequence_seed
 from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
 from torch_armllm.engine.speculative.rejection import ACCEPT, RESAMPLE, accept
+from torch_armllm.engine.step import Step
 from torch_armllm.ops.sample import philox_uniform
 
 
 class Proposer(Protocol):
-    """A source of draft tokens."""
+    """A source of draft tokens.
+
+    Attributes:
+        chooses_lengths: True if it chooses the lengths of drafts itself, up to the counts that it is asked for.
+    """
+
+    chooses_lengths: bool
 
     def propose(self, sequences: GenericSequence[Sequence], counts: GenericSequence[int]) -> list[list[int]]:
         """Returns one draft per sequence, of at most ``counts`` tokens; drafts may be empty."""
@@ -29,6 +36,10 @@ class Proposer(Protocol):
         Drafts with distributions are verified by rejection sampling, others by comparison with the sampled
         tokens.
         """
+        ...
+
+    def record_step(self, sequences: int, drafted: int, seconds: float) -> None:
+        """Records the time of a step of ``sequences`` tokens and ``drafted`` draft tokens, and no others."""
         ...
 
 
@@ -112,6 +123,25 @@ class SpeculativeDecoder:
                 self._record(sequence, drafted, len(tokens) - 1)
         return verified
 
+    def verify_greedy(self, sequence: Sequence, best: list[int]) -> list[int]:
+        """Returns the accepted draft tokens of a greedy sequence and one more token.
+
+        Args:
+            sequence: has a draft of k tokens.
+            best: the most probable token after the last known token and after each draft token, k + 1.
+        """
+        count, agreed = len(best) - 1, 0
+        while agreed < count and best[agreed] == sequence.draft[agreed]:
+            agreed += 1
+        if count:
+            self._record(sequence, count, agreed)
+        return best[: agreed + 1]
+
+    def record_time(self, step: Step, seconds: float) -> None:
+        """Records the duration of a step."""
+        if step.only_extends:
+            self.proposer.record_step(len(step.scheduled), step.num_draft, seconds)
+
     def _verify_one(
         self, logits: Tensor, sequence: Sequence, count: int, proposed: Tensor | None
     ) -> list[SampledToken]:
@@ -136,13 +166,16 @@ class SpeculativeDecoder:
         self.acceptance.drafts += 1
         self.acceptance.drafted += drafted
         self.acceptance.accepted += accepted
+        if self.proposer.chooses_lengths:
+            return
         self._draft_lengths[sequence] = (
             min(self.max_draft_tokens, 2 * drafted) if accepted == drafted else accepted + 1
         )
 
     def _draft_length(self, sequence: Sequence) -> int:
         """Returns the next draft length: twice the last if all was accepted, else one more than accepted."""
-        length = self._draft_lengths.get(sequence, min(2, self.max_draft_tokens))
+        first = self.max_draft_tokens if self.proposer.chooses_lengths else min(2, self.max_draft_tokens)
+        length = self._draft_lengths.get(sequence, first)
         limit = sequence.params.max_tokens
         # a step samples one token anyway
         return length if limit is None else max(0, min(length, limit - sequence.output_length - 1))

@@ -61,12 +61,17 @@ class NgramProposer:
         max_n: number of last tokens that are looked up first.
     """
 
+    chooses_lengths = False
+
     def __init__(self, min_n: int, max_n: int) -> None:
         self._lengths = min_n, max_n
         self._indices: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()
 
     def probabilities(self, sequence: Sequence) -> None:
         """Returns None: these drafts are not sampled."""
+
+    def record_step(self, sequences: int, drafted: int, seconds: float) -> None:
+        """Does nothing: lengths do not depend on times."""
 
     def propose(self, sequences: GenericSequence[Sequence], counts: GenericSequence[int]) -> list[list[int]]:
         """Returns one draft per sequence."""
