@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from torch_armllm.ops import loader
 
 LIBRARY_PATH = loader.load()
@@ -40,3 +42,6 @@ __all__ = [
     "threads",
     "variants",
 ]
+
+if os.environ.get(variants.VARIABLE) == variants.TRITON:
+    variants.select(variants.TRITON)  # the library knows compiled variants only

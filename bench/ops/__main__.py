@@ -63,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     machine, cpu = variants.machine(), cpu_name()
-    records = print_limits(machine.selected, cpu)
+    records = print_limits(machine.compiled, cpu)
     for name in options.only.split(","):
         run, family = SECTIONS[name]
         records += run(machine.families[family].variant, cpu)

@@ -128,7 +128,9 @@ const Variant* find_variant(const std::string& name) {
 
 const Variant* default_variant() {
   const char* forced = std::getenv("ARMLLM_ISA");
-  if (forced != nullptr && *forced != '\0') return find_variant(forced);
+  // Python replaces ops by Triton kernels (ops/variants.py); this is the variant of the others.
+  const bool triton = forced != nullptr && std::strcmp(forced, "triton") == 0;
+  if (forced != nullptr && *forced != '\0' && !triton) return find_variant(forced);
   for (const Variant& v : all_variants())
     if (runs_here(v)) return &v;
   throw std::runtime_error("no kernel variant runs on this CPU");

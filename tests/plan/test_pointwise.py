@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch_armllm.capture.export import weights_as_attributes
 from torch_armllm.ops import variants
 from torch_armllm.plan.lower import lower
 from torch_armllm.plan.lowering import STEP_INPUTS
-from torch_armllm.plan.program import Program
+from torch_armllm.plan.program import Operand, Program
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -279,3 +280,47 @@ def test_logarithms_and_exponentials_of_extremes(value: float) -> None:
             found = torch.ops.armllm.plan_run(handle, [ids] * len(STEP_INPUTS), 3)[0]
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
     torch.ops.armllm.plan_free(handle)
+
+
+def run_with_triton(name: str, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Runs a program of one instruction as a Triton kernel."""
+    from torch_armllm.ops.triton.pointwise import Step, pointwise
+
+    program = program_of(name, dtype)
+    fields: dict[str, Any] = dict(program.instructions[-1].fields)
+    rows, sizes = (
+        F.embedding(ids[0], exported_chains(dtype, KINDS[name])[0].table),
+        (fields["heads"], fields["width"]),
+    )
+
+    def tensor(x: Operand, token: int, head: int, column: int) -> Tensor:
+        source = rows if x.space == "arena" else program.constants[x.index]
+        place = source.storage_offset() + x.column
+        return source.detach().as_strided((len(rows), *sizes), (token, head, column), place)
+
+    operands = [
+        tensor(o["x"], o["x"].stride * o["by_token"], o["head_stride"], int(o["by_column"]))
+        for o in fields["operands"]
+    ]
+    steps = [Step(**step) for step in fields["steps"]]
+    out = fields["out"]
+    results = torch.empty(len(rows), out.stride, dtype=out.dtype)
+    shape, strides = (len(rows), *sizes), (out.stride, fields["out_head_stride"], 1)
+    results.as_strided(shape, strides, out.column).copy_(pointwise(operands, steps, out.dtype))
+    return results
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", ONE_INSTRUCTION)
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+def test_triton_runs_the_same_programs(name: str, dtype: torch.dtype) -> None:
+    try:
+        with variants.use("triton"):
+            pass
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    for tokens in (0, 1, 17):
+        ids = (torch.arange(tokens)[None] * 5 + INFINITE) % VOCABULARY
+        expected, actual = run(name, ids, dtype), run_with_triton(name, ids, dtype)
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)

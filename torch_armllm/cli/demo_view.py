@@ -155,7 +155,7 @@ def _parameters(model: PreTrainedModel) -> str:
 def _variant() -> str:
     from torch_armllm.ops import variants
 
-    return variants.machine().selected
+    return variants.machine().compiled
 
 
 def _headline(text: str) -> None:

@@ -100,7 +100,7 @@ def build_engine(
             *(memory.num_blocks, memory.block_size, memory.swap_blocks, caching),
             *(memory.state_slots, memory.swap_state_slots, memory.spare_state_slots),
         )
-    logger.info("kernels for %s on %s; %s", variants.machine().selected, cpu_name(), team.chosen)
+    logger.info("kernels for %s on %s; %s", variants.machine().compiled, cpu_name(), team.chosen)
     for advice in diagnostics.warnings(diagnostics.describe()):
         logger.warning("%s", advice)
     max_num_seqs = config.max_num_seqs

@@ -208,7 +208,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
         The report; if the model cannot be captured, it states the reason.
     """
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
-    report = Report(variant=variants.machine().selected)
+    report = Report(variant=variants.machine().compiled)
     report.layers = describe(model, "quantization is off") if records is None else records
     calibrated = is_packed(model) and model.config.quantization_config.recipe.method in CALIBRATED
     outliers = find_outliers(report.layers, calibrated)

@@ -51,7 +51,7 @@ def plan_key(source: str, options: Mapping[str, Any]) -> PlanKey | None:
         "transformers": importlib.metadata.version("transformers"),
         "python": sys.version,
         "package": _digest(stamps(_own_files())),
-        "kernels": variants.machine().selected,
+        "kernels": variants.machine().compiled,
         "settings": {name: v for name, v in sorted(os.environ.items()) if name.startswith("ARMLLM_")},
     }
 
