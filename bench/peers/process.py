@@ -30,6 +30,11 @@ IK = (
     "-DLLAMA_CURL=OFF && ninja -C build llama-bench llama-batched-bench (without the AVX512 options where "
     "the CPU has none), and name build/bin by --ik-bin"
 )
+OPENVINO = (
+    "PYTHON -m pip install torch==2.13.0 optimum==2.3.0 transformers==5.2.0 'huggingface_hub<1.22' requests "
+    "nncf==3.4.0 openvino==2026.4.1 openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0 && "
+    "PYTHON -m pip install --no-deps optimum-intel==2.2.0"
+)
 REQUIRED = {
     "ours": ("torch_armllm", "make install"),
     "ours-int6": ("torch_armllm", "make install"),
@@ -37,6 +42,7 @@ REQUIRED = {
     "ik_llama.cpp": ("gguf", "PYTHON -m pip install gguf"),
     "vllm": ("vllm", VLLM),
     "vllm-int4": ("vllm", VLLM),
+    "openvino": ("openvino_genai, optimum.intel, nncf", OPENVINO),
 }
 """Modules that an engine's interpreter must import, and the command that installs them."""
 

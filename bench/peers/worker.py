@@ -28,6 +28,7 @@ ENGINES = {
     "ik_llama.cpp": "engine_ik",
     "vllm": "engine_vllm",
     "vllm-int4": "engine_vllm",
+    "openvino": "engine_openvino",
 }
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,8 +85,10 @@ def test_missing_engines_are_skipped(
     monkeypatch.setattr(
         peers, "missing", lambda engine, python: "llama is left out" if "llama" in engine else None
     )
-    options = peers.parsed(["--engines", "ours,llama.cpp,vllm", "--vllm-python", "/other"])
-    assert peers.interpreters(options) == {"ours": sys.executable, "vllm": "/other"}
+    options = peers.parsed(["--engines", "ours,llama.cpp,vllm,openvino"])
+    options.vllm_python, options.openvino_python = "/other", "/third"
+    pythons = {"ours": sys.executable, "vllm": "/other", "openvino": "/third"}
+    assert peers.interpreters(options) == pythons
     assert "llama is left out" in capsys.readouterr().err
 
 
@@ -120,6 +125,110 @@ def test_ik_llama_is_measured_by_its_programs(tmp_path: Path) -> None:
     program(tmp_path / "llama-bench", "", status=3)
     with pytest.raises(RuntimeError, match="llama-bench .* ended with 3"):
         engine.measure(Work.named("prefill-64"), "repacked", 1.0)
+
+
+class PagedPipeline:
+    """Stand-in for `openvino_genai.ContinuousBatchingPipeline`, which computes the number of its steps."""
+
+    def __init__(self, folder: str, scheduler: Any, device: str, properties: dict[str, Any]) -> None:
+        self.properties = properties
+        self.handles: list[Any] = []
+        self.steps = 0
+
+    def add_request(self, number: int, ids: Any, config: Any) -> Any:
+        handle = SimpleNamespace(canceled=False, can_read=lambda: True)
+        handle.read = lambda: {0: SimpleNamespace(generated_ids=[self.steps])}
+        handle.cancel = lambda: setattr(handle, "canceled", True)
+        self.handles.append(handle)
+        return handle
+
+    def step(self) -> None:
+        self.steps += 1
+        self.handles = [handle for handle in self.handles if not handle.canceled]
+
+    def has_non_finished_requests(self) -> bool:
+        return bool(self.handles)
+
+
+class StatefulPipeline:
+    """Stand-in for `openvino_genai.LLMPipeline`, which generates the length of its prompt."""
+
+    def __init__(self, folder: str, device: str, **properties: Any) -> None:
+        self.properties = properties
+
+    def generate(self, ids: Any, config: Any, streamer: Any) -> None:
+        for _ in range(config.max_new_tokens):
+            if streamer.write(ids.shape[1]) == "cancel":
+                return
+
+
+@pytest.fixture
+def openvino(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The engine of OpenVINO over stand-ins for its pipelines."""
+    genai = SimpleNamespace(
+        ContinuousBatchingPipeline=PagedPipeline,
+        LLMPipeline=StatefulPipeline,
+        SchedulerConfig=SimpleNamespace,
+        GenerationConfig=SimpleNamespace,
+        StreamerBase=object,
+        StreamingStatus=SimpleNamespace(RUNNING="running", CANCEL="cancel"),
+    )
+    monkeypatch.setitem(sys.modules, "openvino_genai", genai)
+    monkeypatch.setitem(sys.modules, "openvino", SimpleNamespace(Tensor=lambda array: array))
+    monkeypatch.delitem(sys.modules, "bench.peers.engine_openvino", raising=False)
+    module = import_module("bench.peers.engine_openvino")
+    yield module.OpenVino(tmp_path, 2)
+    del sys.modules["bench.peers.engine_openvino"]
+
+
+def test_openvino_has_settings_for_one_sequence_and_for_several(openvino: Any) -> None:
+    one, several = (openvino.ways(Work.named(name)) for name in ("decode-1", "decode-8"))
+    assert one == ["stateful", "stateful, groups of 128", "paged", "paged, groups of 128"]
+    assert several[2:] == ["paged, throughput", "paged, throughput, groups of 128"]
+    openvino.prepare(Work.named("decode-8"), several[3])
+    assert openvino.current.pipeline.properties == {
+        "INFERENCE_NUM_THREADS": 2,
+        "PERFORMANCE_HINT": "THROUGHPUT",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,
+    }
+    openvino.prepare(Work.named("decode-1"), "stateful")
+    assert openvino.current.pipeline.properties["PERFORMANCE_HINT"] == "LATENCY"
+    assert openvino.current.pipeline.properties["ATTENTION_BACKEND"] == "SDPA"
+    openvino.prepare(Work.named("decode-1"), "paged")
+    assert list(openvino.pipelines) == ["stateful", "paged"]
+
+
+def test_openvino_pipelines_run_step_by_step(openvino: Any) -> None:
+    openvino.prepare(Work.named("decode-2"), "paged")
+    openvino.start("a", [1, 2, 3], 8)
+    openvino.start("b", [4, 5], 8)
+    assert openvino.step() == {"a": [1], "b": [1]}
+    openvino.stop("a")
+    assert openvino.step() == {"b": [2]}
+    openvino.stop("b")
+    assert not openvino.current.pipeline.handles
+
+    openvino.prepare(Work.named("decode-1"), "stateful")
+    openvino.start("c", [1, 2, 3], 2)
+    with pytest.raises(RuntimeError, match="one request at a time"):
+        openvino.start("d", [1], 2)
+    assert [openvino.step() for _ in range(2)] == [{"c": [3]}] * 2
+    with pytest.raises(RuntimeError, match="no more tokens"):
+        openvino.step()
+    openvino.stop("c")
+
+
+def test_openvino_runs_every_workload(tmp_path: Path) -> None:
+    python = os.environ.get("OPENVINO_PYTHON", sys.executable)
+    if (why := process.missing("openvino", python)) is not None:
+        pytest.skip(f"{why}, and name it by OPENVINO_PYTHON")
+    engine = process.EngineProcess("openvino", "tiny", python, 1, tmp_path, tmp_path / "log")
+    try:
+        for name in ("prefill-64", "decode-1", "decode-2", "chats-2"):
+            for way in engine.ask({"ways": name})["ways"]:
+                assert engine.ask({"work": name, "way": way, "seconds": 0.01})["tok_s"] > 0
+    finally:
+        engine.close()
 
 
 SMALL = {
