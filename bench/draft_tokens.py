@@ -1,6 +1,7 @@
 """Rates with the default draft tokens beside those without, on texts that repeat much and on chat.
 
-    python -m bench.draft_tokens [--model smollm2] [--work edit,chat] [--sequences 1,4] [--tokens 256] [--rounds 5]
+    python -m bench.draft_tokens [--model smollm2] [--work edit,chat] [--sequences 1,4]
+        [--tokens 256] [--rounds 5]
 
 ``edit`` asks for a function of Python's standard library with a variable renamed; ``chat`` asks questions.
 Answers are greedy.  Rounds alternate between ``speculative_config="auto"`` and None on one model; prompts are

@@ -141,7 +141,7 @@ def pointwise(operands: Sequence[Tensor], steps: Sequence[Step], dtype: torch.dt
         block = block_of(width, _MOST_COLUMNS)
         pointwise_kernel[(tokens, heads, triton.cdiv(width, block))](
             *(tuple(views), tuple(x.stride() for x in views), out, heads, width),
-            STEPS=tuple(map(tuple, steps)),
+            STEPS=tuple((tl.constexpr(op), *values) for op, *values in steps),
             BLOCK=block,
         )
     return out

@@ -215,7 +215,7 @@ def test_slow_readers_do_not_delay_others(server: Live) -> None:
     while b"[DONE]" not in got:
         got += slow.recv(4096)
     slow.close()
-    assert got.count(b"data: ") >= 300
+    assert got.count(b'"top_logprobs"') >= 300  # of one token each; events may have several
     until(lambda: server.idle)
 
 

@@ -1,56 +1,61 @@
-"""Compiles every Triton kernel for a GPU, which needs none: ``python -m tests.support.compile_triton``."""
+"""Compiles every Triton kernel for a GPU and launches none: ``python -m tests.support.compile_triton``."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from triton.backends import backends
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
+from triton.runtime import JITFunction, driver
 
 backends["cpu"] = backends["nvidia"]  # the stock wheel compiles for GPUs only
 
 from torch_armllm.ops.activation import ACTIVATIONS  # noqa: E402
 from torch_armllm.ops.tables import ENUMS  # noqa: E402
-from torch_armllm.ops.triton.activation import gated_kernel  # noqa: E402
-from torch_armllm.ops.triton.norm import layer_kernel, rms_kernel  # noqa: E402
-from torch_armllm.ops.triton.pointwise import pointwise_kernel  # noqa: E402
-from torch_armllm.ops.triton.rope import rope_kernel  # noqa: E402
+from torch_armllm.ops.triton import OPS  # noqa: E402
+from torch_armllm.ops.triton.pointwise import Step, pointwise  # noqa: E402
 
 del backends["cpu"]
 
-TYPES: dict[str, Any] = {
-    **dict.fromkeys(("x", "residual", "total", "out", "gate", "up"), "*bf16"),
-    **dict.fromkeys(("weight", "bias", "cos", "sin"), "*fp32"),
-    **dict.fromkeys(("eps", "weight_offset", "limit"), "fp32"),
-    "operands": ("*bf16", "*fp32", "*i64"),
-    "strides": (("i32",) * 3,) * 3,
-}
-"""Types of the kernels' arguments by name; the others are i32."""
 
+class Absent:
+    """A driver of no device."""
 
-def compiled(kernel: Any, **constants: Any) -> None:
-    """Compiles a kernel; arguments in upper case are constants, and so are those that are None."""
-    signature: dict[str, Any] = {name: TYPES.get(name, "i32") for name in kernel.arg_names}
-    signature |= dict.fromkeys(constants, "constexpr")
-    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    compile(ASTSource(kernel, signature, places), target=GPUTarget("cuda", 80, 32))
-    print(kernel.__name__, {name: constants[name] for name in constants if name != "STEPS"})
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 80, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 def main() -> None:
-    """Compiles every kernel in every form."""
-    alone: dict[str, Any] = {"residual": None, "total": None}
-    for given in ({}, alone):
-        compiled(rms_kernel, BLOCK=1024, **given)
-        compiled(layer_kernel, BLOCK=1024, **given)
-    compiled(layer_kernel, BLOCK=1024, weight=None, bias=None)
-    for activation in ACTIVATIONS:
-        compiled(gated_kernel, BLOCK=1024, ACTIVATION=activation)
-    for interleaved, unzip in ((False, False), (True, False), (True, True)):
-        compiled(rope_kernel, BLOCK=64, INTERLEAVED=interleaved, UNZIP=unzip)
-    steps = tuple((op, 0, 1, 2, 0.5) for op in ENUMS["PointwiseOp"])
-    compiled(pointwise_kernel, BLOCK=1024, STEPS=steps)
+    """Calls every op, in every form that has a kernel of its own."""
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, warmup: bool = False, **options: Any) -> Any:
+        print(self.__name__)
+        return launch(self, *arguments, warmup=True, **options)
+
+    JITFunction.run = compile_only
+    driver.set_active(Absent())
+    x, weight, cos, heads = torch.randn(2, 20), torch.randn(20), torch.randn(2, 9), torch.randn(2, 3, 20)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        row = x.to(dtype)
+        OPS["rms_norm"](row, weight, 1e-5)
+        OPS["add_rms_norm"](row, row, weight, 1e-5)
+        OPS["layer_norm"](row, weight, weight, 1e-5)
+        OPS["layer_norm"](row, None, None, 1e-5)
+        OPS["add_layer_norm"](row, row, weight, None, 1e-5)
+        for activation in ACTIVATIONS:
+            OPS["gated_act"](row, row, activation)
+        for options in ((False, False), (True, False), (True, True)):
+            OPS["rope_"](heads.to(dtype), heads[:, :0].to(dtype), cos, cos, *options)
+        steps = [Step(op, 0, 1, 2, 0.5) for op in ENUMS["PointwiseOp"]]
+        pointwise([row, weight, torch.arange(2)[:, None]], steps, dtype)
 
 
 if __name__ == "__main__":

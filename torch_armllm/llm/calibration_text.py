@@ -18,7 +18,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.hf.base_model import position_limit
 from torch_armllm.llm.llm import LLM
 
-SEQUENCES = 12
+SEQUENCES = 24
 LENGTH = 512
 _MAX_NUM_SEQS = 32
 """Most sequences that the model generates concurrently."""

@@ -20,7 +20,7 @@ _KEPT = 8
 class FusedHead:
     """Computes logits and the most probable tokens of a step in one call that starts the threads once.
 
-    Results are written to the same memory in every step of as many tokens: they are valid until the next step.
+    Results of as many tokens are written to the same memory: they are valid until the next step.
 
     Args:
         body: plan of the base model; computes the hidden states of all tokens.
@@ -65,7 +65,7 @@ class FusedHead:
         self._inputs = inputs
 
     def _reserve(self, tokens: int) -> tuple[list[Tensor], StepResult]:
-        """Returns memory for the results of ``tokens`` tokens: draft tokens change the number in every step."""
+        """Returns memory for the results of ``tokens`` tokens; draft tokens change the number often."""
         reserved = self._reserved.pop(tokens, None)
         if reserved is None:
             best = SharedBuffer("q", tokens)

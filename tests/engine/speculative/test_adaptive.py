@@ -105,6 +105,7 @@ def costs(ratio_per_token: float, drafted: tuple[int, ...] = (1, 4), sequences: 
     measured = StepCosts()
     for _ in range(60):
         measured.record(sequences, 0, STEP)
+        measured.record(sequences, 0, STEP)
         for count in drafted:
             measured.record(sequences, count, STEP * (1 + ratio_per_token * count))
     return measured
@@ -126,13 +127,16 @@ def test_costs_are_known_after_a_few_steps_and_survive_interruptions() -> None:
     assert measured.curve(1) is None
     for _ in range(20):
         measured.record(1, 0, STEP)
+        measured.record(1, 0, STEP)
         measured.record(1, 4, 1.5 * STEP)
     curve = measured.curve(1)
     assert curve is not None
     before = curve[4]
     assert before == pytest.approx(1.5, abs=0.1)
+    measured.record(1, 0, STEP)
     measured.record(1, 0, 100.0)
     measured.record(1, 4, 100.0)
+    measured.record(1, 0, STEP)
     assert measured.curve(1)[4] == pytest.approx(before, rel=0.2)  # type: ignore[index]
 
 
@@ -143,6 +147,17 @@ def test_costs_are_forgotten_when_nothing_is_drafted() -> None:
     for _ in range(1000):
         measured.record(1, 0, STEP)
     assert measured.curve(1)[4] < 2  # type: ignore[index]
+
+
+def test_what_the_next_step_prepares_anew_is_a_cost_of_draft_tokens() -> None:
+    measured = StepCosts()
+    for _ in range(60):
+        measured.record(2, 0, STEP)
+        measured.record(2, 3, 1.2 * STEP)
+        measured.record(2, 0, 1.3 * STEP)
+    curve = measured.curve(2)
+    assert curve is not None
+    assert curve[3] == pytest.approx(1.5, abs=0.05)
 
 
 # drafts

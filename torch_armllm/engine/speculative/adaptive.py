@@ -17,12 +17,14 @@ MAX_SEQUENCES = 16
 """Most sequences that draft: with more, a token costs its share of a step anyway."""
 _LEAST_RATE = 0.05
 """Least probability of a draft token to be accepted."""
-_MARGIN = 1.04
-"""Expected gain, in tokens per second, below which nothing is drafted."""
+_MARGIN = 1.1
+"""Least expected gain, in tokens per second, of a draft: the best of many estimates is too good."""
+_LOOK_EVERY = 4
+"""Steps from one look at several sequences to the next, while none drafts: a look takes its time, too."""
 _PATIENCE = 4
-"""Draft tokens without a gain after which no more are considered: the product's tiles have up to four rows."""
+"""Draft tokens without a gain after which no more are considered: tiles of rows make costs uneven."""
 _PLAIN_EVERY = 32
-"""Steps with draft tokens after which one goes without, to know its time."""
+"""Steps with draft tokens after which two go without, to know the time of the second."""
 _SEQUENCE_MEMORY, _ENGINE_MEMORY = 32, 512
 
 
@@ -47,6 +49,7 @@ class AdaptiveDrafts:
         self._rates = HitRates(_ENGINE_MEMORY)
         self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
         self._since_plain = 0
+        self._since_draft = 0
 
     def probabilities(self, sequence: Sequence) -> None:
         """Returns None: these drafts are not sampled."""
@@ -60,6 +63,9 @@ class AdaptiveDrafts:
         none: list[list[int]] = [[] for _ in sequences]  # keep this path short: most steps draft nothing
         if not 0 < len(sequences) <= MAX_SEQUENCES:
             return none
+        self._since_draft += 1
+        if len(sequences) > 1 and self._since_draft > _LOOK_EVERY and self._since_draft % _LOOK_EVERY:
+            return none
         states = [self._follow(sequence) for sequence in sequences]
         curve = self.costs.curve(len(sequences))
         if curve is None:
@@ -69,8 +75,10 @@ class AdaptiveDrafts:
             self._since_plain = 0
             return none
         self._since_plain += 1
+        self._since_draft = 0
         if self._since_plain > _PLAIN_EVERY:
-            self._since_plain = 0
+            if self._since_plain == _PLAIN_EVERY + 2:
+                self._since_plain = 0
             return none
         return [
             state.match.draft(sequence.token_ids, length) if length else []

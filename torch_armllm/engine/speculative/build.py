@@ -13,7 +13,6 @@ from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.ngram import NgramProposer
 
-
 Settings = Mapping[str, Any] | Literal["auto"] | None
 """`EngineConfig.speculative_config`."""
 

@@ -21,7 +21,7 @@ class Proposer(Protocol):
     """A source of draft tokens.
 
     Attributes:
-        chooses_lengths: True if it chooses the lengths of drafts itself, up to the counts that it is asked for.
+        chooses_lengths: True if it chooses the lengths of drafts itself, up to the counts given.
     """
 
     chooses_lengths: bool
@@ -175,7 +175,7 @@ class SpeculativeDecoder:
     def _draft_length(self, sequence: Sequence) -> int:
         """Returns the next draft length: twice the last if all was accepted, else one more than accepted."""
         first = self.max_draft_tokens if self.proposer.chooses_lengths else min(2, self.max_draft_tokens)
-        length = self._draft_lengths.get(sequence, first)
+        length = first if self.proposer.chooses_lengths else self._draft_lengths.get(sequence, first)
         limit = sequence.params.max_tokens
         # a step samples one token anyway
         return length if limit is None else max(0, min(length, limit - sequence.output_length - 1))

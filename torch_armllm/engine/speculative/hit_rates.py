@@ -25,7 +25,7 @@ class HitRates:
         self._parent = parent
         self._hits = [0.0] * len(_BOUNDS)
         self._counts = [0.0] * len(_BOUNDS)
-        self._rates = list(_FIRST_RATES if parent is None else parent._rates)
+        self._rates: list[float] = list(_FIRST_RATES if parent is None else parent._rates)
 
     def observe(self, length: int, hit: bool) -> None:
         """Counts a prediction by a match of ``length`` tokens."""

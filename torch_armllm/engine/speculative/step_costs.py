@@ -40,15 +40,27 @@ class _Costs:
                 self.curve[drafted] = low_ratio + (ratio - low_ratio) * (drafted - low) / (bound - low)
             low, low_ratio = bound, ratio
 
+    def record_drafted(self, drafted: int, seconds: float) -> None:
+        """Records a step with draft tokens."""
+        expected = self.curve[drafted]
+        change = _WEIGHT * (max(1.0, min(seconds / self.plain, _SURPRISE * expected)) - expected)
+        at = _CLASSES[drafted]
+        for near, share in ((at - 1, 0.3), (at, 1.0), (at + 1, 0.3)):
+            if 0 <= near < len(_BOUNDS):
+                self.ratios[near] = max(1.0, self.ratios[near] + share * change)
+        self.draw()
+
 
 class StepCosts:
     """Learns from the times of steps how much draft tokens add.
 
     Contexts grow and machines get slower or faster, so times are compared with those of recent steps that had
-    the same number of sequences and no draft tokens.
+    the same number of sequences and no draft tokens.  A step with draft tokens also pays for what the next
+    one has to prepare anew.
     """
 
     def __init__(self) -> None:
+        self._last: tuple[_Costs, int, float] | None = None  # the last step, if it had draft tokens
         self._costs: dict[int, _Costs] = {}  # by number of sequences
 
     def record(self, sequences: int, drafted: int, seconds: float) -> None:
@@ -56,9 +68,16 @@ class StepCosts:
         costs = self._costs.get(sequences)
         if costs is None:
             costs = self._costs[sequences] = _Costs(sequences)
+        last, self._last = self._last, None
+        if last is not None:
+            before, count, time = last
+            same = before is costs and not drafted
+            before.record_drafted(count, time + (max(0.0, seconds - costs.plain) if same else 0.0))
         if drafted:
             if costs.steps:
-                self._record_drafted(costs, drafted, seconds)
+                self._last = costs, drafted, seconds
+            return
+        if last is not None:
             return
         costs.steps += 1
         if costs.steps == 1:
@@ -71,15 +90,6 @@ class StepCosts:
             ratios, estimates = costs.ratios, costs.estimates
             costs.ratios = [a + 16 * _FORGETTING * (b - a) for a, b in zip(ratios, estimates, strict=True)]
             costs.draw()
-
-    def _record_drafted(self, costs: _Costs, drafted: int, seconds: float) -> None:
-        expected = costs.curve[drafted]
-        change = _WEIGHT * (max(1.0, min(seconds / costs.plain, _SURPRISE * expected)) - expected)
-        at = _CLASSES[drafted]
-        for near, share in ((at - 1, 0.3), (at, 1.0), (at + 1, 0.3)):
-            if 0 <= near < len(_BOUNDS):
-                costs.ratios[near] = max(1.0, costs.ratios[near] + share * change)
-        costs.draw()
 
     def curve(self, sequences: int) -> list[float] | None:
         """Returns the expected time of a step with 0, 1, … draft tokens, relative to one without.
