@@ -48,20 +48,20 @@ def test_phases_are_those_of_full_decode_steps() -> None:
 def test_rebinding_every_other_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
-    expected = generate_token_ids(make_engine(), prompts, params)
+    expected = generate_token_ids(make_engine(speculative_config=None), prompts, params)
     monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # restored after the test
     replayed, rebound = rebind_every_other_step()
-    assert generate_token_ids(make_engine(), prompts, params) == expected
+    assert generate_token_ids(make_engine(speculative_config=None), prompts, params) == expected
     assert len(replayed) == len(rebound) + 1 == 5  # the first two steps prefill the prompt and fuse the head
 
 
 def test_timing_every_fifth_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
-    expected = generate_token_ids(make_engine(), prompts, params)
+    expected = generate_token_ids(make_engine(speculative_config=None), prompts, params)
     monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # restored after the test
     inside = time_every_fifth_step()
-    assert generate_token_ids(make_engine(), prompts, params) == expected
+    assert generate_token_ids(make_engine(speculative_config=None), prompts, params) == expected
     assert len(inside) == 3  # of 19 fused steps
     assert all(len(parts) == len(INSIDE) and min(parts) > 0 and sum(parts) < 1e6 for parts in inside)
 
