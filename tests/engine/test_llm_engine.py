@@ -103,7 +103,7 @@ def test_prompt_logprobs_do_not_change_parallel_samples() -> None:
 def test_output_kinds_contain_the_same_tokens() -> None:
     found = {}
     for kind in RequestOutputKind:
-        engine = make_engine()
+        engine = make_engine(speculative_config=None)  # one token a step
         params = SamplingParams(n=2, seed=3, max_tokens=6, ignore_eos=True, output_kind=kind)
         engine.add_request("a", prompts()[0], params)
         outputs = []

@@ -40,6 +40,7 @@ class Process:
     def __init__(self, checkpoint: Path, seconds: float, drain_timeout: int = 60) -> None:
         options = ["serve", str(checkpoint), "--port", "0", "--kv-cache-memory", "4MiB", "--api-key", "k"]
         options += ["--drain-timeout", str(drain_timeout)]
+        options += ["--speculative-config", "none"]  # a step, and an event, has one token
         self.process = subprocess.Popen(
             [sys.executable, "-c", SLOW, str(seconds), *options, "--served-model-name", "tiny"],
             stdout=subprocess.PIPE,

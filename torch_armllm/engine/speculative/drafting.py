@@ -174,8 +174,9 @@ class SpeculativeDecoder:
 
     def _draft_length(self, sequence: Sequence) -> int:
         """Returns the next draft length: twice the last if all was accepted, else one more than accepted."""
-        first = self.max_draft_tokens if self.proposer.chooses_lengths else min(2, self.max_draft_tokens)
-        length = first if self.proposer.chooses_lengths else self._draft_lengths.get(sequence, first)
+        length = self.max_draft_tokens
+        if not self.proposer.chooses_lengths:
+            length = self._draft_lengths.get(sequence, min(2, length))
         limit = sequence.params.max_tokens
         # a step samples one token anyway
         return length if limit is None else max(0, min(length, limit - sequence.output_length - 1))
