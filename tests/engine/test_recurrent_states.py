@@ -19,6 +19,8 @@ from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.draft_states import DraftStates
+from torch_armllm.engine.speculative.hit_rates import HitRates
+from torch_armllm.engine.speculative.step_costs import MAX_DRAFTED, StepCosts
 from torch_armllm.kv_cache import state_budget
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.plan.fused_head import FusedHead
@@ -181,6 +183,32 @@ def test_ngram_drafts_change_no_bits(family: str, caching: bool) -> None:
     assert counts.drafted > counts.accepted > 0
     assert exact_outputs(speculative, texts, greedy(70)) == exact_outputs(plain, texts, greedy(70))
     assert not caching or hit_rate(speculative) > 0.3
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "mamba" not in family])
+def test_default_drafts_change_no_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [prompt(6, 1) * 6, prompt(3, 2) * 20, prompt(40, 3)]
+    params = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True)
+    plain, drafting = engine(family, speculative_config=None), engine(family)
+    assert drafting.speculative_decoder is not None and plain.speculative_decoder is None
+    # everything that may repeat itself is drafted, also what does not
+    monkeypatch.setattr(HitRates, "rate", lambda _rates, _length: 0.9)
+    monkeypatch.setattr(StepCosts, "curve", lambda _costs, _sequences: [1.0] * (MAX_DRAFTED + 1))
+    for running in (plain, drafting):
+        submit(running, texts, params)
+    answers = [[output.outputs[0].token_ids for output in drain(running)] for running in (plain, drafting)]
+    assert answers[0] == answers[1]
+    counts = drafting.speculative_decoder.acceptance
+    assert counts.drafted > counts.accepted
+
+
+def test_drafts_leave_slots_to_checkpoints() -> None:
+    running = engine("lfm2", max_num_seqs=3)
+    tables = running.scheduler._tables.states
+    assert tables is not None and tables.slots.spare > 1
+    assert tables.room_for_drafts == -(-tables.slots.spare // 2)
+    apart = engine("lfm2", max_num_seqs=3, enable_prefix_caching=False)
+    assert apart.speculative_decoder is None  # no slot is spare
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_moe_text", "qwen3_5_moe_text, bfloat16 states"])

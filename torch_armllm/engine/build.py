@@ -15,7 +15,7 @@ from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from torch_armllm.engine.speculative.build import build_speculative_decoder, most_draft_tokens
+from torch_armllm.engine.speculative.build import Settings, build_speculative_decoder, most_draft_tokens
 from torch_armllm.engine.text.detokenizer import TokenPieces
 from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
@@ -118,10 +118,11 @@ def build_engine(
         return OutputText(tokenizer, sequence.params, prompt, ends, max_model_len, pieces)
 
     speculative_decoder = None
-    if config.speculative_config is not None and isinstance(runner, PlanRunner) and _drafts(config, runner):
+    drafts = config.speculative_config
+    if drafts is not None and isinstance(runner, PlanRunner) and _drafts(drafts, runner, blocks):
         num_positions = blocks.num_blocks * blocks.block_size
         speculative_decoder = build_speculative_decoder(
-            *(config.speculative_config, sampler, num_positions),
+            *(drafts, sampler, num_positions),
             *(config.max_num_batched_tokens, max_num_seqs),
         )
     log_stats = not config.disable_log_stats
@@ -130,9 +131,12 @@ def build_engine(
     )
 
 
-def _drafts(config: EngineConfig, runner: PlanRunner) -> bool:
-    """Returns False where ``auto`` does not draft: other bits, or memory for states, would be its price."""
-    return config.speculative_config != "auto" or (not runner.states and runner.rows_are_exact())
+def _drafts(settings: Settings, runner: PlanRunner, blocks: BlockManager) -> bool:
+    """Returns False where ``auto`` does not draft: bits would change, or no slot is spare for states."""
+    if settings != "auto":
+        return True
+    no_room = blocks.states is not None and not blocks.states.spare
+    return not no_room and runner.rows_are_exact()
 
 
 def _why_no_states(servable: ServableModel | None) -> str | None:

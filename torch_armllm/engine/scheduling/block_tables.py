@@ -148,7 +148,7 @@ class BlockTables:
         blocks, table, length = self.blocks, sequence.blocks, len(sequence.token_ids)
         states = self.states
         if states is not None:
-            max_tokens = min(max_tokens, states.slots.spare - states.slots.saved)
+            max_tokens = min(max_tokens, states.room_for_drafts)
         count = max(0, min(len(sequence.draft), max_tokens))
         while len(table) * blocks.block_size < length + count and blocks.free > reserve:
             table += blocks.allocate(1)

@@ -96,6 +96,12 @@ class StateTables:
         if self._caches and end % self._blocks.block_size == 0:
             self._save(sequence, step, end)
 
+    @property
+    def room_for_drafts(self) -> int:
+        """Number of states before draft tokens that a step may still save; prompts keep half of the slots."""
+        spare = self.slots.spare
+        return max(0, (spare if not self._caches else -(-spare // 2)) - self.slots.saved)
+
     def save_draft(self, sequence: Sequence, step: Step, count: int) -> None:
         """Lets a step save the states before each of ``count`` draft tokens, for which slots are spare."""
         for length in range(sequence.computed + 1, sequence.computed + 1 + count):

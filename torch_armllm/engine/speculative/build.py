@@ -18,9 +18,9 @@ Settings = Mapping[str, Any] | Literal["auto"] | None
 
 
 def most_draft_tokens(settings: Settings) -> int:
-    """Returns the most draft tokens of a sequence whose states need memory.
+    """Returns the most draft tokens of a sequence for whose states memory is set aside.
 
-    ``auto`` takes none: it does not draft for models that keep states.
+    It is 0 for ``auto``, whose draft tokens share the spare slots of checkpoints.
 
     Args:
         settings: `EngineConfig.speculative_config`.
