@@ -206,6 +206,21 @@ def test_tags_and_patterns_name_tasks(own_tasks: Path) -> None:
     assert sorted(load_tasks(["own_*"], [own_tasks])) == ["own_choice", "own_letters", "own_text"]
 
 
+def test_tasks_that_execute_answers_ask_first(
+    tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    text = (own_tasks / "own_choice.yaml").read_text().replace("own_choice", "own_unsafe", 1)
+    (tmp_path / "tasks" / "own_unsafe.yaml").write_text(text + "\nunsafe_code: true\n")
+    (tmp_path / "data").symlink_to(own_tasks.parent / "data")
+    assert _eval(Path("no model"), tmp_path / "tasks", names="own_unsafe") == 2
+    said = capsys.readouterr().err
+    assert "own_unsafe" in said and "--confirm-run-unsafe-code" in said
+    run = ("--quantization", "f32", "--limit", "2", "--confirm-run-unsafe-code")
+    assert _eval(tiny_folder, tmp_path / "tasks", *run, names="own_unsafe") == 0
+    assert "own_unsafe" in capsys.readouterr().out
+
+
 def test_missing_extra_is_named(
     own_tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

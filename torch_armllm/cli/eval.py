@@ -43,6 +43,11 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     parser.add_argument("--num-fewshot", type=int, help="examples in front of each question")
     parser.add_argument("--apply-chat-template", action="store_true", help="use the model's chat template")
     parser.add_argument(
+        "--confirm-run-unsafe-code",
+        action="store_true",
+        help="accept tasks that execute code which the model writes, such as humaneval",
+    )
+    parser.add_argument(
         "--kl-tokens",
         type=_positive,
         default=4096,
@@ -81,7 +86,8 @@ def run(options: argparse.Namespace) -> None:
     results = ResultsFile(
         {"model": options.model, **settings.to_dict(), "method": options.method}, options.json
     )
-    tasks = load_tasks([name for name in options.tasks.split(",") if name], options.include_path or ())
+    names = [name for name in options.tasks.split(",") if name]
+    tasks = load_tasks(names, options.include_path or (), options.confirm_run_unsafe_code)
     scratch = None if options.json is None else options.json.with_suffix(".logits")
     evaluate_variants(options.model, tasks, schemes, results, settings, scratch)
     lines = results.lines()

@@ -191,5 +191,6 @@ def _evaluate(lm: Any, task: Any, options: Options) -> dict[str, Any]:
         apply_chat_template=options.apply_chat_template,
         bootstrap_iters=0,
         log_samples=True,
+        confirm_run_unsafe_code=True,  # `load_tasks` returns such tasks only where that was accepted
     )
     return results

@@ -11,20 +11,24 @@ from typing import Any
 from torch_armllm.system.extras import require_extra
 
 
-def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
+def load_tasks(
+    names: Sequence[str], include: Sequence[Path] = (), run_unsafe_code: bool = False
+) -> dict[str, Any]:
     """Loads tasks with their data.
 
     Args:
         names: names or patterns of tasks, groups or tags.
         include: folders of further tasks.  Relative data files are searched in the working directory, in the
             task's folder, and in its parents.
+        run_unsafe_code: accepts tasks that execute code which the model writes.
 
     Returns:
         lm-eval's tasks by name, without duplicates.
 
     Raises:
         ImportError: lm-eval is not installed.
-        ValueError: a name matches no task, or a task's data cannot be loaded.
+        ValueError: a name matches no task, a task's data cannot be loaded, or a task executes what the model
+            writes and that was not accepted.
     """
     require_extra("lm_eval", "eval", "evaluation")
     from lm_eval.tasks import TaskManager
@@ -46,6 +50,12 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
             )
         for match in matches:
             tasks.update(_load(manager, match))
+    unsafe = [name for name, task in tasks.items() if getattr(task, "UNSAFE_CODE", False)]
+    if unsafe and not run_unsafe_code:
+        raise ValueError(
+            f"{', '.join(unsafe)}: these tasks execute code that the model writes; if this machine may run "
+            "it, add --confirm-run-unsafe-code"
+        )
     return tasks
 
 
