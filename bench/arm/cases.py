@@ -80,7 +80,7 @@ def _linears() -> Iterator[Case]:
             else:
                 options = (f"scheme={scheme}", f"m={m}")
                 yield Case("int4_linear", shape, scheme, options, group, family)
-    for scheme in ("g32i", "g32"):
+    for scheme in ("g32i", "g32iz", "g32"):
         shape = "16 tokens, top-2 of 8, H=I=1024"
         yield Case("int4_moe", shape, scheme, (f"scheme={scheme}",), 32)
 

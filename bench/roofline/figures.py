@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.records import Record
 from bench.report import DOCUMENT
+from torch_armllm.quant.schemes.registry import DEFAULT
 
 _NAMES = {
     "neoverse-v1": "V1",
@@ -32,7 +33,7 @@ class Figures:
         Raises:
             ValueError: nothing was counted for this core and variant.
         """
-        op, dtype = ("int8_linear", "i8") if int8 else ("int4_linear", "g32i")
+        op, dtype = ("int8_linear", "i8") if int8 else ("int4_linear", DEFAULT)
         rates = {}
         for r in self._of(op, dtype, core, variant):
             match = re.match(r"M=(\d+) ", r["shape"])

@@ -15,7 +15,7 @@ MACHINE = Machine("M", "V2", "i8mm", 10, 2.0, 100.0, 20.0)
 
 def figures(rate: float = 50.0) -> Figures:
     made = []
-    for op, dtype in (("int4_linear", "g32i"), ("int8_linear", "i8")):
+    for op, dtype in (("int4_linear", "g32iz"), ("int8_linear", "i8")):
         made += [
             {"op": op, "dtype": dtype, "variant": "i8mm", "cpu": "V2", "shape": f"M={m} N=K=64"}
             | {"mac_per_cycle": rate * scale}
