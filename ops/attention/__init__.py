@@ -9,10 +9,13 @@ from torch_armllm.ops.attention.cache_layout import (
     BLOCK_SIZES,
     GROUPS,
     HUGE_PAGE,
+    SCALED,
     KvCache,
+    check_int4_size,
     keys_by_token,
     kv_cache_shapes,
     new_kv_cache,
+    value_size_of,
     values_by_token,
 )
 from torch_armllm.ops.attention.chosen_blocks import block_attention, reference_block_attention
@@ -22,8 +25,10 @@ __all__ = [
     "BLOCK_SIZES",
     "GROUPS",
     "HUGE_PAGE",
+    "SCALED",
     "KvCache",
     "block_attention",
+    "check_int4_size",
     "keys_by_token",
     "kv_cache_shapes",
     "kv_write",
@@ -32,6 +37,7 @@ __all__ = [
     "reference_block_attention",
     "reference_kv_write",
     "reference_paged_attention",
+    "value_size_of",
     "values_by_token",
 ]
 
@@ -55,7 +61,8 @@ def kv_write(
         v_cache: values, in the same way.
         slots: int64 ``(T,)``: ``block · block_size + offset`` of each token.  A token with a negative slot
             is not written.
-        k_scales: float32 ``(blocks, kv_heads, block_size)``, only for an int8 cache; changed in place.
+        k_scales: float32 ``(blocks, kv_heads, block_size)``, only for int8 and INT4 caches; changed in
+            place.
         v_scales: scales of the values, in the same way.
 
     Raises:
@@ -90,7 +97,7 @@ def paged_attention(
     Args:
         q: ``(T, q_heads, head_size)``, float32, bfloat16 or float16; the tokens may be strided.  ``q_heads``
             must be a multiple of ``kv_heads``.
-        k_cache: keys, as returned by :func:`new_kv_cache`: float32, float16, bfloat16 or int8.
+        k_cache: keys, as returned by :func:`new_kv_cache`: float32, float16, bfloat16, int8 or uint8 (INT4).
         v_cache: values, of the same dtype.
         block_table: int32 ``(B, blocks)``: the cache blocks of each sequence in order, with at least as many
             columns as the longest sequence has blocks.  Blocks that end before the window are not read.
@@ -102,7 +109,7 @@ def paged_attention(
         softcap: if greater than 0, scores become ``softcap · tanh(score / softcap)``.
         sinks: float32 ``(q_heads,)``, or ``(T, q_heads)`` if tokens have their own: logits that enter the sum
             of the softmax but carry no value.
-        k_scales: float32 ``(blocks, kv_heads, block_size)``, only for int8 caches.
+        k_scales: float32 ``(blocks, kv_heads, block_size)``, only for int8 and INT4 caches.
         v_scales: scales of the values, of the same shape.
         alibi_slopes: float32 ``(q_heads,)``: the slope of a head times the distance of a key from the query,
             key position − query position, is added to the score, after ``softcap``.
@@ -161,4 +168,4 @@ def _paged_attention_fake(
     relative: Tensor | None = None,
     profiles: Tensor | None = None,
 ) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
+    return q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))

@@ -1,5 +1,6 @@
 // Attention of a tile of query rows over one split of keys, and the merge of splits.
 #include "attention/kernels/latent_as_kv.h"
+#include "attention/kernels/nibbles_as_int8.h"
 #include "attention/kernels/product_lanes.h"
 #include "attention/kernels/product_transposed.h"
 #include "attention/kernels/softmax.h"
@@ -118,6 +119,10 @@ void attend_cache(const AttentionArgs& args, const AttentionTile& t) {
 }
 
 void attend(const AttentionArgs& args, const AttentionTile& t) {
+  if (args.nibbles) {
+    NibbleSplit split(args, t);
+    return attend_cache(split.args, split.tile);
+  }
   if (!args.latent) return attend_cache(args, t);
   LatentSplit split(args, t);
   attend_cache(split.args, split.tile);
@@ -152,6 +157,11 @@ float exp_of(float x) {
   float lanes[kLanes];
   store(lanes, exp(set1(x)));
   return lanes[0];
+}
+
+void write(const KvWriteArgs& args, int64_t token, int64_t kv_head) {
+  if (args.slots[token] < 0) return;
+  (args.nibbles ? write_nibbles : write_cache)(args, token, kv_head);
 }
 
 // The results with the higher maximum have weight 1, so one exp() per row is enough.

@@ -14,6 +14,12 @@ int8               (blocks, heads, head size / 8,             (blocks, heads, bl
 
 An int8 cache also has float32 scales of shape ``(blocks, heads, block size)``, for keys and for values.  The
 key of a token and head is its integers times its scale.  Head sizes are padded with zeros to whole groups.
+
+An INT4 cache is uint8 and has such scales, too.  Head sizes are multiples of 32, at most 1024.  Keys are
+``(blocks, heads, head size / 32, block size, 19)`` and values ``(blocks, heads, value size / 32, block size,
+19)``.  Of 32 elements of a token, the largest one is eight bits n, and n · scale; the others are four bits q,
+and (q − z) · m · scale with their zero point z of 0 to 15 and multiplier m of 1 to 8.  The order of the bytes
+within the last two dimensions is that of `nibbles_as_int8.h`.
 """
 
 from __future__ import annotations
@@ -30,12 +36,19 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 """Allowed numbers of positions per cache block."""
 HUGE_PAGE = 1 << 21
 """Bytes of a huge page.  Tensors smaller than this are allocated in ordinary memory."""
-GROUPS = {torch.float32: 1, torch.float16: 1, torch.bfloat16: 4, torch.int8: 8}
-"""Group size for each cache dtype: dimensions of a key, or positions of values, adjacent in memory."""
+GROUPS = {torch.float32: 1, torch.float16: 1, torch.bfloat16: 4, torch.int8: 8, torch.uint8: 32}
+"""Group size for each cache dtype: dimensions of a key, or positions of values, adjacent in memory.  For INT4
+caches (uint8), elements with a common zero point and multiplier."""
+SCALED = (torch.int8, torch.uint8)
+"""Dtypes of caches with scales."""
+NIBBLE_BYTES = 19
+"""Bytes of 32 elements in an INT4 cache."""
+_MOST_NIBBLE_HEAD = 1024
+_MOST_MULTIPLIER, _MOST_NIBBLE, _MOST_INT8 = 8.0, 15.0, 127.0
 
 
 class KvCache(NamedTuple):
-    """Keys and values of one layer, or of several layers in a leading dimension; scales if int8."""
+    """Keys and values of one layer, or of several layers in a leading dimension; scales if int8 or uint8."""
 
     k: Tensor
     v: Tensor
@@ -70,13 +83,28 @@ def kv_cache_shapes(
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size} is not one of {', '.join(map(str, BLOCK_SIZES))}")
     if dtype not in GROUPS:
-        raise ValueError(f"cache dtype {dtype} is not one of float32, bfloat16, float16, int8")
+        raise ValueError(f"cache dtype {dtype} is not one of float32, bfloat16, float16, int8, uint8 (INT4)")
     first = (blocks, kv_heads) if layers is None else (layers, blocks, kv_heads)
     group = GROUPS[dtype]
+    if dtype == torch.uint8:
+        for size in (head_size, value_size):
+            check_int4_size(size)
+        packed = (block_size, NIBBLE_BYTES)
+        parts = ((*first, size // group, *packed) for size in (head_size, value_size))
+        return *parts, (*first, block_size)  # type: ignore[return-value]
     last = (group,) if group > 1 else ()
     keys = (*first, -(-head_size // group), block_size, *last)
     values = (*first, block_size // group, value_size, *last)
     return keys, values, (*first, block_size) if dtype == torch.int8 else None
+
+
+def check_int4_size(size: int) -> None:
+    """Raises ValueError unless keys or values of ``size`` elements can be INT4."""
+    if size % GROUPS[torch.uint8] or not 0 < size <= _MOST_NIBBLE_HEAD:
+        raise ValueError(
+            f"keys and values of {size} elements cannot be INT4, only multiples of 32 up to "
+            f"{_MOST_NIBBLE_HEAD}; choose int8"
+        )
 
 
 def new_kv_cache(
@@ -96,11 +124,11 @@ def new_kv_cache(
         head_size: elements of a key.
         value_size: elements of a value.
         block_size: positions per block, one of :data:`BLOCK_SIZES`.
-        dtype: float32, bfloat16, float16 or int8.
+        dtype: float32, bfloat16, float16, int8, or uint8 for INT4.
         layers: size of a leading dimension of all tensors; None for no such dimension.
 
     Returns:
-        Keys and values filled with zeros, and scales if int8, in the layout described in this module.
+        Keys and values filled with zeros, in the layout described in this module; scales if int8 or uint8.
 
     Raises:
         ValueError: the block size or dtype is not supported.
@@ -117,6 +145,11 @@ def head_size_of(k_cache: Tensor) -> int:
     return k_cache.shape[2] * GROUPS[k_cache.dtype]
 
 
+def value_size_of(v_cache: Tensor) -> int:
+    """Elements of a value."""
+    return v_cache.shape[2] * GROUPS[torch.uint8] if v_cache.dtype == torch.uint8 else v_cache.shape[3]
+
+
 def block_size_of(k_cache: Tensor) -> int:
     """Positions per block."""
     return k_cache.shape[3]
@@ -126,6 +159,12 @@ def keys_by_token(k_cache: Tensor, scales: Tensor | None = None) -> Tensor:
     """Keys as ``(blocks, kv_heads, block_size, padded head size)``, multiplied by the scales if given."""
     if GROUPS[k_cache.dtype] == 1:
         return k_cache.transpose(2, 3)
+    if k_cache.dtype == torch.uint8:
+        *first, size, _ = k_cache.shape
+        packed, factors = _int4_parts(k_cache)
+        pairs = packed.view(*first, 2, size, 8)
+        q = torch.stack((pairs & 15, pairs >> 4), -2).movedim(-3, -4).flatten(-3)
+        return _int4_by_token(q, factors, scales)
     keys = k_cache.transpose(2, 3).flatten(3)
     return keys if scales is None else keys.float() * scales[..., None]
 
@@ -134,8 +173,74 @@ def values_by_token(v_cache: Tensor, scales: Tensor | None = None) -> Tensor:
     """Values as ``(blocks, kv_heads, block_size, value_size)``, multiplied by the scales if given."""
     if GROUPS[v_cache.dtype] == 1:
         return v_cache
+    if v_cache.dtype == torch.uint8:
+        *first, size, _ = v_cache.shape
+        packed, factors = _int4_parts(v_cache)
+        pairs = packed.view(*first, size // 8, 16, 8)
+        q = torch.stack((pairs & 15, pairs >> 4), -3).flatten(-3, -2).transpose(-2, -1).flatten(-3, -2)
+        return _int4_by_token(q, factors, scales)
     values = v_cache.transpose(3, 4).flatten(2, 3)
     return values if scales is None else values.float() * scales[..., None]
+
+
+def _int4_parts(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Bytes of q ``(…, groups, 16 · block size)``, and the other ones ``(…, groups, 3, block size)``."""
+    size = cache.shape[3]
+    whole = cache.flatten(3)
+    return whole[..., : 16 * size], whole[..., 16 * size :].unflatten(-1, (3, size))
+
+
+def _int4_by_token(q: Tensor, factors: Tensor, scales: Tensor | None) -> Tensor:
+    """Elements ``(blocks, heads, block size, size)`` of ``q`` (blocks, heads, groups, block size, 32)."""
+    factor, number, largest = (part[..., None] for part in factors.unbind(-2))
+    integers = (q.to(torch.int8) - (factor & 15).to(torch.int8)) * (factor >> 4).to(torch.int8)
+    integers = integers.scatter(-1, number.long() % 32, largest.view(torch.int8))
+    integers = integers.transpose(2, 3).flatten(3)
+    return integers if scales is None else integers.float() * scales[..., None]
+
+
+def quantize_int4_by_token(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize to INT4 with a scale per row, and three bytes for each 32 elements.
+
+    A row with a NaN or an infinity gets the scale NaN.
+
+    Args:
+        x: ``(…, size)``, any float dtype.
+
+    Returns:
+        q of 0 to 15 as uint8 ``(…, size)``; z + 16 m, the number of the largest element and its n as uint8
+        ``(…, size / 32, 3)``; and float32 scales ``(…)``.
+    """
+    groups = x.float().unflatten(-1, (-1, GROUPS[torch.uint8]))
+    number = groups.abs().argmax(-1, keepdim=True)
+    outlier = groups.gather(-1, number)[..., 0]
+    others = groups.scatter(-1, number, 0.0)
+    low = others.amin(-1).clamp(max=0.0)
+    spread = others.amax(-1).clamp(min=0.0) - low
+    most, widest = outlier.abs().amax(-1), spread.amax(-1)
+    finite = groups.isfinite().all(-1).all(-1) & widest.isfinite()
+    used = finite & (most >= 1e-30)
+    # torch multiplies by the inverse of a Python number, which rounds twice
+    steps, int8 = (torch.full_like(most, n) for n in (_MOST_MULTIPLIER * _MOST_NIBBLE, _MOST_INT8))
+    scale = torch.where(used, torch.maximum(widest / steps, most / int8), torch.ones_like(most))
+    inverse = torch.ones_like(scale) / scale
+    multipliers = (spread * inverse[..., None] / torch.full_like(spread, _MOST_NIBBLE)).ceil()
+    multipliers = multipliers.clamp(1.0, _MOST_MULTIPLIER)
+    factor = inverse[..., None] / multipliers
+    zeros = (-low * factor).round().clamp(max=_MOST_NIBBLE)
+    q = ((groups * factor[..., None]).round() + zeros[..., None]).clamp(0.0, _MOST_NIBBLE)
+    largest = (outlier * inverse[..., None]).round()
+    q, zeros, largest = (
+        torch.where(used.view(*used.shape, *[1] * (t.dim() - used.dim())), t, torch.zeros_like(t))
+        for t in (q, zeros, largest)
+    )
+    multipliers = torch.where(used[..., None], multipliers, torch.ones_like(multipliers))
+    number = torch.where(used[..., None], number[..., 0], torch.zeros_like(number[..., 0]))
+    bytes_ = ((zeros + 16.0 * multipliers).to(torch.uint8), number.to(torch.uint8))
+    factors = torch.stack((*bytes_, largest.to(torch.int8).view(torch.uint8)), -1)
+    scale = torch.where(used, scale, torch.zeros_like(scale))
+    scale = torch.where(finite, scale, torch.full_like(scale, math.nan))
+    return q.to(torch.uint8).flatten(-2), factors, scale
 
 
 def quantize_by_token(x: Tensor) -> tuple[Tensor, Tensor]:

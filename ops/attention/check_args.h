@@ -20,7 +20,10 @@ struct CacheShape {
   int64_t blocks, kv_heads, head_size, value_size, block_size;
   CacheType type;
   float *k_scales, *v_scales;
+  bool nibbles;  // an int4 cache; the type is i8
 };
+
+inline bool has_nibbles(const Tensor& cache) { return type_of(cache) == ScalarType::Byte; }
 
 inline CacheType cache_type_of(const Tensor& cache) {
   switch (type_of(cache)) {
@@ -31,13 +34,18 @@ inline CacheType cache_type_of(const Tensor& cache) {
     case ScalarType::Half:
       return CacheType::f16;
     case ScalarType::Char:
+    case ScalarType::Byte:
       return CacheType::i8;
     default:
-      STD_TORCH_CHECK(false, "k_cache and v_cache must have the dtype float32, bfloat16, float16 or int8");
+      STD_TORCH_CHECK(false,
+                      "k_cache and v_cache must have the dtype float32, bfloat16, float16, int8 or uint8");
   }
 }
 
-inline std::string layout_of(CacheType type, bool keys) {
+inline std::string layout_of(CacheType type, bool nibbles, bool keys) {
+  if (nibbles)
+    return keys ? "(blocks, kv heads, head size / 32, block size, 19)"
+                : "(blocks, kv heads, value size / 32, block size, 19)";
   const std::string group = std::to_string(group_of(type));
   if (group_of(type) == 1)
     return keys ? "(blocks, kv heads, head size, block size)" : "(blocks, kv heads, block size, value size)";
@@ -50,7 +58,7 @@ inline float* check_scales(const std::optional<Tensor>& scales, const CacheShape
     return "(" + std::to_string(shape.blocks) + ", " + std::to_string(shape.kv_heads) + ", " +
            std::to_string(shape.block_size) + ")";
   };
-  STD_TORCH_CHECK(scales.has_value(), "an int8 cache needs ", name, ": float32 of shape ", wanted());
+  STD_TORCH_CHECK(scales.has_value(), "an int8 or uint8 cache needs ", name, ": float32 of shape ", wanted());
   STD_TORCH_CHECK(
       type_of(*scales) == ScalarType::Float && scales->dim() == 3 && scales->size(0) == shape.blocks &&
           scales->size(1) == shape.kv_heads && scales->size(2) == shape.block_size && scales->is_contiguous(),
@@ -63,25 +71,33 @@ inline float* check_scales(const std::optional<Tensor>& scales, const CacheShape
 inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache, int64_t head_size,
                               const std::optional<Tensor>& k_scales, const std::optional<Tensor>& v_scales) {
   const CacheType type = cache_type_of(k_cache);
-  STD_TORCH_CHECK(cache_type_of(v_cache) == type, "k_cache and v_cache must have the same dtype");
-  const int64_t group = group_of(type), dims = group > 1 ? 5 : 4;
+  const bool nibbles = has_nibbles(k_cache);
+  STD_TORCH_CHECK(type_of(v_cache) == type_of(k_cache), "k_cache and v_cache must have the same dtype");
+  const int64_t group = group_of(type), dims = group > 1 ? 5 : 4, last = nibbles ? kNibbleBytes : group;
+  const std::string key_layout = layout_of(type, nibbles, true),
+                    value_layout = layout_of(type, nibbles, false);
   STD_TORCH_CHECK(k_cache.dim() == dims && v_cache.dim() == dims &&
-                      (dims == 4 || (k_cache.size(4) == group && v_cache.size(4) == group)),
-                  "k_cache must have the shape ", layout_of(type, true), " and v_cache ",
-                  layout_of(type, false), ", not ", shape_of(k_cache), " and ", shape_of(v_cache));
-  CacheShape shape{k_cache.size(0), k_cache.size(1), head_size, v_cache.size(3), k_cache.size(3), type,
-                   nullptr,         nullptr};
+                      (dims == 4 || (k_cache.size(4) == last && v_cache.size(4) == last)),
+                  "k_cache must have the shape ", key_layout, " and v_cache ", value_layout, ", not ",
+                  shape_of(k_cache), " and ", shape_of(v_cache));
+  const int64_t value_size = nibbles ? v_cache.size(2) * kNibbleGroup : v_cache.size(3);
+  CacheShape shape{k_cache.size(0), k_cache.size(1), head_size, value_size, k_cache.size(3), type,
+                   nullptr,         nullptr,         nibbles};
   STD_TORCH_CHECK(shape.block_size > 0 && shape.block_size % kKeyLanes == 0 && kSplit % shape.block_size == 0,
                   "block size ", shape.block_size, " is not one of 16, 32, 64, 128, 256");
   STD_TORCH_CHECK(v_cache.size(0) == shape.blocks && v_cache.size(1) == shape.kv_heads &&
-                      v_cache.size(2) * group == shape.block_size,
+                      (nibbles ? v_cache.size(3) : v_cache.size(2) * group) == shape.block_size,
                   "v_cache ", shape_of(v_cache), " does not fit k_cache ", shape_of(k_cache),
-                  ": they must have the shapes ", layout_of(type, false), " and ", layout_of(type, true));
+                  ": they must have the shapes ", value_layout, " and ", key_layout);
   STD_TORCH_CHECK(shape.kv_heads > 0 && k_cache.size(2) > 0 && shape.value_size > 0,
                   "k_cache and v_cache must have at least one head and element, got k_cache ",
                   shape_of(k_cache), " and v_cache ", shape_of(v_cache));
-  STD_TORCH_CHECK(k_cache.size(2) == ceil_div(head_size, group), "head size ", head_size,
-                  " does not fit k_cache ", shape_of(k_cache), " with the layout ", layout_of(type, true));
+  STD_TORCH_CHECK(
+      nibbles ? k_cache.size(2) * kNibbleGroup == head_size : k_cache.size(2) == ceil_div(head_size, group),
+      "head size ", head_size, " does not fit k_cache ", shape_of(k_cache), " with the layout ", key_layout);
+  STD_TORCH_CHECK(!nibbles || (head_size <= kMostNibbleHead && value_size <= kMostNibbleHead),
+                  "keys and values in uint8 have at most ", kMostNibbleHead, " elements, not ", head_size,
+                  " and ", value_size);
   STD_TORCH_CHECK(k_cache.is_contiguous() && v_cache.is_contiguous(),
                   "k_cache and v_cache must be contiguous");
   if (type == CacheType::i8) {
@@ -113,6 +129,7 @@ inline void set_queries_and_cache(AttentionArgs& a, const Tensor& q, const Tenso
   a.k_scales = cache.k_scales;
   a.v_scales = cache.v_scales;
   a.cache_type = cache.type;
+  a.nibbles = cache.nibbles;
   a.tokens = q.size(0);
   a.q_heads = q.size(1);
   a.kv_heads = cache.kv_heads;

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.attention.cache_layout import block_size_of, keys_by_token, values_by_token
+from torch_armllm.ops.attention.cache_layout import (
+    block_size_of,
+    keys_by_token,
+    value_size_of,
+    values_by_token,
+)
 
 
 def block_attention(
@@ -75,7 +80,7 @@ def _block_attention_fake(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
+    return q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))
 
 
 def reference_block_attention(
@@ -96,7 +101,7 @@ def reference_block_attention(
     keys, values = keys_by_token(k_cache, k_scales), values_by_token(v_cache, v_scales)
     block_size, kv_heads = block_size_of(k_cache), k_cache.shape[1]
     group, shared = q.shape[1] // kv_heads, kv_heads // chosen.shape[1]
-    out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
+    out = q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))
     bounds = query_start.tolist()
     for index, length in enumerate(seq_lens.tolist()):
         for token in range(bounds[index], bounds[index + 1]):

@@ -37,6 +37,7 @@ void kv_write(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slots,
   a.k_scales = cache.k_scales;
   a.v_scales = cache.v_scales;
   a.cache_type = cache.type;
+  a.nibbles = cache.nibbles;
   a.slots = static_cast<const int64_t*>(slots.data_ptr());
   a.tokens = tokens;
   a.kv_heads = cache.kv_heads;

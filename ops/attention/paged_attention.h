@@ -7,6 +7,9 @@
 //   bf16  k [block][kv head][head size / 4][block size][4]  v [block][kv head][block size / 4][value size][4]
 //   int8  k [block][kv head][head size / 8][block size][8]  v [block][kv head][block size / 8][value size][8]
 //         and float32 scales [block][kv head][block size] of keys and of values: one per token and head
+//   int4  k [block][kv head][head size / 32][19 · block size]
+//         v [block][kv head][value size / 32][19 · block size]
+//         and scales as for int8; see kernels/nibbles_as_int8.h
 //
 // Head sizes that are not a multiple of the group are padded with zeros.  Values past the end of a sequence
 // are arbitrary, possibly NaN, also within its last group.
@@ -28,6 +31,9 @@ namespace armllm {
 constexpr int64_t kSplit = 256;    // positions of a split; a multiple of every block size
 constexpr int64_t kKeyLanes = 16;  // block sizes are multiples of this
 constexpr int64_t kMostTileRows = 64;
+constexpr int64_t kNibbleGroup = 32;             // elements of an int4 cache that share a multiplier
+constexpr int64_t kNibbleBytes = 19;             // bytes of such a group at one position
+constexpr int64_t kMostNibbleHead = 1024;        // elements of a key or value in an int4 cache
 constexpr int64_t kMostSpan = int64_t{1} << 24;  // positions of a block that block_attention chooses
 
 enum class CacheType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
@@ -47,6 +53,7 @@ struct KvWriteArgs {
   float* k_scales = nullptr;  // for int8 caches
   float* v_scales = nullptr;
   CacheType cache_type = CacheType::f32;
+  bool nibbles = false;            // an int4 cache: cache_type is i8
   const int64_t* slots = nullptr;  // [tokens]: block · block_size + offset; negative: do not write
   int64_t tokens = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
 };
@@ -78,7 +85,8 @@ struct AttentionArgs {
   const float* k_scales = nullptr;  // for int8 caches
   const float* v_scales = nullptr;
   CacheType cache_type = CacheType::f32;
-  bool latent = false;  // k_cache is [block][block size][head size]; a value is the first part of a key
+  bool nibbles = false;  // an int4 cache: cache_type is i8, which its splits are expanded to
+  bool latent = false;   // k_cache is [block][block size][head size]; a value is the first part of a key
   const int32_t* block_table = nullptr;  // [sequences][block_table_stride]
   int64_t block_table_stride = 0;
   const int32_t* query_start = nullptr;  // [sequences + 1] first packed token of each sequence
@@ -158,8 +166,9 @@ inline int64_t edge_bytes(int64_t value_size) {
   return round_up(16 * value_size, 64) + 2 * kSplit * static_cast<int64_t>(sizeof(float));
 }
 
-// Room for a split of latents, rearranged as keys and values.
+// Room for a split of latents or of an int4 cache, rearranged as keys and values.
 inline int64_t split_bytes(const AttentionArgs& a) {
+  if (a.nibbles) return kSplit * (a.head_size + a.value_size + 2 * static_cast<int64_t>(sizeof(float))) + 64;
   return a.latent ? kSplit * (round_up(a.head_size, 16) + a.value_size) * size_of(a.cache_type) + 64 : 0;
 }
 

@@ -7,9 +7,12 @@ from torch import Tensor
 
 from torch_armllm.ops.attention.cache_layout import (
     GROUPS,
+    KvCache,
     block_size_of,
     keys_by_token,
     quantize_by_token,
+    quantize_int4_by_token,
+    value_size_of,
     values_by_token,
 )
 
@@ -24,6 +27,10 @@ def reference_kv_write(
     v_scales: Tensor | None = None,
 ) -> None:
     """Write each token's key and value to its slot; see :func:`torch_armllm.ops.attention.kv_write`."""
+    if k_cache.dtype == torch.uint8:
+        assert k_scales is not None and v_scales is not None
+        _write_int4(k, v, KvCache(k_cache, v_cache, k_scales, v_scales), slots)
+        return
     dtype, size, group = k_cache.dtype, block_size_of(k_cache), GROUPS[k_cache.dtype]
     padding = (0, -k.shape[2] % group)
     keys, values = torch.nn.functional.pad(k, padding), v
@@ -44,6 +51,28 @@ def reference_kv_write(
         if k_scales is not None and v_scales is not None:
             k_scales[block, :, offset] = key_scales[token]
             v_scales[block, :, offset] = value_scales[token]
+
+
+def _write_int4(k: Tensor, v: Tensor, cache: KvCache, slots: Tensor) -> None:
+    size = block_size_of(cache.k)
+    for x, packed, scales, keys in ((k, cache.k, cache.k_scales, True), (v, cache.v, cache.v_scales, False)):
+        assert scales is not None
+        q, factors, scale = quantize_int4_by_token(x)
+        pairs = q.unflatten(-1, (-1, 2, 2, 8) if keys else (-1, 2, 16))
+        low, high = pairs.unbind(-2)
+        halves = low | high << 4  # (T, heads, groups, 2, 8) of keys, (T, heads, groups, 16) of values
+        for token, slot in enumerate(slots.tolist()):
+            if slot < 0:
+                continue
+            block, at = divmod(slot, size)
+            whole = packed[block].flatten(2)
+            bytes_ = whole[..., : 16 * size]
+            if keys:
+                bytes_.unflatten(-1, (2, size, 8))[..., at, :] = halves[token]
+            else:
+                bytes_.unflatten(-1, (size // 8, 16, 8))[..., at // 8, :, at % 8] = halves[token]
+            whole[..., 16 * size :].unflatten(-1, (3, size))[..., at] = factors[token]
+            scales[block, :, at] = scale[token]
 
 
 def _in_order(blocks_of: Tensor, blocks: Tensor, length: int) -> Tensor:
@@ -77,7 +106,7 @@ def reference_paged_attention(
     profiles: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
-    block_size, value_size = block_size_of(k_cache), v_cache.shape[3]
+    block_size, value_size = block_size_of(k_cache), value_size_of(v_cache)
     all_keys, all_values = keys_by_token(k_cache, k_scales), values_by_token(v_cache, v_scales)
     out = q.new_empty(q.shape[0], q.shape[1], value_size)
     group = q.shape[1] // k_cache.shape[1]

@@ -27,6 +27,7 @@ struct LayerCache {
   void bind(const Frame& frame, Args& a) const {
     const Tensor &keys = frame.input(k), &values = frame.input(v);
     a.cache_type = cache_type_of(keys);
+    a.nibbles = has_nibbles(keys);
     a.k_cache = slice(keys, layer, size_of(a.cache_type));
     a.v_cache = slice(values, layer, size_of(a.cache_type));
     if (k_scales >= 0) {
@@ -35,7 +36,7 @@ struct LayerCache {
     }
     a.kv_heads = keys.size(2);
     a.block_size = keys.size(4);
-    a.value_size = values.size(4);
+    a.value_size = a.nibbles ? values.size(3) * kNibbleGroup : values.size(4);
   }
 };
 

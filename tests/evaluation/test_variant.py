@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,18 @@ def test_unknown_variants_are_named(text: str) -> None:
 def test_variants_must_be_distinct(text: str) -> None:
     with pytest.raises(ValueError, match="--quantization"):
         parse_variants(text)
+
+
+def test_caches_of_variants(tmp_path: Path) -> None:
+    for text in ("bf16-fused", "int4+a16=head", "4.5+gptq", "saved"):
+        plain, cached = Variant.parse(text), Variant.parse(f"{text}+kv=int4")
+        assert cached == replace(plain, name=f"{text}+kv=int4", kv_cache_dtype="int4")
+        assert cached.saved == plain.saved
+    assert Variant.parse(f"mine={tmp_path}+kv=int8") == Variant(
+        "mine+kv=int8", folder=tmp_path, kv_cache_dtype="int8"
+    )
+    with pytest.raises(ValueError, match=r"write bf16-fused\+kv=int8"):
+        Variant.parse("bf16+kv=int8")
 
 
 def test_folders_have_names(tmp_path: Path) -> None:

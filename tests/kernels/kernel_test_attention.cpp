@@ -49,11 +49,12 @@ struct Tile {
     const int64_t room = round_up(count, 2);
     std::vector<float> scores(size_t(room * kScoreStride)), panel(size_t(panel_floats(args.head_size)));
     std::vector<char> query(size_t(room * query_bytes(args.head_size))), weights(size_t(room * kWeightBytes)),
-        edges(size_t(edge_bytes(args.value_size)));
+        edges(size_t(edge_bytes(args.value_size))), split(size_t(split_bytes(args)));
     AttentionTile tile;
     tile.query = query.data();
     tile.weights = weights.data();
     tile.edges = edges.data();
+    tile.split = split.data();
     tile.rows = count;
     tile.first = first.data() + from;
     tile.last = last.data() + from;
@@ -119,12 +120,14 @@ double tolerance(CacheType type) {
 void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, const char* name,
                  Report& report) {
   Random random(21);
-  for (CacheType type : {CacheType::f32, CacheType::bf16, CacheType::f16, CacheType::i8})
+  for (const CacheKind& cache_kind : kCacheKinds)
     for (int64_t head_size : {16, 64, 80})
       for (int64_t value_size : {head_size, int64_t(24)})
         for (int64_t rows : {1, 3, 4, 13, 48})
           for (Range split : {Range{0, 1}, Range{0, 37}, Range{0, 256}, Range{256, 301}})
             for (int kind = 0; kind < 5; ++kind) {
+              if (!cache_kind.holds(head_size) || !cache_kind.holds(value_size)) continue;
+              const CacheType type = cache_kind.type;
               Tile tile(rows, head_size, value_size, random);
               if (kind == 3)
                 for (int64_t r = 0; r < rows; ++r)
@@ -141,6 +144,7 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
                 tile.first.push_back(kind == 2 ? std::max<int64_t>(0, tile.last.back() - 9) : 0);
               }
               tile.args.cache_type = type;
+              tile.args.nibbles = cache_kind.nibbles;
               const Cache cache(tile.args, random, 4.0f);
               cache.assign_to(tile.args);
               tile.blocks = cache.blocks.data();
@@ -152,9 +156,10 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
               tile.run(tested, 0, rows);
               other.run(truth, 0, rows);
               for (int64_t r = 0; r < rows; ++r) alone.run(tested, r, 1);
-              const std::string what = text("type %d head %ld value %ld rows %ld split %ld-%ld kind %d",
-                                            int(type), long(head_size), long(value_size), long(rows),
-                                            long(split.begin), long(split.end), kind);
+              const std::string what =
+                  text("type %d%s head %ld value %ld rows %ld split %ld-%ld kind %d", int(type),
+                       cache_kind.nibbles ? " int4" : "", long(head_size), long(value_size), long(rows),
+                       long(split.begin), long(split.end), kind);
               const double distance = tile.distance(other);
               report.expect(tile.same(other) || distance <= tolerance(type),
                             text("%s attend %s: off by %g", name, what.c_str(), distance));
@@ -235,12 +240,53 @@ void test_write(const AttentionKernels& tested, const AttentionKernels& truth, c
       }
 }
 
+void test_write_nibbles(const AttentionKernels& tested, const AttentionKernels& truth, const char* name,
+                        Report& report) {
+  Random random(24);
+  for (DType type : kTypes)
+    for (int64_t head_size : {32, 96, 128}) {
+      constexpr int64_t tokens = 5, value_size = 64;
+      Values k(type, tokens * kHeads * head_size, random), v(type, tokens * kHeads * value_size, random);
+      const int64_t slots[tokens] = {17, -1, 0, 31, 40};
+      const int64_t groups = 3 * kHeads * kBlock * kNibbleBytes / kNibbleGroup;
+      std::vector<uint8_t> k_cache[2], v_cache[2];
+      std::vector<float> k_scales[2], v_scales[2];
+      for (int i = 0; i < 2; ++i) {
+        k_cache[i].resize(size_t(groups * head_size));
+        v_cache[i].resize(size_t(groups * value_size));
+        k_scales[i].resize(3 * kHeads * kBlock);
+        v_scales[i].resize(3 * kHeads * kBlock);
+        KvWriteArgs args;
+        args.k = k.rows(kHeads * head_size);
+        args.v = v.rows(kHeads * value_size);
+        args.k_cache = k_cache[i].data();
+        args.v_cache = v_cache[i].data();
+        args.k_scales = k_scales[i].data();
+        args.v_scales = v_scales[i].data();
+        args.cache_type = CacheType::i8;
+        args.nibbles = true;
+        args.slots = slots;
+        args.tokens = tokens;
+        args.kv_heads = kHeads;
+        args.head_size = head_size;
+        args.value_size = value_size;
+        args.block_size = kBlock;
+        for (int64_t t = 0; t < tokens * kHeads; ++t)
+          (i ? truth : tested).write(args, t / kHeads, t % kHeads);
+      }
+      report.expect(k_cache[0] == k_cache[1] && v_cache[0] == v_cache[1] && k_scales[0] == k_scales[1] &&
+                        v_scales[0] == v_scales[1] && k_scales[0][0] > 0.0f,
+                    text("%s write type %d int4 head %ld", name, int(type), long(head_size)));
+    }
+}
+
 }  // namespace
 
 void test_attention(const Variant& tested, const Variant& truth, Report& report) {
   test_attend(*tested.attention, *truth.attention, tested.name, report);
   test_ends(*tested.attention, *truth.attention, tested.name, report);
   test_write(*tested.attention, *truth.attention, tested.name, report);
+  test_write_nibbles(*tested.attention, *truth.attention, tested.name, report);
 }
 
 }  // namespace armllm_test

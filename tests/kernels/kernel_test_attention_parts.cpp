@@ -70,10 +70,11 @@ struct Part {
   }
 };
 
-void test_rows(const AttentionKernels& kernels, const char* name, CacheType type, bool latent,
+void test_rows(const AttentionKernels& kernels, const char* name, const CacheKind& cache_kind, bool latent,
                Report& report) {
   Random random(51);
-  for (int64_t head_size : {40, 64})
+  const CacheType type = cache_kind.type;
+  for (int64_t head_size : {cache_kind.nibbles ? 96 : 40, 64})
     for (int64_t rows : {2, 13})
       for (int kind = 0; kind < (latent ? 3 : 5); ++kind) {
         AttentionArgs args;
@@ -88,6 +89,7 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
           args.extent = 150;
         }
         args.cache_type = type;
+        args.nibbles = cache_kind.nibbles;
         args.latent = latent;
         args.q_heads = args.kv_heads = latent ? 1 : kHeads;
         args.head_size = head_size;
@@ -145,10 +147,9 @@ void test_empty_split(const AttentionKernels& kernels, const char* name, Report&
 }  // namespace
 
 void test_attention_parts(const Variant& tested, Report& report) {
-  for (CacheType type : {CacheType::f32, CacheType::bf16, CacheType::f16, CacheType::i8})
-    test_rows(*tested.attention, tested.name, type, false, report);
+  for (const CacheKind& kind : kCacheKinds) test_rows(*tested.attention, tested.name, kind, false, report);
   for (CacheType type : {CacheType::f32, CacheType::bf16, CacheType::f16})
-    test_rows(*tested.attention, tested.name, type, true, report);
+    test_rows(*tested.attention, tested.name, CacheKind{type}, true, report);
   test_empty_split(*tested.attention, tested.name, report);
 }
 

@@ -34,6 +34,42 @@ def test_kv_write_matches_reference(variant: str, cache_dtype: torch.dtype, dtyp
         torch.testing.assert_close(tensor, reference_tensor, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("sizes", [(64, 32), (96, 192), (128, 256), (32, 1024)])
+def test_int4_write_matches_reference(variant: str, dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    keys, values = sizes
+    k, v = (torch.randn(19, 2, size).to(dtype) * 3 for size in sizes)
+    k[2, 1, 7] = math.nan
+    v[3, 0, 9] = math.inf
+    k[5] = 0.0
+    v[6] = 1e-38
+    k[7] = k[7].abs()  # zero points at the ends
+    k[8, :, ::5] *= 100.0  # several outliers in a group
+    k[10] = 2.0  # all equal
+    v[8] = -v[8].abs()
+    v[9, 0, 3] = 1000.0
+    slots = torch.randperm(64)[:19]
+    slots[4] = -1
+    actual, expected = (attention.new_kv_cache(2, 2, keys, values, 32, torch.uint8) for _ in range(2))
+    with variants.use(variant):
+        attention.kv_write(k, v, actual.k, actual.v, slots, actual.k_scales, actual.v_scales)
+    attention.reference_kv_write(k, v, expected.k, expected.v, slots, expected.k_scales, expected.v_scales)
+    for tensor, reference_tensor in zip(actual, expected, strict=True):
+        assert tensor is not None and reference_tensor is not None
+        torch.testing.assert_close(tensor, reference_tensor, rtol=0, atol=0, equal_nan=True)
+    written = attention.keys_by_token(actual.k, actual.k_scales)[slots[0] // 32, :, slots[0] % 32]
+    assert (written - k[0].float()).norm() < 0.09 * k[0].float().norm()
+    written = attention.values_by_token(actual.v, actual.v_scales)[slots[0] // 32, :, slots[0] % 32]
+    assert (written - v[0].float()).norm() < 0.09 * v[0].float().norm()
+
+
+@pytest.mark.parametrize("sizes", [(48, 32), (32, 20), (32, 1056)])
+def test_int4_needs_whole_groups(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="choose int8"):
+        attention.new_kv_cache(2, 2, *sizes, 32, torch.uint8)
+
+
 def test_large_cache_is_zeroed_and_outlives_its_first_tensor() -> None:
     keys, values, *_ = attention.new_kv_cache(40, 2, 256, 128, 64, torch.float16)
     assert keys.nbytes > attention.HUGE_PAGE

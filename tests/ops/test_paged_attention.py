@@ -16,9 +16,10 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # Kernels that multiply in the cache's dtype round queries and attention weights to that dtype or to 16 bits.
 CACHE_TOLERANCE = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 1e-2, torch.int8: 2e-4}
+CACHE_TOLERANCE[torch.uint8] = 2e-4
 if "dotprod" in variants.machine().runnable:
     CACHE_TOLERANCE[torch.float16] = 5e-3  # Arm kernels accumulate 32 products in float16
-    CACHE_TOLERANCE[torch.int8] = 4e-3  # and approximate exp with a shorter polynomial
+    CACHE_TOLERANCE[torch.int8] = CACHE_TOLERANCE[torch.uint8] = 4e-3  # and have a shorter polynomial for exp
 MACHINE = variants.machine()
 INT8_QUERIES = {name for name in RUNNABLE if MACHINE.tables[name]["attention"] in ("dotprod", "i8mm")}
 """Variants whose attention kernels multiply INT8 caches by queries rounded to INT8."""
@@ -34,8 +35,8 @@ def check(batch: Batch) -> None:
     """Asserts that every variant matches the reference, bit-identically if all compute in float32."""
     exact = batch.reference()
     may_round_queries = (
-        batch.cache.k.dtype == torch.int8
-        and batch.cache.v.shape[3] % 8 == 0
+        batch.cache.k.dtype in attention.SCALED
+        and attention.value_size_of(batch.cache.v) % 8 == 0
         and batch.slopes is None
         and batch.relative is None
     )
@@ -103,6 +104,15 @@ CASES = {
         (600, 513), (1, 2), heads=(4, 1), head_sizes=(128, 128), cache_dtype=torch.int8, block_size=32
     ),
     "int8 window": make_batch((700,), (5,), window=300, softcap=3.0, cache_dtype=torch.int8, sinks=True),
+    "int4": make_batch((300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache_dtype=torch.uint8),
+    "int4 decode": make_batch(
+        (600, 513), (1, 2), heads=(4, 1), head_sizes=(128, 64), cache_dtype=torch.uint8, block_size=32
+    ),
+    "int4 window": make_batch((700,), (5,), window=300, softcap=3.0, cache_dtype=torch.uint8, sinks=True),
+    "int4, profiles": make_batch((300, 40), (1, 40), heads=(9, 3), cache_dtype=torch.uint8, extent=33),
+    "int4, large blocks": make_batch(
+        (1200, 30), (70, 30), heads=(4, 2), head_sizes=(96, 192), cache_dtype=torch.uint8, block_size=256
+    ),
     "bf16 window": make_batch(
         (700,), (50,), window=301, softcap=3.0, cache_dtype=torch.bfloat16, block_size=64
     ),

@@ -66,8 +66,8 @@ def test_every_cache_dtype_matches_the_model(kv_cache: str) -> None:
 
 
 def test_unknown_cache_dtype_raises() -> None:
-    with pytest.raises(ValueError, match="kv_cache_dtype must be one of int8"):
-        torch_armllm.patch(tiny("llama"), kv_cache_dtype="int4")
+    with pytest.raises(ValueError, match="kv_cache_dtype must be one of int4, int8"):
+        torch_armllm.patch(tiny("llama"), kv_cache_dtype="int5")
 
 
 def test_generate_with_left_padding_equals_the_unpatched_model() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_armllm.ops import attention, variants
 
-CACHES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+CACHES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8)
 """Dtypes of KV caches."""
 RUNNABLE = variants.machine().distinct("attention")
 """A variant for each of the attention kernels that run on this machine."""
@@ -110,7 +110,7 @@ def make_batch(
         seq_lens: tokens in the cache, per sequence.
         query_lens: tokens with queries, per sequence; they are the last ones.
         heads: number of query heads and of KV heads.
-        head_sizes: size of a key and of a value.
+        head_sizes: size of a key and of a value; INT4 caches round them up.
         block_size: positions per block.
         cache_dtype: dtype of the cache.
         dtype: dtype of queries, keys and values before they are stored.
@@ -123,7 +123,8 @@ def make_batch(
     """
     generator = torch.Generator().manual_seed(seed)
     query_heads, kv_heads = heads
-    key_size, value_size = head_sizes
+    group = 32 if cache_dtype == torch.uint8 else 1
+    key_size, value_size = (-(-size // group) * group for size in head_sizes)
     block_counts = [-(-n // block_size) for n in seq_lens]
     num_blocks = sum(block_counts) + 2
     cache = attention.new_kv_cache(num_blocks, kv_heads, key_size, value_size, block_size, cache_dtype)

@@ -59,7 +59,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-cache-memory", type=_memory, help="bytes (2GiB), or a fraction of the free memory (0.5)"
     )
-    group.add_argument("--kv-cache-dtype", help="auto, bfloat16, float16, float32 or int8")
+    group.add_argument("--kv-cache-dtype", help="auto, bfloat16, float16, float32, int8 or int4")
     group.add_argument(
         "--state-dtype", help="states of recurrent layers: float32 or bfloat16, which takes half the memory"
     )

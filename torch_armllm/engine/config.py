@@ -26,7 +26,7 @@ class EngineConfig:
         enable_prefix_caching: lets a prompt reuse blocks of other sequences that begin with the same tokens.
         kv_cache_memory: bytes, or a fraction of the free memory (0.0 … 1.0); None: at most a quarter of it,
             and no more than `max_num_seqs` sequences of `max_model_len` need.
-        kv_cache_dtype: ``auto`` is the model's dtype.
+        kv_cache_dtype: ``auto`` is the model's dtype; ``int8`` and ``int4`` hold more tokens.
         state_dtype: dtype of the states of recurrent layers, ``float32`` or ``bfloat16``; vLLM calls it
             ``mamba_ssm_cache_dtype``. Convolutions keep their inputs in the model's dtype.
         swap_space: bytes of ordinary memory for the blocks of preempted sequences; if it is 0 or full, they

@@ -51,7 +51,8 @@ def load_variant(
         source = str(variant.folder)
     elif variant.saved:
         source = with_own_integers(source)
-    model = load_model(source, chosen, progress=progress, dequantize=not variant.saved)
+    cache = variant.kv_cache_dtype if variant.saved else None
+    model = load_model(source, chosen, progress=progress, dequantize=not variant.saved, kv_cache_dtype=cache)
     if is_packed(model):
         _check_packed(model, variant)
     elif off_grid:
@@ -59,7 +60,13 @@ def load_variant(
     if is_patched(model) or not variant.patched:
         return model, describe(model, "nothing is quantized")
     tokens = calibration_tokens(source, calibration) if variant.calibrated else None
-    report = patch(model, variant.recipe, progress=progress, calibration=tokens)
+    report = patch(
+        model,
+        variant.recipe,
+        progress=progress,
+        calibration=tokens,
+        kv_cache_dtype=variant.kv_cache_dtype,
+    )
     return model, report.layers
 
 

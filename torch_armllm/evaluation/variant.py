@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES
 from torch_armllm.quant.methods.base import CALIBRATED, check_method
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import DEFAULT, SCHEMES
@@ -15,6 +16,7 @@ FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SAVED = "saved"
 _FUSED = "-fused"
 _WIDE = re.compile(r"a16(?:=(.+))?")
+_CACHE = re.compile(rf"\+kv=({'|'.join(KV_CACHE_DTYPES)})$")
 _EXAMPLES = (
     "bf16, f32, bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, 0.9GB+gptq, int4+gptq+a16, "
     "saved, NAME=FOLDER"
@@ -34,6 +36,7 @@ class Variant:
         int16_activations: see `Recipe.int16_activations`.
         patched: True if the fused ops run, False for transformers' own forward.
         folder: a quantized checkpoint of the same model; None: the compared model is loaded.
+        kv_cache_dtype: see `torch_armllm.patch`; None: the model's own.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Variant:
     int16_activations: tuple[str, ...] = ()
     patched: bool = True
     folder: Path | None = None
+    kv_cache_dtype: str | None = None
 
     @classmethod
     def parse(cls, text: str, method: str | None = None) -> Variant:
@@ -56,13 +60,16 @@ class Variant:
                 ``int4+0.1`` or ``0.9GB``: bits a weight, more than INT4 has, or the size of all files, with
                 or without that suffix.  Last suffixes ``+a16``: INT16 activations in all linear layers, or
                 ``+a16=PATTERN``: in some, see `Recipe.int16_activations`.  ``NAME=FOLDER``: a quantized
-                checkpoint unchanged, under that name.
+                checkpoint unchanged, under that name.  At the end of all of them but transformers' own
+                forward, ``+kv=int8``: keys and values of that type.
             method: the method, unless the text names one.
 
         Raises:
             ValueError: there is no such scheme, method or folder.
         """
         name = text.strip()
+        if (match := _CACHE.search(name)) is not None:
+            return cls.parse(name[: match.start()], method)._with_cache(match[1])
         before, equals, _ = name.partition("=")
         if equals and not before.endswith("+a16"):
             return cls._of_folder(name)
@@ -114,10 +121,18 @@ class Variant:
             raise ValueError(f"{text!r}: NAME=FOLDER takes a name and the folder of a quantized checkpoint")
         return cls(name, folder=Path(folder))
 
+    def _with_cache(self, dtype: str) -> Variant:
+        if not self.patched:
+            raise ValueError(
+                f"{self.name} is transformers' own forward, which has no {dtype} cache: write "
+                f"{self.name}{_FUSED}+kv={dtype}"
+            )
+        return replace(self, name=f"{self.name}+kv={dtype}", kv_cache_dtype=dtype)
+
     @property
     def saved(self) -> bool:
         """True if a quantized checkpoint stays unchanged."""
-        return self.name == SAVED or self.folder is not None
+        return self.name.partition("+")[0] == SAVED or self.folder is not None
 
     @property
     def calibrated(self) -> bool:

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import CacheShape, Shape, latent_groups
 from torch_armllm.kv_cache.state_budget import share_of_states
+from torch_armllm.ops.attention import SCALED
 from torch_armllm.system.dtypes import dtype_name
 from torch_armllm.system.files import format_bytes
 from torch_armllm.system.host import free_memory
@@ -133,7 +135,7 @@ def size_kv_memory(
         swap_state_slots = min(max_num_seqs, swap_space // state_bytes)
         blocks, swap_blocks = (n * blocks_per_sequence for n in (states.running, swap_state_slots))
         return KvMemory(
-            *(blocks, swap_blocks, shape.block_size, 0, length, dtype_name(shape.dtype)),
+            *(blocks, swap_blocks, shape.block_size, 0, length, kv_cache_dtype_name(shape.dtype)),
             *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
         )
     swap_state_slots = min(max_num_seqs, swap_space // 2 // state_bytes) if state_bytes else 0
@@ -154,7 +156,7 @@ def size_kv_memory(
         blocks = min(blocks, max_num_seqs * blocks_per_sequence)
     swap_blocks = swap_space // block_bytes
     return KvMemory(
-        *(blocks, swap_blocks, shape.block_size, block_bytes, length, dtype_name(shape.dtype)),
+        *(blocks, swap_blocks, shape.block_size, block_bytes, length, kv_cache_dtype_name(shape.dtype)),
         *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
     )
 
@@ -186,7 +188,7 @@ def _remedies(shape: Shape, fitting: int) -> str:
     remedies = ["raise kv_cache_memory"]
     if fitting:
         remedies.append(f"set max_model_len to {fitting} or less")
-    if not latent_groups(shape) and shape.dtype != torch.int8:
+    if not latent_groups(shape) and shape.dtype not in SCALED:
         remedies.append('store them as int8 (kv_cache_dtype="int8")')
     return ", or ".join(remedies)
 

@@ -6,10 +6,11 @@ from typing import Literal
 
 import torch
 
-KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "int4"]
 """Values of the setting ``kv_cache_dtype``; ``auto`` is the model's own dtype."""
 
 KV_CACHE_DTYPES = {
+    "int4": torch.uint8,  # two elements in a byte
     "int8": torch.int8,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -20,6 +21,11 @@ StateDtype = Literal["float32", "bfloat16"]
 """Values of the setting ``state_dtype``."""
 
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def kv_cache_dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a KV cache's element type."""
+    return next(name for name, each in KV_CACHE_DTYPES.items() if each == dtype)
 
 
 def check_kv_cache_dtype(name: str | None) -> None:

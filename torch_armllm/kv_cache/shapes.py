@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -9,7 +10,13 @@ import torch
 from torch import Tensor
 
 from torch_armllm.kv_cache.states import NO_STATES, StateShape
-from torch_armllm.ops.attention import KvCache, keys_by_token, new_kv_cache, values_by_token
+from torch_armllm.ops.attention import (
+    KvCache,
+    keys_by_token,
+    kv_cache_shapes,
+    new_kv_cache,
+    values_by_token,
+)
 from torch_armllm.ops.mla import new_latent_cache
 
 
@@ -74,8 +81,11 @@ class CacheShape:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of all layers' keys and values, and of the indexers' keys, at one position."""
-        scales = 2 * torch.float32.itemsize if self.dtype == torch.int8 else 0
-        one = (self.head_size + self.value_size) * self.dtype.itemsize + scales
+        keys, values, scales = kv_cache_shapes(
+            1, 1, self.head_size, self.value_size, self.block_size, self.dtype
+        )
+        elements = sum(math.prod(sizes) for sizes in (keys, values)) // self.block_size
+        one = elements * self.dtype.itemsize + (0 if scales is None else 2 * torch.float32.itemsize)
         index = self.indexers * self.index_size * self.index_dtype.itemsize
         return self.layers * self.kv_heads * one + index
 
@@ -254,6 +264,14 @@ def latent_groups(shape: Shape) -> list[LatentShape]:
     """Returns the shapes of a cache's latents; none if it holds keys and values."""
     groups = shape.groups if isinstance(shape, MixedShape) else (shape,)
     return [group for group in groups if isinstance(group, LatentShape)]
+
+
+def with_cache_dtype(shape: Shape, dtype: torch.dtype) -> Shape:
+    """Returns the shape with another dtype of keys and values; latents keep theirs."""
+    if isinstance(shape, MixedShape):
+        parts = (replace(g, dtype=dtype) if isinstance(g, CacheShape) else g for g in shape.groups)
+        return replace(shape, groups=tuple(parts))
+    return replace(shape, dtype=dtype) if isinstance(shape, CacheShape) else shape
 
 
 def with_state_dtype(shape: Shape, dtype: torch.dtype) -> Shape:

@@ -13,9 +13,9 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.patching.state import is_patched, patched_forward
-from torch_armllm.system.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -160,7 +160,7 @@ def _check_cache(model: PreTrainedModel, cache: str | None) -> None:
     forward = patched_forward(model)
     if cache is None or forward is None or isinstance(forward.shape, StatesOnlyShape):
         return
-    own = dtype_name(forward.shape.dtype)
+    own = kv_cache_dtype_name(forward.shape.dtype)
     if own != cache:
         raise ValueError(
             f"kv_cache_dtype is {cache!r}, but this model was patched for {own} caches: "

@@ -13,9 +13,11 @@ from torch_armllm.capture.markers.indexer import dense_limit, find_indexers
 from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.hf.base_model import base_model_of, max_length_of
+from torch_armllm.kv_cache.budget import shape_by_config
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
 from torch_armllm.ops import variants
+from torch_armllm.ops.attention import check_int4_size
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
 from torch_armllm.patching.generation.generate import PatchedGenerate
@@ -157,7 +159,8 @@ def patch(
         quantization: ``"int4"`` (the exact scheme g32iz), ``"int8"``, the name of another scheme (``g32``,
             ``row``, …), a `Recipe`, or None to keep the weights as they are.
         kv_cache_dtype: element type of the KV cache: ``"int8"`` (with one scale per token and head),
-            ``"bfloat16"``, ``"float16"``, ``"float32"``, or None for the model's own dtype.
+            ``"int4"`` (less accurate), ``"bfloat16"``, ``"float16"``, ``"float32"``, or None for the model's
+            own dtype.
         keep_original: keep the float weights, so that `unpatch` restores them exactly.
         progress: show a progress bar while quantizing.
         calibration: token ids ``(sequences, length)`` for the methods that calibrate.
@@ -173,11 +176,13 @@ def patch(
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache_dtype)
-    if kv_cache_dtype == "int8" and any(is_latent_attention(module) for module in model.modules()):
+    if kv_cache_dtype in ("int8", "int4") and any(is_latent_attention(module) for module in model.modules()):
         raise ValueError(
-            f"{type(model).__name__} caches latents, which are not stored as int8; "
+            f"{type(model).__name__} caches latents, which are not stored as {kv_cache_dtype}; "
             "set kv_cache_dtype to bfloat16, float16 or float32"
         )
+    if kv_cache_dtype == "int4" and (shape := shape_by_config(model.config, torch.uint8)) is not None:
+        check_int4_size(shape.head_size)  # before minutes are spent on the weights
     records = None
     if quantization is not None:
         recipe = Recipe.of(quantization)

@@ -115,8 +115,7 @@ inline void write_int8(const KvWriteArgs& args, int64_t token, int64_t kv_head) 
                                             args.value_size, to.v, to.v_step);
 }
 
-inline void write(const KvWriteArgs& args, int64_t token, int64_t kv_head) {
-  if (args.slots[token] < 0) return;
+inline void write_cache(const KvWriteArgs& args, int64_t token, int64_t kv_head) {
   switch (args.cache_type) {
     case CacheType::f32:
       return write_typed<1, float>(args, token, kv_head);

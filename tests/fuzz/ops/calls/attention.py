@@ -8,7 +8,7 @@ import torch
 
 from tests.fuzz.ops.arguments import FLOATS, Call, Spec
 from tests.fuzz.ops.calls.draws import TOKENS, Makers, any_float, maybe
-from torch_armllm.ops.attention import BLOCK_SIZES, kv_cache_shapes
+from torch_armllm.ops.attention import BLOCK_SIZES, SCALED, kv_cache_shapes
 
 
 def _cache(draw: Random, heads: int, size: int, value_size: int) -> tuple[Call, int, int]:
@@ -16,9 +16,10 @@ def _cache(draw: Random, heads: int, size: int, value_size: int) -> tuple[Call, 
     blocks, block_size = draw.choice((1, 2, 3, 5)), draw.choice((16, 16, 16, 32, 64))
     if draw.random() < 0.02:
         blocks, block_size = 1, draw.choice(BLOCK_SIZES)
-    dtype = draw.choice((*FLOATS, torch.int8))
+    int4 = (torch.uint8,) if size % 32 == 0 == value_size % 32 else ()
+    dtype = draw.choice((*FLOATS, torch.int8, *int4))
     keys, values, scales = kv_cache_shapes(blocks, heads, size, value_size, block_size, dtype)
-    kind = "bytes" if dtype == torch.int8 else "normal"
+    kind = "bytes" if dtype in SCALED else "normal"
     call: Call = {"k_cache": Spec(keys, dtype, kind), "v_cache": Spec(values, dtype, kind)}
     if scales is not None:
         call |= {name: Spec(scales, torch.float32) for name in ("k_scales", "v_scales")}
@@ -36,7 +37,7 @@ def _kv_write(draw: Random) -> Call:
     heads, size, value_size = (
         draw.choice((1, 2, 3)),
         draw.choice((1, 8, 20, 32, 64)),
-        draw.choice((1, 8, 20, 64)),
+        draw.choice((1, 8, 20, 32, 64)),
     )
     cache, blocks, block_size = _cache(draw, heads, size, value_size)
     tokens = draw.choice(TOKENS)
