@@ -22,6 +22,7 @@ from torch_armllm.llm.loader import (
 from torch_armllm.plan.plan_model import PlanModel
 
 if TYPE_CHECKING:
+    from torch_armllm.engine.config import EngineConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from torch_armllm.quant.recipe import Recipe
@@ -58,7 +59,7 @@ class LLMBase:
         if verify:
             verify_checksums(model)
 
-        def load() -> LoadedEngine:
+        def load(config: EngineConfig) -> LoadedEngine:
             return load_engine(
                 model,
                 tokenizer,
