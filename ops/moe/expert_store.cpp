@@ -119,9 +119,7 @@ void ExpertStore::require(int64_t layer, const std::vector<int64_t>& experts) {
   }
   if (streams) read_ahead((layer + 1) % static_cast<int64_t>(layers_.size()));
   work_.notify_all();
-  const auto reads = [&](int64_t number) {
-    return experts_[first_[layer] + number].state == State::reading;
-  };
+  const auto reads = [&](int64_t number) { return experts_[first_[layer] + number].state == State::reading; };
   done_.wait(lock, [&] { return std::none_of(experts.begin(), experts.end(), reads); });
   if (began != 0) counts_.waited += nanoseconds() - began;
   for (const int64_t number : experts)

@@ -36,7 +36,7 @@ struct StoredLayer {
 class ExpertStore {
  public:
   struct Counts {
-    int64_t hits = 0, misses = 0;  // needed experts that were resident, and those that were not
+    int64_t hits = 0, misses = 0;        // needed experts that were resident, and those that were not
     int64_t bytes_read = 0, waited = 0;  // waited: nanoseconds
     int64_t resident = 0, budget = 0;    // bytes; `resident` includes experts that are being read
   };

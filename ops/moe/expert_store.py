@@ -46,6 +46,11 @@ class ExpertCounts(NamedTuple):
     budget: int
     """Bytes that they may take."""
 
+    @property
+    def unfilled(self) -> int:
+        """Bytes that experts will still take."""
+        return self.budget - self.resident
+
 
 class ExpertStore:
     """A cache of the experts of all layers.
@@ -109,7 +114,7 @@ def stored_bytes(panels: int, panel_bytes: int) -> int:
 @functools.cache
 def _close() -> Callable[[int], None]:
     """Returns the function that closes a store; an op would be recorded by a trace that is under way."""
-    from torch_armllm.ops import LIBRARY_PATH
+    from torch_armllm.ops import LIBRARY_PATH  # it imports this module
 
     close = ctypes.CDLL(str(LIBRARY_PATH)).armllm_experts_close
     close.argtypes, close.restype = (ctypes.c_int64,), None

@@ -1,11 +1,10 @@
 // The open expert stores, and the ops that open and use them.
-#include "moe/expert_store.h"
-
 #include <unistd.h>
 
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "moe/expert_store.h"
 #include "runtime/tensor_args.h"
 
 namespace armllm {

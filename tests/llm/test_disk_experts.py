@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,6 @@ import torch_armllm
 from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
 from torch_armllm import LLM, Recipe, SamplingParams
-from torch_armllm.engine.memory_limit import MemoryLimitError
-from torch_armllm.llm.plan_cache import cache, tensor_files
 from torch_armllm.ops.moe.expert_store import ExpertCounts, ExpertStore
 from torch_armllm.plan.native import NativePlan
 

@@ -60,8 +60,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-memory",
         type=_memory,
-        help="bytes (20GB) for weights and KV cache, or a fraction of the free memory; experts that do not fit "
-        "stay on disk",
+        help="bytes (20GB) of weights and KV cache, or a fraction of the free memory: experts beyond it stay "
+        "on disk",
     )
     group.add_argument(
         "--kv-cache-memory", type=_memory, help="bytes (2GiB), or a fraction of the free memory (0.5)"

@@ -28,6 +28,7 @@ from torch_armllm.ops import variants
 from torch_armllm.ops.moe.expert_store import ExpertStore
 from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
+from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.system.host import cpu_name
 from torch_armllm.system.logs import show_messages
@@ -70,18 +71,18 @@ def build_engine(
     if config.state_dtype != "float32" and (reason := _why_no_states(servable)):
         logger.warning("%s: state_dtype = %s has no effect, as %s", name, config.state_dtype, reason)
     memory = None
-    limit = memory_limit(config)
-    experts = None if servable is None else getattr(servable.plan, "experts", None)
+    limit, given = memory_limit(config), config.kv_cache_memory
+    experts = _expert_store(servable)
     if shape is not None:
         memory = size_kv_memory(
             shape,
             max_model_len,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            memory=config.kv_cache_memory if limit is None or config.kv_cache_memory is None else limit.kv_cache,
+            memory=given if given is None or limit is None else limit.kv_cache,
             most=None if limit is None else limit.kv_cache,
             swap_space=0 if servable is None else config.swap_space,
-            free=max(0, left(config) - _unfilled(experts)),
+            free=max(0, left(config) - (0 if experts is None else experts.counts().unfilled)),
             checkpoints=config.enable_prefix_caching,
             draft_tokens=most_draft_tokens(config.speculative_config),
         )
@@ -132,16 +133,15 @@ def build_engine(
         )
     log_stats = not config.disable_log_stats
     return LLMEngine(
-        preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace
+        *(preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace),
+        experts=None if experts is None else experts.counts,
     )
 
 
-def _unfilled(experts: ExpertStore | None) -> int:
-    """Returns the bytes that experts will still take."""
-    if experts is None:
-        return 0
-    counts = experts.counts()
-    return counts.budget - counts.resident
+def _expert_store(servable: ServableModel | None) -> ExpertStore | None:
+    """Returns the store of a plan's experts that are on disk."""
+    plan = None if servable is None else servable.plan
+    return plan.experts if isinstance(plan, NativePlan) else None
 
 
 def _drafts(settings: Settings, runner: PlanRunner, blocks: BlockManager) -> bool:

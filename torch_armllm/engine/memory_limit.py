@@ -66,8 +66,8 @@ class MemoryLimit:
             )
         if self.total > free:
             raise MemoryLimitError(
-                f"max_memory = {format_bytes(self.total)} is more than the {format_bytes(free)} that are free: "
-                "ask for less, or for a share such as max_memory=0.8"
+                f"max_memory = {format_bytes(self.total)} is more than the {format_bytes(free)} that are "
+                "free: ask for less, or for a share such as max_memory=0.8"
             )
 
 

@@ -22,9 +22,9 @@ from torch_armllm.llm.loader import (
 from torch_armllm.plan.plan_model import PlanModel
 
 if TYPE_CHECKING:
-    from torch_armllm.engine.config import EngineConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from torch_armllm.engine.config import EngineConfig
     from torch_armllm.quant.recipe import Recipe
 
 
@@ -122,6 +122,12 @@ class LLMBase:
     def kv_bytes(self) -> int:
         """Bytes of the KV cache; 0 for a model that runs module by module."""
         return self.llm_engine.runner.kv_bytes
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes that the engine may still write: of its KV cache, and of experts that come from the disk."""
+        experts = self.llm_engine.stats.experts
+        return self.kv_bytes + (0 if experts is None else experts().unfilled)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Returns the tokenizer.

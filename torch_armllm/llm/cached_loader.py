@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.memory_limit import (
     MemoryLimit,
     MemoryLimitError,
@@ -77,16 +78,20 @@ def load_with_plan_cache(
         reason = _store(key, loaded, own_tokenizer=tokenizer is None)
         if limit is None or weight_bytes(Path(key["folder"])) <= limit.weights:
             return loaded
-        if limit.is_chosen and (reason is not None or "moe" not in loaded.engine.runner.plan.opcodes):
+        if limit.is_chosen and (reason is not None or not _has_experts(loaded)):
             return loaded
         if reason is not None:
-            raise MemoryLimitError(f"the model cannot run within max_memory, as its plan is not stored: {reason}")
+            raise MemoryLimitError(
+                f"the model cannot run within max_memory, as its plan is not stored: {reason}"
+            )
         del loaded
         gc.collect()
         release_free_memory()
         cached = lookup(key, limit, left(config))
         if cached is None:
-            raise MemoryLimitError("the model cannot run within max_memory, as its stored plan cannot be used")
+            raise MemoryLimitError(
+                "the model cannot run within max_memory, as its stored plan cannot be used"
+            )
     model, tokenizer_class = cached
     if skip_tokenizer_init:
         tokenizer = None
@@ -109,6 +114,11 @@ def _limit(config: EngineConfig, key: PlanKey) -> tuple[EngineConfig, MemoryLimi
     if limit is None and weight_bytes(Path(key["folder"])) > left(config):
         return chosen(config)
     return config, limit
+
+
+def _has_experts(loaded: LoadedEngine) -> bool:
+    runner = loaded.engine.runner
+    return isinstance(runner, PlanRunner) and "moe" in getattr(runner.plan, "opcodes", ())
 
 
 def _warn(key: PlanKey, limit: MemoryLimit) -> None:

@@ -179,12 +179,14 @@ def _constants(
     fixed = total - on_disk.nbytes
     limit.check(fixed, max(on_disk.layer_bytes()), free)
     tensors = constants.rebuild(sources, values, folder, on_disk.names)
-    names = {source["name"]: tensor for source, tensor in zip(sources, tensors, strict=True) if "name" in source}
+    names = {
+        source["name"]: tensor for source, tensor in zip(sources, tensors, strict=True) if "name" in source
+    }
     budget = limit.weights - fixed
     store = on_disk.open(budget, names)
     logger.info(
-        "%s of the model's %s stay on disk: experts are read when a step needs them, and up to %s of them are "
-        "kept in memory",
+        "%s of the model's %s stay on disk: experts are read when a step needs them, and up to %s of them "
+        "are kept in memory",
         *(format_bytes(on_disk.nbytes), format_bytes(total), format_bytes(budget)),
     )
     return tensors, with_strides(integers, on_disk.changed, tensors), store

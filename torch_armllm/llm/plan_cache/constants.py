@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -45,14 +47,7 @@ def describe(
     """
     files = tensor_locations(folder)
     tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    named = [
-        (name, t.detach())
-        for name, t in chain(*tensors)
-        if name in files
-        and files[name].shape == tuple(t.shape)
-        and files[name].dtype == t.dtype
-        and t.numel()
-    ]
+    named = _in_files([(name, t.detach()) for name, t in chain(*tensors) if t.numel()], files)
     sources: list[Source] = []
     values: dict[str, Tensor] = {}
     for tensor in constants:
@@ -64,6 +59,32 @@ def describe(
     if sum(t.nbytes for t in values.values()) > _MAX_VALUES * sum(t.nbytes for t in constants):
         return None
     return sources, values
+
+
+def _in_files(
+    named: Sequence[tuple[str, Tensor]], files: Mapping[str, TensorLocation]
+) -> list[tuple[str, Tensor]]:
+    """Returns the tensors that files have, by their names there.
+
+    transformers renames some modules when it loads a checkpoint, such as Mixtral's ``block_sparse_moe``. Such
+    a tensor is found by the numbers and the last part of its name, shape and dtype, if no other has the same.
+    """
+    renamed: defaultdict[Any, list[str]] = defaultdict(list)
+    for name in set(files).difference(name for name, _ in named):
+        renamed[_features(name, files[name])].append(name)
+    found = []
+    for name, tensor in named:
+        features = _features(name, tensor)
+        if name in files:
+            if _features(name, files[name]) == features:
+                found.append((name, tensor))
+        elif len(names := renamed.get(features, [])) == 1:
+            found.append((names[0], tensor))
+    return found
+
+
+def _features(name: str, tensor: Tensor | TensorLocation) -> tuple[Any, ...]:
+    return tuple(re.findall(r"\d+", name)), name.split(".")[-1], tuple(tensor.shape), tensor.dtype
 
 
 def _find_source(tensor: Tensor, named: Sequence[tuple[str, Tensor]]) -> Source | None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_armllm.llm.plan_cache.tensor_files import TensorLocation, tensor_locations
 from torch_armllm.ops.moe.expert_store import ExpertStore, StoredWeight, stored_bytes
 from torch_armllm.plan.expert_layers import ExpertLayer, expert_layers
-from torch_armllm.llm.plan_cache.tensor_files import TensorLocation, tensor_locations
 
 
 @dataclass(frozen=True)
