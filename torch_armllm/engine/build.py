@@ -25,9 +25,9 @@ from torch_armllm.kv_cache.budget import KvMemory, shape_by_config, size_kv_memo
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
 from torch_armllm.ops import variants
-from torch_armllm.ops.moe.expert_store import ExpertStore
 from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
+from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.system.host import cpu_name

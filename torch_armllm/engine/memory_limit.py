@@ -30,12 +30,14 @@ class MemoryLimit:
         total: for weights, KV cache and swap space.
         kv_cache: bytes that the KV cache may take.
         swap_space: bytes of swap space.
+        kv_share: fraction of the total that the KV cache's bytes are; None: they do not depend on it.
         is_chosen: the limit is not the user's, but was chosen because the model does not fit.
     """
 
     total: int
     kv_cache: int
     swap_space: int
+    kv_share: float | None = None
     is_chosen: bool = False
 
     @property
@@ -55,14 +57,13 @@ class MemoryLimit:
             MemoryLimitError: it cannot.
         """
         if fixed + experts > self.weights:
-            others = self.kv_cache + self.swap_space
-            needed = fixed + experts + others
-            if self.kv_cache == int(KV_SHARE * self.total):  # grows with the limit
-                needed = math.ceil((fixed + experts + self.swap_space) / (1 - KV_SHARE))
+            others = (
+                f"{format_bytes(experts)} of experts that one layer may need at once, " if experts else ""
+            )
             raise MemoryLimitError(
                 f"max_memory = {format_bytes(self.total)} is too little for this model: it needs at least "
-                f"{math.ceil(needed / 1e6)} MB, for {format_bytes(fixed)} of weights that stay in memory, "
-                f"{format_bytes(experts)} of experts that one layer may need at once, and the KV cache"
+                f"{math.ceil(self._needed(fixed + experts) / 1e6)} MB, for {format_bytes(fixed)} of weights "
+                f"that stay in memory, {others}and the KV cache"
             )
         if self.total > free:
             raise MemoryLimitError(
@@ -70,18 +71,32 @@ class MemoryLimit:
                 "free: ask for less, or for a share such as max_memory=0.8"
             )
 
+    def _needed(self, weights: int) -> float:
+        """Returns the least total for so many bytes of weights.
+
+        Raises:
+            MemoryLimitError: the KV cache takes all of any total.
+        """
+        if self.kv_share is None:
+            return weights + self.swap_space + self.kv_cache
+        if self.kv_share >= 1:
+            raise MemoryLimitError("kv_cache_memory = 1.0 leaves nothing of max_memory for weights")
+        return (weights + self.swap_space) / (1 - self.kv_share)
+
 
 def memory_limit(config: EngineConfig) -> MemoryLimit | None:
     """Returns the limit of an engine whose ``max_memory`` is in bytes; None: there is none."""
     total = config.max_memory
     if total is None:
         return None
-    kv_cache = config.kv_cache_memory
-    if kv_cache is None:
-        kv_cache = int(KV_SHARE * total)
-    elif isinstance(kv_cache, float) and 0 < kv_cache <= 1:
-        kv_cache = kv_cache * total
-    return MemoryLimit(int(total), int(kv_cache), config.swap_space)
+    given = config.kv_cache_memory
+    if given is None:
+        share: float | None = KV_SHARE
+    else:
+        share = given if isinstance(given, float) and 0 < given <= 1 else None
+    kv_cache = given if share is None else share * total
+    assert kv_cache is not None
+    return MemoryLimit(int(total), int(kv_cache), config.swap_space, share)
 
 
 def with_bytes(config: EngineConfig) -> EngineConfig:
@@ -90,12 +105,12 @@ def with_bytes(config: EngineConfig) -> EngineConfig:
     Raises:
         ValueError: it is neither a fraction nor a number of bytes.
     """
-    share = config.max_memory
-    if share is None or share > 1:
+    given = config.max_memory
+    if given is None or given > 1:
         return config
-    if share <= 0:
-        raise ValueError(f"max_memory is bytes, or a share 0.0 … 1.0 of the free memory, not {share}")
-    return replace(config, max_memory=int(share * left(config)))
+    if given <= 0 or isinstance(given, int):
+        raise ValueError(f"max_memory is bytes, or a share 0.0 … 1.0 of the free memory, not {given}")
+    return replace(config, max_memory=int(given * left(config)))
 
 
 def chosen(config: EngineConfig) -> tuple[EngineConfig, MemoryLimit]:

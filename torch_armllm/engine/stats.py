@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.step import Step
-from torch_armllm.ops.moe.expert_store import ExpertCounts
+from torch_armllm.plan.expert_store import ExpertCounts
 
 INTERVAL = 10.0
 """Seconds between two log lines."""

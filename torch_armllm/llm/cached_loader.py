@@ -74,9 +74,13 @@ def load_with_plan_cache(
     cached = lookup(key, limit, left(config))
     if cached is None:
         # the tensors of a folder are mapped files, so that even a model larger than the memory is loaded once
-        loaded = load(config if limit is None else replace(config, max_memory=None))
+        too_large = limit is not None and weight_bytes(Path(key["folder"])) > limit.weights
+        is_given = config.max_memory is not None
+        loaded = load(
+            replace(config, max_memory=None, kv_cache_memory=None) if too_large and is_given else config
+        )
         reason = _store(key, loaded, own_tokenizer=tokenizer is None)
-        if limit is None or weight_bytes(Path(key["folder"])) <= limit.weights:
+        if limit is None or not too_large:
             return loaded
         if limit.is_chosen and (reason is not None or not _has_experts(loaded)):
             return loaded

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops import LIBRARY_PATH
-from torch_armllm.ops.moe.expert_store import ExpertStore
+from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.program import Encoded
 from torch_armllm.plan.step import StepInputs
 from torch_armllm.system.forks import prepare_for_forks

@@ -20,8 +20,8 @@ from torch_armllm.llm.plan_cache import constants, entry
 from torch_armllm.llm.plan_cache.disk_experts import disk_experts
 from torch_armllm.llm.plan_cache.key import PlanKey, stamps
 from torch_armllm.llm.plan_cache.shapes import describe_shape, shape_of
-from torch_armllm.ops.moe.expert_store import ExpertStore
 from torch_armllm.plan.expert_layers import with_strides
+from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling, PlanModel
 from torch_armllm.plan.program import Encoded

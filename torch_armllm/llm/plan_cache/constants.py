@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.llm.plan_cache.tensor_files import TensorLocation, read_into, tensor_locations
-from torch_armllm.ops.moe.expert_store import reserve
+from torch_armllm.plan.expert_store import reserve
 from torch_armllm.system.dtypes import dtype_name
 from torch_armllm.system.huge_pages import prefer_huge
 

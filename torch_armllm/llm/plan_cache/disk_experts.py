@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from torch_armllm.llm.plan_cache.tensor_files import TensorLocation, tensor_locations
-from torch_armllm.ops.moe.expert_store import ExpertStore, StoredWeight, stored_bytes
 from torch_armllm.plan.expert_layers import ExpertLayer, expert_layers
+from torch_armllm.plan.expert_store import ExpertStore, StoredWeight, stored_bytes
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DiskExperts:
 
         Args:
             budget: bytes that they may take.
-            weights: by name, reserved memory of `torch_armllm.ops.moe.expert_store.reserve`.
+            weights: by name, reserved memory of `torch_armllm.plan.expert_store.reserve`.
 
         Raises:
             RuntimeError: a file cannot be opened.
