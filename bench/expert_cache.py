@@ -74,7 +74,9 @@ def main() -> None:
     for share in map(float, options.shares.split(",")):
         fixed = sum(sizes.values()) - experts
         most = None if share == 1 else int(KV + fixed + share * experts)
-        print(json.dumps({"share": share, **measure(folder, most, options.tokens, options.threads)}), flush=True)
+        print(
+            json.dumps({"share": share, **measure(folder, most, options.tokens, options.threads)}), flush=True
+        )
         gc.collect()
 
 

@@ -183,8 +183,14 @@ def test_op_reads_its_experts_and_identities_need_none(tmp_path: Path) -> None:
     down = torch.stack([packed(64, 64) for _ in range(8)])
     (tmp_path / "w").write_bytes(b"header" + gate_up.numpy().tobytes() + down.numpy().tobytes())
     store, memory = opened(tmp_path / "w", [gate_up, down], 8 * expert_bytes([gate_up, down], 0))
-    for tokens, top_k in ((1, 2), (3, 1), (40, 4)):
-        ids = torch.randint(0, 12, (tokens, top_k))
+    for tokens, top_k, low, high in (
+        (1, 2, 0, 12),
+        (3, 1, 0, 12),
+        (300, 1, 5, 6),
+        (2, 2, 8, 12),
+        (40, 4, 0, 12),
+    ):
+        ids = torch.randint(low, high, (tokens, top_k))
         x, weights = torch.randn(tokens, 64), torch.rand(tokens, top_k)
         results = [
             int4_moe(x, ids, weights, *experts, 64, identity_experts=4)
@@ -198,3 +204,25 @@ def test_op_reads_its_experts_and_identities_need_none(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="is shorter"):
         int4_moe(x, ids, weights, *memory, 64, identity_experts=4)
     assert other.resident() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs procfs")
+def test_stores_leave_no_files_threads_or_memory(tmp_path: Path) -> None:
+    weights = written(tmp_path / "w", [(4, *SMALL)] * 2)
+
+    def held() -> tuple[int, int, int]:
+        mappings = Path("/proc/self/maps").read_text().count("\n")
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), mappings
+
+    def used() -> None:
+        store, _ = opened(tmp_path / "w", weights, 4 * expert_bytes(weights, 0))
+        store.require(0, [1, 3])
+
+    for _ in range(3):
+        used()
+    before = held()
+    for _ in range(100):
+        used()
+    after = held()
+    assert after[:2] == before[:2]
+    assert after[2] <= before[2] + 2
