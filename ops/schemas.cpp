@@ -24,6 +24,12 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // moe
   m.def("int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True, bool weigh_input=False, int identity_experts=0) -> Tensor");
   m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1, float epsilon=1e-20) -> (Tensor, Tensor)");
+  // experts in files: gate_up and down of each layer, and of each of them a file's index and the first byte;
+  // counts are hits, misses, bytes read, nanoseconds waited, bytes resident and the budget
+  m.def("experts_open(int budget, str[] files, Tensor[] weights, int[] positions) -> int");
+  m.def("experts_require(int store, int layer, int[] experts) -> ()");
+  m.def("experts_counts(int store) -> int[]");
+  m.def("experts_resident(int store) -> int[]");
   // norm
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float weight_offset=0.0) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float weight_offset=0.0) -> (Tensor, Tensor)");

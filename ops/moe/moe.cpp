@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "dispatch/variants.h"
 #include "linear/gated_epilogue.h"
+#include "moe/expert_store.h"
 #include "moe/group_by_expert.h"
 #include "runtime/thread_scratch.h"
 
@@ -206,6 +208,14 @@ void down_phase_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t
   combine_tile(a, m, pass - 1, index - down);
 }
 
+// Reads experts with rows that are not in memory.
+void require_experts(const MoeArgs& a, const MoeMemory& m) {
+  if (open_expert_stores.load(std::memory_order_relaxed) == 0) return;
+  std::vector<int64_t> experts(m.grouping->experts);
+  for (size_t e = 0; e < experts.size(); ++e) experts[e] = m.expert[e].expert;
+  require_stored(a.gate_up, experts);
+}
+
 int64_t requantize_step(const MoeMemory& m) {
   return std::clamp<int64_t>(m.grouping->rows / (8 * m.grouping->threads), 1, 16);
 }
@@ -238,6 +248,7 @@ void QuantMoe::tile(int phase, int64_t index) {
   switch (phase) {
     case kSort:
       group_pairs(args, m);
+      require_experts(args, m);
       if (args.tokens > kOneTileTokens) return;
       for (int64_t t = 0; t < args.tokens; ++t) place_token(args, m, t);
       for (int64_t e = 0; e < m.grouping->experts; ++e) zero_padding(m, m.expert[e]);

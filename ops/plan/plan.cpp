@@ -253,6 +253,7 @@ int64_t Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, const std:
       "plan_run_then: the second plan must not use a cache: its slots are unknown before it runs");
   STD_TORCH_CHECK(tokens > 0, "plan: a step has ", tokens, " tokens, but needs at least 1");
   std::scoped_lock lock(running_, next.running_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   next.check_outputs(results, tokens);
   intermediates_ = new_outputs(inputs, tokens);
   bind(inputs, intermediates_, tokens);
@@ -269,7 +270,12 @@ bool Plan::replay(Plan& next, int64_t binding, TaskTime* times) {
   std::scoped_lock lock(running_, next.running_);
   if (binding == 0 || binding_ != binding || next.binding_ != binding) return false;
   if (!is_binding_valid() || !next.is_binding_valid()) return false;
-  run_timed(combined_tasks_.data(), static_cast<int64_t>(combined_tasks_.size()), times);
+  try {
+    run_timed(combined_tasks_.data(), static_cast<int64_t>(combined_tasks_.size()), times);
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
   return true;
 }
 
@@ -363,7 +369,7 @@ extern "C" __attribute__((visibility("default"))) bool armllm_plan_replay(int64_
                                                                           int64_t* table) noexcept {
   try {
     return armllm::replay(handle, next, binding, table);
-  } catch (...) {  // the caller then uses plan_run_then, where the error occurs again and can be reported
+  } catch (...) {  // the caller then uses plan_run_then, which reports the error
     return false;
   }
 }

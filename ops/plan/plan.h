@@ -15,6 +15,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -161,8 +162,9 @@ class Plan {
   int64_t arena_bytes_per_token_ = 0;
   std::unique_ptr<char[]> arena_, scratch_;
   int64_t arena_capacity_ = 0, scratch_capacity_ = 0;
-  int64_t binding_ = 0;  // id of the instructions' current binding; 0: cannot be replayed
-  int64_t team_ = 0;     // team size of that binding
+  std::exception_ptr failure_;  // of a replay; the next run_then reports it
+  int64_t binding_ = 0;         // id of the instructions' current binding; 0: cannot be replayed
+  int64_t team_ = 0;            // team size of that binding
   const Variant* variant_ = nullptr;
   std::vector<Tensor> intermediates_;     // this plan's outputs, which the next plan reads
   std::vector<TaskSet*> combined_tasks_;  // task sets of this plan and the next plan

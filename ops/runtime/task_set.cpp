@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -51,6 +52,7 @@ struct alignas(64) SharedState {
   PhaseCounter* counters;  // one per phase, and one for the end
   WorkRanges& ranges;
   std::atomic<bool> failed{false};  // a tile threw an exception
+  std::exception_ptr error;         // the first one, as torch's stable ABI loses its text
 };
 
 // Lets phases begin: sets their numbers of tiles, up to the first phase that has tiles.  Arguments: the first
@@ -215,7 +217,7 @@ void work_or_stop(int64_t worker, SharedState& shared) {
   try {
     work(worker, shared);
   } catch (...) {
-    shared.failed.store(true, std::memory_order_relaxed);
+    if (!shared.failed.exchange(true, std::memory_order_relaxed)) shared.error = std::current_exception();
     throw;
   }
 }
@@ -287,6 +289,7 @@ void run_timed(TaskSet* const* sets, int64_t count, TaskTime* times) {
     work(0, shared);
   } catch (...) {
     for (int64_t s = 0; s < count; ++s) sets[s]->abandon();
+    if (shared.error) std::rethrow_exception(shared.error);
     throw;
   }
 }

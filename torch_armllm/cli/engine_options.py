@@ -15,6 +15,7 @@ _SETTINGS = (
     "max_step_time",
     "enable_chunked_prefill",
     "enable_prefix_caching",
+    "max_memory",
     "kv_cache_memory",
     "kv_cache_dtype",
     "state_dtype",
@@ -55,6 +56,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--enable-prefix-caching", action=switch, help="reuse the KV cache of common prompt beginnings"
+    )
+    group.add_argument(
+        "--max-memory",
+        type=_memory,
+        help="bytes (20GB) of weights and KV cache, or a fraction of the free memory: experts beyond it stay "
+        "on disk",
     )
     group.add_argument(
         "--kv-cache-memory", type=_memory, help="bytes (2GiB), or a fraction of the free memory (0.5)"

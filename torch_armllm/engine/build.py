@@ -11,6 +11,7 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.max_length import resolve_max_model_len
+from torch_armllm.engine.memory_limit import left, memory_limit, with_bytes
 from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
@@ -26,8 +27,10 @@ from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
 from torch_armllm.ops import variants
 from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
+from torch_armllm.plan.expert_store import ExpertStore
+from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.servable_model import ServableModel
-from torch_armllm.system.host import cpu_name, free_memory
+from torch_armllm.system.host import cpu_name
 from torch_armllm.system.logs import show_messages
 
 if TYPE_CHECKING:
@@ -49,7 +52,7 @@ def build_engine(
     Raises:
         ValueError: the model is not patched, or the settings do not fit it or the memory.
     """
-    config = config or EngineConfig()
+    config = with_bytes(config or EngineConfig())
     show_messages()
     team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
@@ -68,15 +71,18 @@ def build_engine(
     if config.state_dtype != "float32" and (reason := _why_no_states(servable)):
         logger.warning("%s: state_dtype = %s has no effect, as %s", name, config.state_dtype, reason)
     memory = None
+    limit, given = memory_limit(config), config.kv_cache_memory
+    experts = _expert_store(servable)
     if shape is not None:
         memory = size_kv_memory(
             shape,
             max_model_len,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            memory=config.kv_cache_memory,
+            memory=given if given is None or limit is None else limit.kv_cache,
+            most=None if limit is None else limit.kv_cache,
             swap_space=0 if servable is None else config.swap_space,
-            free=max(0, free_memory() - config.promised_memory),
+            free=max(0, left(config) - (0 if experts is None else experts.counts().unfilled)),
             checkpoints=config.enable_prefix_caching,
             draft_tokens=most_draft_tokens(config.speculative_config),
         )
@@ -127,8 +133,15 @@ def build_engine(
         )
     log_stats = not config.disable_log_stats
     return LLMEngine(
-        preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace
+        *(preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace),
+        experts=None if experts is None else experts.counts,
     )
+
+
+def _expert_store(servable: ServableModel | None) -> ExpertStore | None:
+    """Returns the store of a plan's experts that are on disk."""
+    plan = None if servable is None else servable.plan
+    return plan.experts if isinstance(plan, NativePlan) else None
 
 
 def _drafts(settings: Settings, runner: PlanRunner, blocks: BlockManager) -> bool:

@@ -24,8 +24,12 @@ class EngineConfig:
             is twice the time of decoding. None: no limit.
         enable_chunked_prefill: allows prompts to be computed in chunks over several steps.
         enable_prefix_caching: lets a prompt reuse blocks of other sequences that begin with the same tokens.
+        max_memory: bytes for weights, KV cache and swap space together, or a fraction of the free memory
+            (0.0 … 1.0). Experts of a folder of packed weights that do not fit stay on disk, and are read when
+            a step needs them. None: only where the weights are larger than the free memory, at 0.9 of it.
         kv_cache_memory: bytes, or a fraction of the free memory (0.0 … 1.0); None: at most a quarter of it,
-            and no more than `max_num_seqs` sequences of `max_model_len` need.
+            and no more than `max_num_seqs` sequences of `max_model_len` need. With `max_memory`: a fraction
+            of that; None: at most an eighth of it.
         kv_cache_dtype: ``auto`` is the model's dtype; ``int8`` and ``int4`` hold more tokens.
         state_dtype: dtype of the states of recurrent layers, ``float32`` or ``bfloat16``; vLLM calls it
             ``mamba_ssm_cache_dtype``. Convolutions keep their inputs in the model's dtype.
@@ -55,6 +59,7 @@ class EngineConfig:
     max_step_time: float | None = 0.2
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    max_memory: int | float | None = None
     kv_cache_memory: int | float | None = None
     kv_cache_dtype: KvCacheDtype = "auto"
     state_dtype: StateDtype = "float32"

@@ -27,7 +27,7 @@ _INTEGERS: dict[str, tuple[int | None, int | None]] = {
     "threads": (None, MAX_THREADS),
 }
 """Least and most; where the least is None, it depends on other settings, and is checked with them."""
-_NUMBERS = ("max_step_time", "kv_cache_memory")
+_NUMBERS = ("max_step_time", "max_memory", "kv_cache_memory")
 _SWITCHES = ("enable_chunked_prefill", "enable_prefix_caching", "disable_log_stats", "pin_threads")
 
 

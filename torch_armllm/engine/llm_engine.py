@@ -23,6 +23,7 @@ from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.text.stopping import OutputText
 from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.plan.expert_store import ExpertCounts
 from torch_armllm.plan.step_result import StepResult
 
 
@@ -63,6 +64,7 @@ class LLMEngine:
         speculative_decoder: drafts tokens; None: no speculative decoding.
         log_stats: logs throughput while requests run.
         trace: records the phases of steps.
+        experts: returns the counts of a cache of experts; None: all weights are in memory.
 
     Attributes:
         stats: counts of the work done.
@@ -78,6 +80,7 @@ class LLMEngine:
         speculative_decoder: SpeculativeDecoder | None = None,
         log_stats: bool = False,
         trace: Trace = NO_TRACE,
+        experts: Callable[[], ExpertCounts] | None = None,
     ) -> None:
         self.preprocessor = preprocessor
         self.scheduler = scheduler
@@ -85,7 +88,7 @@ class LLMEngine:
         self.sampler = sampler
         self.speculative_decoder = speculative_decoder
         self._verify = speculative_decoder.verify if speculative_decoder is not None else sampler.verify_batch
-        self.stats = EngineStats(self._gauges, log_stats)
+        self.stats = EngineStats(self._gauges, log_stats, experts=experts)
         self._trace = trace
         self._begin_text = begin_text
         self._output_builder = OutputBuilder()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.step import Step
+from torch_armllm.plan.expert_store import ExpertCounts
 
 INTERVAL = 10.0
 """Seconds between two log lines."""
@@ -63,9 +64,11 @@ class EngineStats:
         log: writes log lines.
         interval: seconds between two lines.
         clock: returns seconds.
+        experts: returns the counts of a cache of experts; None: all weights are in memory.
 
     Attributes:
         gauges: returns the state of the engine.
+        experts: see above.
         totals: counts since the start.
     """
 
@@ -75,9 +78,12 @@ class EngineStats:
         log: bool = True,
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
+        experts: Callable[[], ExpertCounts] | None = None,
     ) -> None:
         self.totals = Totals()
         self.gauges = gauges
+        self.experts = experts
+        self._logged_experts = None if experts is None else experts()
         self._log = log
         self._interval = interval
         self._clock = clock
@@ -109,6 +115,8 @@ class EngineStats:
             if self._log:
                 _logger.info("%s", self.line(now - self._since))
             self._since, self._logged = now, replace(totals)
+            if self.experts is not None:
+                self._logged_experts = self.experts()
 
     def _count(self, step: Step, drawn: Mapping[Sequence, GenericSequence[int]]) -> None:
         totals = self.totals
@@ -141,4 +149,15 @@ class EngineStats:
                 f", Draft acceptance rate: {100 * accepted / drafted:.1f}%, "
                 f"Mean acceptance length: {1 + accepted / rounds:.2f}"
             )
-        return text
+        return text + self._line_of_experts(seconds)
+
+    def _line_of_experts(self, seconds: float) -> str:
+        if self.experts is None or self._logged_experts is None:
+            return ""
+        now, logged = self.experts(), self._logged_experts
+        hits, misses = now.hits - logged.hits, now.misses - logged.misses
+        read, waited = now.bytes_read - logged.bytes_read, now.waited - logged.waited
+        return (
+            f", Expert cache hit rate: {100 * hits / max(1, hits + misses):.1f}%, "
+            f"read {read / seconds / 1e6:.0f} MB/s, waited {100 * waited / 1e9 / seconds:.0f}% of the time"
+        )

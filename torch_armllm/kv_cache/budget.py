@@ -86,6 +86,7 @@ def size_kv_memory(
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
     memory: int | float | None = None,
+    most: int | None = None,
     swap_space: int = 0,
     free: int | None = None,
     checkpoints: bool = False,
@@ -101,6 +102,7 @@ def size_kv_memory(
             can fill.
         memory: bytes, a fraction of the free memory (a float up to 1), or None: at most `DEFAULT_SHARE` of
             it.
+        most: bytes that the cache may have at most if ``memory`` is None; None: no further limit.
         swap_space: bytes for the blocks of swapped-out sequences.
         free: bytes that the process may allocate; measured by default.
         checkpoints: gives memory to checkpoints of the states of recurrent layers.
@@ -113,7 +115,7 @@ def size_kv_memory(
     free = free_memory() if free is None else free
     length = max_length if max_model_len is None else max_model_len
     block_bytes = shape.block_size * shape.bytes_per_token
-    granted, origin = _granted(memory, free)
+    granted, origin = _granted(memory, free, most)
     if granted + swap_space > free:
         raise ValueError(
             f"kv_cache_memory = {format_bytes(granted)} and swap_space = {format_bytes(swap_space)} are more "
@@ -193,8 +195,10 @@ def _remedies(shape: Shape, fitting: int) -> str:
     return ", or ".join(remedies)
 
 
-def _granted(memory: int | float | None, free: int) -> tuple[int, str]:
+def _granted(memory: int | float | None, free: int, most: int | None) -> tuple[int, str]:
     """Returns the bytes for keys and values, and a phrase that explains them in error messages."""
+    if memory is None and most is not None and most < DEFAULT_SHARE * free:
+        return most, "an eighth of max_memory"
     if memory is None:
         return int(DEFAULT_SHARE * free), f"a quarter of the {format_bytes(free)} that are free"
     if isinstance(memory, float) and 0 < memory <= 1:

@@ -24,6 +24,7 @@ from torch_armllm.plan.plan_model import PlanModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from torch_armllm.engine.config import EngineConfig
     from torch_armllm.quant.recipe import Recipe
 
 
@@ -58,7 +59,7 @@ class LLMBase:
         if verify:
             verify_checksums(model)
 
-        def load() -> LoadedEngine:
+        def load(config: EngineConfig) -> LoadedEngine:
             return load_engine(
                 model,
                 tokenizer,
@@ -121,6 +122,12 @@ class LLMBase:
     def kv_bytes(self) -> int:
         """Bytes of the KV cache; 0 for a model that runs module by module."""
         return self.llm_engine.runner.kv_bytes
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes that the engine may still write: of its KV cache, and of experts that come from the disk."""
+        experts = self.llm_engine.stats.experts
+        return self.kv_bytes + (0 if experts is None else experts().unfilled)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Returns the tokenizer.

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.engine.memory_limit import (
+    MemoryLimit,
+    MemoryLimitError,
+    chosen,
+    left,
+    memory_limit,
+    with_bytes,
+)
 from torch_armllm.llm.loader import LoadedEngine
 from torch_armllm.llm.plan_cache.cache import lookup, store
 from torch_armllm.llm.plan_cache.key import PlanKey, plan_key
+from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
+from torch_armllm.system.allocator import release_free_memory
+from torch_armllm.system.files import format_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,11 +43,12 @@ def load_with_plan_cache(
     config: EngineConfig,
     options: Mapping[str, Any],
     skip_tokenizer_init: bool,
-    load: Callable[[], LoadedEngine],
+    load: Callable[[EngineConfig], LoadedEngine],
 ) -> LoadedEngine:
     """Returns a cached engine if a stored plan matches; otherwise calls ``load`` and stores its plan.
 
-    Only folders of packed weights have cached plans.
+    Only folders of packed weights have cached plans.  Their experts may stay on disk, which is why a model
+    that was loaded is replaced by its cached plan where its weights exceed the limit of memory.
 
     Args:
         source: the model to load.
@@ -41,14 +57,45 @@ def load_with_plan_cache(
         options: further loading options that affect the weights.
         skip_tokenizer_init: runs without a tokenizer.
         load: loads model, tokenizer and engine.
+
+    Raises:
+        MemoryLimitError: the model cannot run within ``max_memory``.
     """
     key = _key(source, config, options)
-    cached = None if key is None else lookup(key)
-    if key is None or cached is None:
-        loaded = load()
-        if key is not None:
-            _store(key, loaded, own_tokenizer=tokenizer is None)
-        return loaded
+    config = with_bytes(config)
+    if key is None:
+        if config.max_memory is not None:
+            logger.warning(
+                "max_memory limits the KV cache only, as this model's weights are no folder that "
+                "torch-armllm quantize has written, or the plan cache is disabled"
+            )
+        return load(config)
+    limited, limit = _limit(config, key)
+    cached = lookup(key, limit, left(config))
+    if cached is None:
+        # the tensors of a folder are mapped files, so that even a model larger than the memory is loaded once
+        too_large = limit is not None and weight_bytes(Path(key["folder"])) > limit.weights
+        is_given = config.max_memory is not None
+        loaded = load(
+            replace(config, max_memory=None, kv_cache_memory=None) if too_large and is_given else config
+        )
+        reason = _store(key, loaded, own_tokenizer=tokenizer is None)
+        if limit is None or not too_large:
+            return loaded
+        if limit.is_chosen and (reason is not None or not _has_experts(loaded)):
+            return loaded
+        if reason is not None:
+            raise MemoryLimitError(
+                f"the model cannot run within max_memory, as its plan is not stored: {reason}"
+            )
+        del loaded
+        gc.collect()
+        release_free_memory()
+        cached = lookup(key, limit, left(config))
+        if cached is None:
+            raise MemoryLimitError(
+                "the model cannot run within max_memory, as its stored plan cannot be used"
+            )
     model, tokenizer_class = cached
     if skip_tokenizer_init:
         tokenizer = None
@@ -59,7 +106,32 @@ def load_with_plan_cache(
 
         tokenizer = load_tokenizer(tokenizer or key["folder"])
     assert not isinstance(tokenizer, str)
+    if limit is not None and limit.is_chosen and model.plan.experts is not None:
+        _warn(key, limit)
+        config = limited
     return LoadedEngine(build_engine(model, tokenizer, config), model, tokenizer)
+
+
+def _limit(config: EngineConfig, key: PlanKey) -> tuple[EngineConfig, MemoryLimit | None]:
+    """Returns settings and a limit of memory: the given one, or one for weights that are too large."""
+    limit = memory_limit(config)
+    if limit is None and weight_bytes(Path(key["folder"])) > left(config):
+        return chosen(config)
+    return config, limit
+
+
+def _has_experts(loaded: LoadedEngine) -> bool:
+    runner = loaded.engine.runner
+    return isinstance(runner, PlanRunner) and "moe" in getattr(runner.plan, "opcodes", ())
+
+
+def _warn(key: PlanKey, limit: MemoryLimit) -> None:
+    logger.warning(
+        "%s has %s of weights, more than the free memory: it runs within %s, and reads its experts from the "
+        "disk when a step needs them. Expect a few tokens per second or fewer: the log says the hit rate of "
+        "the experts in memory. Set max_memory to choose the limit",
+        *(key["folder"], format_bytes(weight_bytes(Path(key["folder"]))), format_bytes(limit.total)),
+    )
 
 
 def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanKey | None:
@@ -70,11 +142,12 @@ def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanK
     )
 
 
-def _store(key: PlanKey, loaded: LoadedEngine, own_tokenizer: bool) -> None:
-    """Stores a plan; failures are logged only: the next process then captures the model again."""
+def _store(key: PlanKey, loaded: LoadedEngine, own_tokenizer: bool) -> str | None:
+    """Stores a plan; returns the reason if it fails: the next process then captures the model again."""
     try:
         reason = store(key, loaded.model, loaded.engine.runner, loaded.tokenizer if own_tokenizer else None)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
     if reason is not None:
         logger.info("the plan is not cached: %s", reason)
+    return reason

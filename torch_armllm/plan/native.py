@@ -11,17 +11,24 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops import LIBRARY_PATH
+from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.program import Encoded
 from torch_armllm.plan.step import StepInputs
 from torch_armllm.system.forks import prepare_for_forks
 
 
 class NativePlan:
-    """A plan that C++ runs as a whole, from the first to the last instruction of a step."""
+    """A plan that C++ runs as a whole, from the first to the last instruction of a step.
 
-    def __init__(self, program: Encoded) -> None:
+    Args:
+        program: instructions and constants.
+        experts: the store of those constants that are on disk; None: all are in memory.
+    """
+
+    def __init__(self, program: Encoded, experts: ExpertStore | None = None) -> None:
         prepare_for_forks()
         self.program = program
+        self.experts = experts
         self.instructions = len(program.opcodes)
         self.opcodes = program.opcodes
         self._handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)

@@ -71,6 +71,16 @@ _COUNTERS = (
     ("spec_decode_num_draft_tokens", "Draft tokens proposed.", "draft_tokens"),
     ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", "accepted_tokens"),
 )
+_EXPERT_COUNTERS = (
+    ("expert_cache_hits", "Experts that a layer needed and that were in memory.", "hits", 1),
+    ("expert_cache_misses", "Experts that a layer needed and that were on disk.", "misses", 1),
+    ("expert_cache_read_bytes", "Bytes of experts read from the disk.", "bytes_read", 1),
+    ("expert_cache_wait_seconds", "Time that steps waited for experts.", "waited", 1e-9),
+)
+_EXPERT_GAUGES = (
+    ("expert_cache_bytes", "Bytes of the experts in memory.", "resident"),
+    ("expert_cache_max_bytes", "Bytes that experts in memory may take.", "budget"),
+)
 
 
 class ServerMetrics:
@@ -246,3 +256,20 @@ class _EngineCollector(Collector):
             for name, stats in self._engines.items():
                 counter.add_metric([name], getattr(stats.totals, field))
             yield counter
+        yield from self._experts()
+
+    def _experts(self) -> Iterator[Metric]:
+        """Yields the statistics of engines whose experts are on disk."""
+        counts = {name: stats.experts() for name, stats in self._engines.items() if stats.experts is not None}
+        if not counts:
+            return
+        for metric, text, field, unit in _EXPERT_COUNTERS:
+            counter = CounterMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
+            for name, values in counts.items():
+                counter.add_metric([name], unit * getattr(values, field))
+            yield counter
+        for metric, text, field in _EXPERT_GAUGES:
+            gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
+            for name, values in counts.items():
+                gauge.add_metric([name], getattr(values, field))
+            yield gauge

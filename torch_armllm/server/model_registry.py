@@ -93,7 +93,7 @@ class ModelRegistry:
             OSError: the checkpoint does not exist.
         """
         trace = self._trace.track(model.name) if self._trace else None
-        promised = sum(served.llm.kv_bytes for served in [*self, *self._draining])
+        promised = sum(served.llm.promised_bytes for served in [*self, *self._draining])
         engine = {"progress": False, "trace": trace, **self._engine, **model.engine}
         return AsyncLLM(model.source, promised_memory=promised, **engine)
 

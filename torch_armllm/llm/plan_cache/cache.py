@@ -15,14 +15,19 @@ from torch import Tensor, nn
 
 from torch_armllm.capture.sample import Sample, sample_ids
 from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.engine.memory_limit import MemoryLimit, MemoryLimitError
 from torch_armllm.llm.plan_cache import constants, entry
+from torch_armllm.llm.plan_cache.disk_experts import disk_experts
 from torch_armllm.llm.plan_cache.key import PlanKey, stamps
 from torch_armllm.llm.plan_cache.shapes import describe_shape, shape_of
+from torch_armllm.plan.expert_layers import with_strides
+from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling, PlanModel
 from torch_armllm.plan.program import Encoded
 from torch_armllm.plan.sample_steps import plan_error, sample_hidden
 from torch_armllm.system.dtypes import dtype_name
+from torch_armllm.system.files import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -88,10 +93,20 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
     return None
 
 
-def lookup(key: PlanKey) -> tuple[PlanModel, type | None] | None:
+def lookup(
+    key: PlanKey, limit: MemoryLimit | None = None, free: int = 0
+) -> tuple[PlanModel, type | None] | None:
     """Returns a cached model and the class of its tokenizer, if known; None if nothing is cached.
 
     Problems with an entry are logged as warnings, and count as nothing cached.
+
+    Args:
+        key: see `torch_armllm.llm.plan_cache.key.plan_key`.
+        limit: of the model's memory; experts that do not fit stay on disk.
+        free: bytes that are free; for the limit.
+
+    Raises:
+        MemoryLimitError: the model cannot run within a limit that the user has set.
     """
     try:
         cached = entry.read(key)
@@ -100,23 +115,27 @@ def lookup(key: PlanKey) -> tuple[PlanModel, type | None] | None:
         metadata, values = cached
         if metadata["sources"] != stamps(Path(source[0]) for source in metadata["sources"]):
             return None
-        model = _model(metadata, values, key)
+        model = _model(metadata, values, key, limit, free)
         sample = Sample(values["check_ids"], values["check_positions"], values["check_hidden"])
         if not (error := plan_error(sample, model.plan, model.shape)) <= _MAX_ERROR:
             raise ValueError(f"its hidden states differ from the stored ones by {error:.1g} (relative)")
         return model, _tokenizer_class(metadata["tokenizer"])
+    except MemoryLimitError:
+        raise
     except (ValueError, OSError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
         logger.warning("no cached plan can be used, so the model is captured again: %s", error)
         return None
 
 
-def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) -> PlanModel:
-    tensors = constants.rebuild(metadata["constants"], values, Path(key["folder"]))
+def _model(
+    metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey, limit: MemoryLimit | None, free: int
+) -> PlanModel:
+    tensors, integers, experts = _constants(metadata, values, Path(key["folder"]), limit, free)
     weight, *bias = tensors[-metadata["head"]["count"] :]
     result, scaling = metadata["result"], metadata["head"]["scaling"]
     program = Encoded(
         tensors[: -metadata["head"]["count"]],
-        metadata["program"]["integers"],
+        integers,
         metadata["program"]["floats"],
         metadata["program"]["opcodes"],
         result["columns"],
@@ -125,7 +144,7 @@ def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) ->
     generation = metadata["generation"]
     return PlanModel(
         name=metadata["name"],
-        plan=NativePlan(program),
+        plan=NativePlan(program, experts),
         shape=shape_of(metadata["shape"]),
         vocab_size=metadata["vocab_size"],
         max_length=metadata["max_length"],
@@ -139,6 +158,38 @@ def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) ->
         ),
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )
+
+
+def _constants(
+    metadata: dict[str, Any],
+    values: dict[str, Tensor],
+    folder: Path,
+    limit: MemoryLimit | None,
+    free: int,
+) -> tuple[list[Tensor], list[int], ExpertStore | None]:
+    """Returns the constants, the program's integers, and the store of the experts that stay on disk."""
+    sources, integers = metadata["constants"], metadata["program"]["integers"]
+    if limit is None or (total := constants.total_bytes(sources, values, folder)) <= limit.weights:
+        return constants.rebuild(sources, values, folder), integers, None
+    on_disk = disk_experts(integers, sources, folder)
+    if on_disk is None:
+        if not limit.is_chosen:
+            limit.check(total, 0, free)
+        return constants.rebuild(sources, values, folder), integers, None
+    fixed = total - on_disk.nbytes
+    limit.check(fixed, max(on_disk.layer_bytes()), free)
+    tensors = constants.rebuild(sources, values, folder, on_disk.names)
+    names = {
+        source["name"]: tensor for source, tensor in zip(sources, tensors, strict=True) if "name" in source
+    }
+    budget = limit.weights - fixed
+    store = on_disk.open(budget, names)
+    logger.info(
+        "%s of the model's %s stay on disk: experts are read when a step needs them, and up to %s of them "
+        "are kept in memory",
+        *(format_bytes(on_disk.nbytes), format_bytes(total), format_bytes(budget)),
+    )
+    return tensors, with_strides(integers, on_disk.changed, tensors), store
 
 
 def _check_values(model: Any, plan: NativePlan) -> dict[str, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.llm.plan_cache.tensor_files import TensorLocation, read_into, tensor_locations
+from torch_armllm.plan.expert_store import reserve
 from torch_armllm.system.dtypes import dtype_name
 from torch_armllm.system.huge_pages import prefer_huge
 
@@ -44,14 +47,7 @@ def describe(
     """
     files = tensor_locations(folder)
     tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    named = [
-        (name, t.detach())
-        for name, t in chain(*tensors)
-        if name in files
-        and files[name].shape == tuple(t.shape)
-        and files[name].dtype == t.dtype
-        and t.numel()
-    ]
+    named = _in_files([(name, t.detach()) for name, t in chain(*tensors) if t.numel()], files)
     sources: list[Source] = []
     values: dict[str, Tensor] = {}
     for tensor in constants:
@@ -63,6 +59,32 @@ def describe(
     if sum(t.nbytes for t in values.values()) > _MAX_VALUES * sum(t.nbytes for t in constants):
         return None
     return sources, values
+
+
+def _in_files(
+    named: Sequence[tuple[str, Tensor]], files: Mapping[str, TensorLocation]
+) -> list[tuple[str, Tensor]]:
+    """Returns the tensors that files have, by their names there.
+
+    transformers renames some modules when it loads a checkpoint, such as Mixtral's ``block_sparse_moe``. Such
+    a tensor is found by the numbers and the last part of its name, shape and dtype, if no other has the same.
+    """
+    renamed: defaultdict[Any, list[str]] = defaultdict(list)
+    for name in set(files).difference(name for name, _ in named):
+        renamed[_features(name, files[name])].append(name)
+    found = []
+    for name, tensor in named:
+        features = _features(name, tensor)
+        if name in files:
+            if _features(name, files[name]) == features:
+                found.append((name, tensor))
+        elif len(names := renamed.get(features, [])) == 1:
+            found.append((names[0], tensor))
+    return found
+
+
+def _features(name: str, tensor: Tensor | TensorLocation) -> tuple[Any, ...]:
+    return tuple(re.findall(r"\d+", name)), name.split(".")[-1], tuple(tensor.shape), tensor.dtype
 
 
 def _find_source(tensor: Tensor, named: Sequence[tuple[str, Tensor]]) -> Source | None:
@@ -84,15 +106,23 @@ def _find_source(tensor: Tensor, named: Sequence[tuple[str, Tensor]]) -> Source 
     return {**source, "shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
 
 
-def rebuild(sources: Sequence[Source], values: Mapping[str, Tensor], folder: Path) -> list[Tensor]:
+def rebuild(
+    sources: Sequence[Source], values: Mapping[str, Tensor], folder: Path, on_disk: Collection[str] = ()
+) -> list[Tensor]:
     """Rebuilds the constants that `describe` has described, in new memory on huge pages if available.
+
+    Args:
+        sources: of the constants.
+        values: the stored ones.
+        folder: of the files.
+        on_disk: names of stacked weights of experts that are not read, but get memory where they can be.
 
     Raises:
         OSError: a file cannot be read.
         KeyError: a needed tensor is in no file.
     """
     files = tensor_locations(folder)
-    names = dict.fromkeys(source["name"] for source in sources if "name" in source)
+    names = [name for name in _names(sources) if name not in on_disk]
     merged = [source for source in sources if "parts" in source]
     sizes = [files[name].nbytes for name in names] + [_bytes(source) for source in merged]
     arena = torch.empty(sum(_aligned(size) for size in sizes), dtype=torch.uint8)
@@ -107,8 +137,27 @@ def rebuild(sources: Sequence[Source], values: Mapping[str, Tensor], folder: Pat
         for part in source["parts"]:
             reads.append((files[part["name"]], _part(tensor, part)))
     read_into(reads)
+    tensors |= {name: reserve(*files[name].shape) for name in on_disk}
     merged_iterator = iter(merged_tensors)
-    return [_constant(source, tensors, merged_iterator, values) for source in sources]
+    return [
+        tensors[source["name"]]
+        if source.get("name") in on_disk
+        else _constant(source, tensors, merged_iterator, values)
+        for source in sources
+    ]
+
+
+def total_bytes(sources: Sequence[Source], values: Mapping[str, Tensor], folder: Path) -> int:
+    """Returns the bytes of all constants in memory."""
+    files = tensor_locations(folder)
+    read = sum(files[name].nbytes for name in _names(sources))
+    merged = sum(_bytes(source) for source in sources if "parts" in source)
+    return read + merged + sum(value.nbytes for value in values.values())
+
+
+def _names(sources: Sequence[Source]) -> list[str]:
+    """Returns the names of the tensors that sources are views of, each once."""
+    return list(dict.fromkeys(source["name"] for source in sources if "name" in source))
 
 
 def _constant(

@@ -55,6 +55,11 @@ def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
     return locations
 
 
+def weight_bytes(folder: Path) -> int:
+    """Returns the bytes of a folder's weights."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def read_into(reads: Iterable[tuple[TensorLocation, Tensor]]) -> None:
     """Reads tensors from files; the target tensors may be strided.
 

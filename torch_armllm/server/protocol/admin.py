@@ -15,6 +15,7 @@ _ENGINE_FIELDS = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "max_memory",
     "kv_cache_memory",
     "kv_cache_dtype",
     "state_dtype",
@@ -31,6 +32,7 @@ class LoadRequest(RequestPart):
         quantization: ``int4``, another scheme, ``none`` or ``auto``.
         chat_template: replaces the tokenizer's own template.
         tool_call_parser: name of the tool parser; None: detected from the chat template.
+        max_memory: bytes for weights and KV cache, or a fraction of the free memory.
         kv_cache_memory: bytes, or a fraction of the free memory.
     """
 
@@ -43,6 +45,7 @@ class LoadRequest(RequestPart):
     max_model_len: int | None = Field(default=None, ge=1, le=MAX_MODEL_LEN)
     max_num_seqs: int | None = Field(default=None, ge=1, le=MAX_NUM_SEQS)
     max_num_batched_tokens: int | None = Field(default=None, ge=1, le=MAX_NUM_BATCHED_TOKENS)
+    max_memory: int | float | None = Field(default=None, gt=0, le=1 << 50)
     kv_cache_memory: int | float | None = Field(default=None, gt=0, le=1 << 50)
     kv_cache_dtype: KvCacheDtype | None = None
     state_dtype: StateDtype | None = None
