@@ -5,7 +5,7 @@
 
 Prints a line for each share of the experts that memory holds: tokens per second of one sequence after
 ``--tokens`` tokens that fill the cache, hit rate, megabytes read per second, and the part of the time that
-steps waited.  The model is random, so that its routers choose nearly evenly: real ones repeat themselves more.
+steps waited.  The model is random, so its routers choose nearly evenly; real ones repeat themselves more.
 A share of 1 has all weights in memory, without a store.
 """
 

@@ -51,7 +51,7 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
         "--kl-tokens",
         type=_positive,
         default=4096,
-        help="tokens per text whose distributions are compared (4096)",
+        help="tokens of a task's first texts whose distributions are compared (4096)",
     )
     parser.add_argument(
         "--off-grid",

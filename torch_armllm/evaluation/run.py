@@ -38,7 +38,7 @@ class Options:
             model.
         num_fewshot: examples before each question; None: as the task says.
         apply_chat_template: formats questions by the model's chat template.
-        kl_tokens: positions of each text whose distributions are compared.
+        kl_tokens: positions of a task's first texts whose distributions are compared.
         dtype: dtype of the loaded weights, unless a variant names one.
         calibration: a text file for calibrating methods.
         off_grid: see `move_off_grid`.

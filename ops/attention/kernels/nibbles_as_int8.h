@@ -1,15 +1,15 @@
 // An int4 cache.  An element is n · s, with an integer n and the float32 scale s of a token and head.  Of 32
-// elements, the one of the largest magnitude has an n of eight bits, which keeps outliers from coarsening
-// the others.  Those have n = (q − z) · m: four bits q, and a zero point z of 0 to 15 and a multiplier m of 1 to 8
-// for the group.  |n| is at most 127, so a split expands to int8 without rounding, and all products with int8
-// caches work on it.
+// elements, the largest one has an n of eight bits, which keeps outliers from coarsening the others.  Those
+// have n = (q − z) · m: four bits q, and a zero point z of 0 to 15 and a multiplier m of 1 to 8 for all.
+// |n| is at most 127, so a split expands to int8 without rounding, and all products with int8 caches work on
+// it.
 //
 // The 19 · block size bytes of a block, kv head and group g hold
 //
 //   k  [2][block size][8]       byte (r, i, j): q of 32 g + 16 r + j (lower bits) and + 8, at position i
 //   v  [block size / 8][16][8]  byte (p, c, i): q of 32 g + c (lower bits) and + 16, at position 8 p + i
 //
-// and then z + 16 m [block size], the number of the group's largest element [block size], and its n [block size].
+// and then, each [block size]: z + 16 m; the number of the group's largest element; and its n.
 #pragma once
 
 #include <cmath>
