@@ -52,7 +52,7 @@ struct alignas(64) SharedState {
   PhaseCounter* counters;  // one per phase, and one for the end
   WorkRanges& ranges;
   std::atomic<bool> failed{false};  // a tile threw an exception
-  std::exception_ptr error;         // the first one, as torch's stable ABI loses its text
+  std::exception_ptr error{};       // the first one, as torch's stable ABI loses its text
 };
 
 // Lets phases begin: sets their numbers of tiles, up to the first phase that has tiles.  Arguments: the first
