@@ -5,7 +5,7 @@
 
 Prints a line for each share of the experts that memory holds: tokens per second of one sequence after
 ``--tokens`` tokens that fill the cache, hit rate, megabytes read per second, and the part of the time that
-steps waited.  The model is random, so its routers choose nearly evenly; real ones repeat themselves more.
+steps waited.  The model is random, and the hit rate is that of its routers: another model has another one.
 A share of 1 has all weights in memory, without a store.
 """
 
@@ -39,10 +39,12 @@ def measure(folder: Path, max_memory: int | None, tokens: int, threads: int | No
         speculative_config=None,
     )
     stats: EngineStats = llm.llm_engine.stats
-    params = SamplingParams(temperature=1, seed=0, max_tokens=tokens, ignore_eos=True)
-    llm.generate([[1, 2, 3]], params, use_tqdm=False)
+    first, second = (
+        SamplingParams(temperature=1, seed=seed, max_tokens=tokens, ignore_eos=True) for seed in (0, 1)
+    )
+    llm.generate([[1, 2, 3]], first, use_tqdm=False)
     before, began = stats.experts and stats.experts(), time.perf_counter()
-    llm.generate([[4, 5, 6]], params, use_tqdm=False)
+    llm.generate([[4, 5, 6]], second, use_tqdm=False)
     seconds = time.perf_counter() - began
     found = {"tokens/s": tokens / seconds}
     if before is not None and stats.experts is not None:
