@@ -18,6 +18,7 @@ from bench.peers.work import Work
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.evaluation.variant import Variant
+from torch_armllm.kv_cache.dtypes import KvCacheDtype
 from torch_armllm.llm.loader import load_engine
 from torch_armllm.quant.recipe import Recipe
 
@@ -58,12 +59,13 @@ def quantized(shape: Shape, cache: Path, recipe: Recipe) -> Path:
 class Ours:
     """See `work.Engine`."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, kv_cache_dtype: KvCacheDtype = "auto") -> None:
         config = EngineConfig(
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=16,
             max_num_batched_tokens=CHUNK,
             kv_cache_memory=1 << 30,
+            kv_cache_dtype=kv_cache_dtype,
             disable_log_stats=True,
             speculative_config=None,
             threads=threads,
@@ -92,4 +94,6 @@ class Ours:
 
 def load(setup: Setup) -> Ours:
     """Load the engine with the model that its name says."""
-    return Ours(quantized(setup.shape, setup.cache, recipe_of(setup.engine)), setup.threads)
+    variant = Variant.parse(setup.engine.partition(":")[2] or "int4")
+    folder = quantized(setup.shape, setup.cache, recipe_of(setup.engine))
+    return Ours(folder, setup.threads, variant.kv_cache_dtype or "auto")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES
+from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, KvCacheDtype
 from torch_armllm.quant.methods.base import CALIBRATED, check_method
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import DEFAULT, SCHEMES
@@ -47,7 +48,7 @@ class Variant:
     int16_activations: tuple[str, ...] = ()
     patched: bool = True
     folder: Path | None = None
-    kv_cache_dtype: str | None = None
+    kv_cache_dtype: KvCacheDtype | None = None
 
     @classmethod
     def parse(cls, text: str, method: str | None = None) -> Variant:
@@ -69,7 +70,7 @@ class Variant:
         """
         name = text.strip()
         if (match := _CACHE.search(name)) is not None:
-            return cls.parse(name[: match.start()], method)._with_cache(match[1])
+            return cls.parse(name[: match.start()], method)._with_cache(cast(KvCacheDtype, match[1]))
         before, equals, _ = name.partition("=")
         if equals and not before.endswith("+a16"):
             return cls._of_folder(name)
@@ -121,7 +122,7 @@ class Variant:
             raise ValueError(f"{text!r}: NAME=FOLDER takes a name and the folder of a quantized checkpoint")
         return cls(name, folder=Path(folder))
 
-    def _with_cache(self, dtype: str) -> Variant:
+    def _with_cache(self, dtype: KvCacheDtype) -> Variant:
         if not self.patched:
             raise ValueError(
                 f"{self.name} is transformers' own forward, which has no {dtype} cache: write "

@@ -27,8 +27,8 @@ from torch_armllm.plan.step import Plan
 _MODULES_ABOVE = 0.25
 """A plan whose unexplained error is larger is not used."""
 _LARGE_INT4_ERROR = 0.6
-"""Error by an INT4 cache that is reported.  SmolLM2 has 0.08 and Gemma 3 0.45, which lose 0.03 and 0.04 nats a
-token; Qwen2.5 has 0.95, and its answers make no sense."""
+"""Error by an INT4 cache that is reported.  SmolLM2 has 0.08 and Gemma 3 0.45: they lose 0.03 and 0.04 nats a
+token.  Qwen2.5 has 0.95, and its answers make no sense."""
 NODE_BY_NODE = "the graph runs node by node: "
 _SLOWER = "; results are the same, steps take longer: please report it with the model's config.json"
 _BUG = "please report this as a bug, with the model's config.json"

@@ -137,34 +137,78 @@ inline void write_nibbles(const KvWriteArgs& args, int64_t token, int64_t kv_hea
   }
 }
 
-// Eight positions' zero points and multipliers, in the order of 64 bytes of a cache.
+// A register of bytes, and the same as words.
+#if defined(__AVX512BW__)
+constexpr int64_t kBytes = 64;
+#elif defined(__AVX2__)
+constexpr int64_t kBytes = 32;
+#else
+constexpr int64_t kBytes = 16;
+#endif
+using Bytes = uint8_t __attribute__((vector_size(kBytes)));
+using Words = uint16_t __attribute__((vector_size(kBytes)));
+constexpr int64_t kPositions = kBytes / 8;  // of keys in a register
+
+inline Bytes load_bytes(const uint8_t* from) {
+  Bytes x;
+  __builtin_memcpy(&x, from, sizeof x);
+  return x;
+}
+inline void store_bytes(uint8_t* to, Bytes x) { __builtin_memcpy(to, &x, sizeof x); }
+
+inline Bytes upper_bits(Bytes x) { return reinterpret_cast<Bytes>(reinterpret_cast<Words>(x) >> 4) & 15; }
+
+// a · b in every byte.  x86 multiplies no bytes, but words.
+inline Bytes multiply_bytes(Bytes a, Bytes b) {
+#if defined(__x86_64__)
+  const Words x = reinterpret_cast<Words>(a), y = reinterpret_cast<Words>(b);
+  return reinterpret_cast<Bytes>((((x & 0xff) * (y & 0xff)) & 0xff) | ((x & 0xff00) * (y >> 8)));
+#else
+  return a * b;
+#endif
+}
+
+// Bytes of positions: each one eight times, as in keys.
+inline Bytes repeat_each(const uint8_t* from) {
+#if defined(__AVX512BW__)
+  long long eight;
+  __builtin_memcpy(&eight, from, sizeof eight);
+  const __m512i order =
+      _mm512_set_epi64(0x0707070707070707, 0x0606060606060606, 0x0505050505050505, 0x0404040404040404,
+                       0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
+  return reinterpret_cast<Bytes>(_mm512_shuffle_epi8(_mm512_set1_epi64(eight), order));
+#elif defined(__AVX2__)
+  int four;
+  __builtin_memcpy(&four, from, sizeof four);
+  const __m256i order = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
+  return reinterpret_cast<Bytes>(_mm256_shuffle_epi8(_mm256_set1_epi32(four), order));
+#else
+  Bytes x;
+  for (int64_t i = 0; i < kBytes; ++i) x[i] = from[i / 8];
+  return x;
+#endif
+}
+
+// Eight positions' bytes again and again, as in values.
+inline Bytes repeat_all(const uint8_t* from) {
+  uint64_t eight;
+  __builtin_memcpy(&eight, from, sizeof eight);
+  using Eights = uint64_t __attribute__((vector_size(kBytes)));
+  return reinterpret_cast<Bytes>(Eights{} + eight);
+}
+
+// What a group's positions add to their bits.
 struct Factors {
-  uint8_t zero[64], multiplier[64];
-  // Byte i belongs to position i / 8 (keys) or i % 8 (values).
-  template <bool kKeys>
-  static Factors of(const uint8_t* positions) {
-    Factors f;
-    for (int64_t i = 0; i < 8; ++i) {
-      uint64_t eight = positions[i] * 0x0101010101010101u;
-      if (!kKeys) __builtin_memcpy(&eight, positions, 8);
-      __builtin_memcpy(f.zero + 8 * i, &eight, 8);
-    }
-    for (int64_t i = 0; i < 64; ++i) {
-      f.multiplier[i] = f.zero[i] >> 4;
-      f.zero[i] &= 15;
-    }
-    return f;
+  Bytes zero, multiplier, number, largest;
+  Factors(Bytes factor, Bytes number_of_largest, Bytes n)
+      : zero(factor & 15), multiplier(upper_bits(factor)), number(number_of_largest), largest(n) {}
+  // n of elements with these bits; `elements` are their numbers within the group.
+  Bytes expand(Bytes bits, Bytes elements) const {
+    const Bytes n = multiply_bytes(bits - zero, multiplier);
+    const Bytes is_largest = reinterpret_cast<Bytes>(elements == number);
+    return (largest & is_largest) | (n & ~is_largest);
   }
 };
-
-// Expands the lower and the upper bits of 64 bytes.
-inline void expand_bytes(const uint8_t* __restrict from, const Factors& f, uint8_t* __restrict low,
-                         uint8_t* __restrict high) {
-  for (int64_t i = 0; i < 64; ++i) {
-    low[i] = static_cast<uint8_t>(((from[i] & 15) - f.zero[i]) * f.multiplier[i]);
-    high[i] = static_cast<uint8_t>(((from[i] >> 4) - f.zero[i]) * f.multiplier[i]);
-  }
-}
 
 // One split of an int4 cache, presented as a complete int8 cache: the arguments and the tile to attend with.
 struct NibbleSplit {
@@ -234,29 +278,37 @@ struct NibbleSplit {
     __builtin_memcpy(scales + kSplit + position, of.v_scales + head * size, size * sizeof(float));
     const uint8_t* from = keys_of(of, head);
     uint8_t* to = keys + position * 8;
+    Bytes key_element, value_element;  // the numbers of the first elements in a register
+    for (int64_t i = 0; i < kBytes; ++i) {
+      key_element[i] = static_cast<uint8_t>(i % 8);
+      value_element[i] = static_cast<uint8_t>(i / 8);
+    }
     for (int64_t g = 0; g < of.head_size / kNibbleGroup; ++g, from += kNibbleBytes * size)
-      for (int64_t i = 0; i < size; i += 8) {
-        const Factors factors = Factors::of<true>(from + 16 * size + i);
-        for (int64_t r = 0; r < 2; ++r) {
+      for (int64_t i = 0; i < size; i += kPositions) {
+        const uint8_t* of_positions = from + 16 * size + i;
+        const Factors factors(repeat_each(of_positions), repeat_each(of_positions + size),
+                              repeat_each(of_positions + 2 * size));
+        for (uint8_t r = 0; r < 2; ++r) {
+          const Bytes bits = load_bytes(from + (r * size + i) * 8), elements = key_element + uint8_t(16 * r);
           uint8_t* low = to + (4 * g + 2 * r) * kSplit * 8 + i * 8;
-          expand_bytes(from + (r * size + i) * 8, factors, low, low + kSplit * 8);
-        }
-        for (int64_t j = i; j < i + 8; ++j) {
-          const int64_t c = from[17 * size + j] % kNibbleGroup;
-          to[(4 * g + c / 8) * kSplit * 8 + j * 8 + c % 8] = from[18 * size + j];
+          store_bytes(low, factors.expand(bits & 15, elements));
+          store_bytes(low + kSplit * 8, factors.expand(upper_bits(bits), elements + uint8_t(8)));
         }
       }
     from = values_of(of, head);
     to = values + position * of.value_size;
     for (int64_t g = 0; g < of.value_size / kNibbleGroup; ++g, from += kNibbleBytes * size)
       for (int64_t i = 0; i < size; i += 8) {
-        const Factors factors = Factors::of<false>(from + 16 * size + i);
-        const uint8_t* bytes = from + i * 16;
+        const uint8_t* of_positions = from + 16 * size + i;
+        const Factors factors(repeat_all(of_positions), repeat_all(of_positions + size),
+                              repeat_all(of_positions + 2 * size));
         uint8_t* low = to + i * of.value_size + g * kNibbleGroup * 8;
-        expand_bytes(bytes, factors, low, low + 128);
-        expand_bytes(bytes + 64, factors, low + 64, low + 192);
-        for (int64_t j = 0; j < 8; ++j)
-          low[from[17 * size + i + j] % kNibbleGroup * 8 + j] = from[18 * size + i + j];
+        Bytes elements = value_element;
+        for (int64_t at = 0; at < 128; at += kBytes, elements += uint8_t(kBytes / 8)) {
+          const Bytes bits = load_bytes(from + i * 16 + at);
+          store_bytes(low + at, factors.expand(bits & 15, elements));
+          store_bytes(low + 128 + at, factors.expand(upper_bits(bits), elements + uint8_t(16)));
+        }
       }
   }
 };
