@@ -80,7 +80,8 @@ def test_replayed_decode_steps_leave_checkpoints(family: str, monkeypatch: pytes
         begin(head, inputs)
 
     monkeypatch.setattr(FusedHead, "_begin", count)
-    running, plain = engine(family), engine(family, enable_prefix_caching=False)
+    running = engine(family, speculative_config=None)  # one token a step
+    plain = engine(family, enable_prefix_caching=False)
     fast = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     texts = [prompt(9 + seed, seed) for seed in range(3)]
     submit(running, texts, fast)
