@@ -253,7 +253,7 @@ def test_importing_the_package_is_light_and_registers_in_any_order(saved: Path) 
         ({"head": "int5"}, "unknown quantization scheme 'int5'"),
         ({"overrides": {"mlp": "int5"}}, "unknown quantization scheme 'int5'"),
         ({"method": "best"}, "unknown quantization method 'best'"),
-        ({"kv_cache": "int4"}, "kv_cache_dtype must be one of int8"),
+        ({"kv_cache": "int5"}, "kv_cache_dtype must be one of int4, int8"),
         ({"width": 4}, "has no option 'width'"),
         ({"format": 9}, "saved in format 9 and this torch_armllm reads format 1: upgrade"),
         ({"modules": {"lm_head": {"scheme": "g31"}}}, "unknown quantization scheme 'g31'"),

@@ -17,7 +17,8 @@ from torch_armllm.quant.packing import quantize_matrices
 from torch_armllm.quant.schemes.registry import scheme_named
 
 _PLAN = {"plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free"}
-NOT_COMPUTED = {"isa_select", "isa_list", "plan_tables", "team_threads", *_PLAN}
+_STORE = {"experts_open", "experts_require", "experts_counts", "experts_resident"}
+NOT_COMPUTED = {"isa_select", "isa_list", "plan_tables", "team_threads", *_PLAN, *_STORE}
 """Ops that manage the library; they have no tensor arguments or results that a graph could hold."""
 
 

@@ -48,3 +48,5 @@ CALLS: Makers = {
 }
 PLAN_OPS = ("plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free")
 """Ops of the target ``plans``."""
+STORE_OPS = ("experts_open", "experts_require", "experts_counts", "experts_resident")
+"""Ops without random calls: they act on files, and `tests/plan/test_expert_store.py` draws their requests."""
