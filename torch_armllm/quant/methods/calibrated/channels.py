@@ -56,12 +56,12 @@ class Channels:
     def multiply_written(self, factors: Tensor) -> None:
         """Multiplies the channels that the module writes by factors (written,)."""
         for part in self._written():
-            part.view.mul_(factors[part.channels])
+            _multiply(part.view, factors[part.channels])
 
     def multiply_read(self, factors: Tensor) -> None:
         """Multiplies the weights that read each channel by factors (read,)."""
         for part in self._read():
-            part.view.mul_(factors[part.channels])
+            _multiply(part.view, factors[part.channels])
 
     def exact_written(self, factors: Tensor) -> Tensor:
         """True for each channel that `multiply_written` multiplies exactly by a power of two."""
@@ -99,6 +99,12 @@ class Channels:
             parts = self.layout.inner(parameter(self.module, self.layout.weights[0]))
             views = [view for part in parts for view in part]
         return [_Part(view, slice(0, view.shape[-1])) for view in views]
+
+
+def _multiply(view: Tensor, factors: Tensor) -> None:
+    """Multiplies a weight in place; powers of two in its own dtype, which is much faster."""
+    narrow = factors.to(view.dtype)
+    view.mul_(narrow if torch.equal(narrow.to(factors.dtype), factors) else factors)
 
 
 def _inner_views(module: nn.Module, layout: ExpertLayout) -> list[list[Tensor]]:
