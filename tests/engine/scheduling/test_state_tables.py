@@ -115,8 +115,8 @@ def test_rejected_drafts_leave_the_state_before_them(length: int, accepted: int)
     run.check_end()
 
 
-def test_drafts_are_shortened_to_the_spare_slots() -> None:
-    run = simulation(spare=3)
+def test_drafts_are_shortened_to_half_of_the_spare_slots() -> None:
+    run = simulation(spare=5)
     requests = [run.add(request(str(i), prompt(6, i), max_tokens=30)) for i in range(2)]
     most = 0
     while not all(each.finished for each in requests):
