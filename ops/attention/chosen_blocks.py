@@ -45,7 +45,7 @@ def block_attention(
         seq_lens: length of each sequence.
         max_seq_len: an upper bound of ``seq_lens``.
         scale: factor of the scores.
-        k_scales: scales of an int8 cache's keys.
+        k_scales: scales of an int8 or INT4 cache's keys.
         v_scales: scales of its values.
 
     Returns:

@@ -50,7 +50,7 @@ struct KvWriteArgs {
   Rows k, v;  // [tokens][kv_heads · head size]
   void* k_cache = nullptr;
   void* v_cache = nullptr;
-  float* k_scales = nullptr;  // for int8 caches
+  float* k_scales = nullptr;  // for int8 and int4 caches
   float* v_scales = nullptr;
   CacheType cache_type = CacheType::f32;
   bool nibbles = false;            // an int4 cache: cache_type is i8
@@ -82,7 +82,7 @@ struct AttentionArgs {
   Rows q, out;  // [tokens][q_heads · head size], [tokens][q_heads · value size]
   const void* k_cache = nullptr;
   const void* v_cache = nullptr;
-  const float* k_scales = nullptr;  // for int8 caches
+  const float* k_scales = nullptr;  // for int8 and int4 caches
   const float* v_scales = nullptr;
   CacheType cache_type = CacheType::f32;
   bool nibbles = false;  // an int4 cache: cache_type is i8, which its splits are expanded to

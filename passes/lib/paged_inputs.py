@@ -9,7 +9,7 @@ The inputs are the same for all layers:
     max_seq_len  int             the largest of them
     k_cache      (layers, …), as torch_armllm.ops.attention.new_kv_cache allocates it
     v_cache
-    k_scales     likewise, if the cache is int8
+    k_scales     likewise, if the cache is int8 or INT4
     v_scales
     index_keys   (indexers, …), the keys of indexers, beside a k_cache of latents
     k_cache_1 …  likewise for further groups of layers, if layers differ in shape

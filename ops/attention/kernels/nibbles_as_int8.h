@@ -197,7 +197,7 @@ inline Bytes repeat_all(const uint8_t* from) {
   return reinterpret_cast<Bytes>(Eights{} + eight);
 }
 
-// What a group's positions add to their bits.
+// Zero points, multipliers and largest elements of a group at the positions of a register.
 struct Factors {
   Bytes zero, multiplier, number, largest;
   Factors(Bytes factor, Bytes number_of_largest, Bytes n)
