@@ -15,6 +15,8 @@ from torch_armllm.ops.attention.cache_layout import (
     keys_by_token,
     kv_cache_shapes,
     new_kv_cache,
+    rotated,
+    rotation_of,
     value_size_of,
     values_by_token,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "block_attention",
     "check_int4_size",
     "keys_by_token",
+    "rotated",
+    "rotation_of",
     "kv_cache_shapes",
     "kv_write",
     "new_kv_cache",

@@ -128,7 +128,8 @@ void attend(const AttentionArgs& args, const AttentionTile& t) {
   attend_cache(split.args, split.tile);
 }
 
-void load_query(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& t, int64_t row) {
+void load_query_as_is(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& t,
+                      int64_t row) {
 #if defined(ARMLLM_MMLA_BF16)
   if (args.cache_type == CacheType::bf16 && MmlaBf16::takes(args))
     return MmlaBf16::load_query(args, token, head, t, row);
@@ -151,6 +152,18 @@ void load_query(const AttentionArgs& args, int64_t token, int64_t head, const At
     case CacheType::i8:
       return Int8Products::load_query(args, token, head, t, row);
   }
+}
+
+void load_query(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& t, int64_t row) {
+  const int64_t padded = round_up(args.head_size, 8), rotation = rotation_of(padded);
+  if (args.cache_type != CacheType::i8 || args.nibbles || rotation == 1)
+    return load_query_as_is(args, token, head, t, row);
+  RotatedHead query(args.q.at(token, head * args.head_size), args.q.type, args.head_size, padded,
+                    1.0f / static_cast<float>(rotation));
+  AttentionArgs rotated = args;
+  rotated.q = Rows{query.data(), 0, DType::f32};
+  rotated.head_size = padded;
+  load_query_as_is(rotated, 0, 0, t, row);
 }
 
 float exp_of(float x) {

@@ -12,8 +12,9 @@ int8               (blocks, heads, head size / 8,             (blocks, heads, bl
                    block size, 8)                             value size, 8)
 =================  =========================================  ===========================================
 
-An int8 cache also has float32 scales of shape ``(blocks, heads, block size)``, for keys and for values.  The
-key of a token and head is its integers times its scale.  Head sizes are padded with zeros to whole groups.
+An int8 cache also has float32 scales of shape ``(blocks, heads, block size)``, for keys and for values.  Head
+sizes are padded with zeros to whole groups.  The value of a token and head is its integers times its scale;
+its key is rotated, see `rotated`.
 
 An INT4 cache is uint8 and has such scales, too.  Head sizes are multiples of 32, at most 1024.  Keys are
 ``(blocks, heads, head size / 32, block size, 19)`` and values ``(blocks, heads, value size / 32, block size,
@@ -44,6 +45,7 @@ SCALED = (torch.int8, torch.uint8)
 NIBBLE_BYTES = 19
 """Bytes of 32 elements in an INT4 cache."""
 _MOST_NIBBLE_HEAD = 1024
+_MOST_ROTATED = 1024
 _MOST_MULTIPLIER, _MOST_NIBBLE, _MOST_INT8 = 8.0, 15.0, 127.0
 
 
@@ -166,7 +168,32 @@ def keys_by_token(k_cache: Tensor, scales: Tensor | None = None) -> Tensor:
         q = torch.stack((pairs & 15, pairs >> 4), -2).movedim(-3, -4).flatten(-3)
         return _int4_by_token(q, factors, scales)
     keys = k_cache.transpose(2, 3).flatten(3)
-    return keys if scales is None else keys.float() * scales[..., None]
+    if scales is None:
+        return keys
+    rotation = rotation_of(keys.shape[-1])
+    return rotated(keys.float() * scales[..., None], rotation) / rotation
+
+
+def rotation_of(padded_size: int) -> int:
+    """Consecutive elements of an INT8 key that are mixed with each other; 1: the key is not rotated."""
+    return padded_size & -padded_size if padded_size <= _MOST_ROTATED else 1
+
+
+def rotated(x: Tensor, rotation: int) -> Tensor:
+    """Multiplies each ``rotation`` elements of the last dimension by a Hadamard matrix of 1 and −1.
+
+    A rotated key has no elements that are much larger than the others, as some models' keys have.  Products
+    with equally rotated queries are ``rotation`` times those of the vectors themselves.
+
+    Args:
+        x: ``(…, size)`` float32, size a multiple of ``rotation``.
+        rotation: a power of two.
+    """
+    parts = x.unflatten(-1, (-1, rotation))
+    for _ in range(rotation.bit_length() - 1):
+        first, second = parts.chunk(2, -1)
+        parts = torch.stack((first + second, first - second), -1).flatten(-2)
+    return parts.flatten(-2)
 
 
 def values_by_token(v_cache: Tensor, scales: Tensor | None = None) -> Tensor:

@@ -6,7 +6,8 @@
 //   f32, f16  k [block][kv head][head size][block size]  v [block][kv head][block size][value size]
 //   bf16  k [block][kv head][head size / 4][block size][4]  v [block][kv head][block size / 4][value size][4]
 //   int8  k [block][kv head][head size / 8][block size][8]  v [block][kv head][block size / 8][value size][8]
-//         and float32 scales [block][kv head][block size] of keys and of values: one per token and head
+//         and float32 scales [block][kv head][block size] of keys and of values: one per token and head;
+//         keys are rotated, see kernels/rotate_head.h
 //   int4  k [block][kv head][head size / 32][19 · block size]
 //         v [block][kv head][value size / 32][19 · block size]
 //         and scales as for int8; see kernels/nibbles_as_int8.h

@@ -12,6 +12,8 @@ from torch_armllm.ops.attention.cache_layout import (
     keys_by_token,
     quantize_by_token,
     quantize_int4_by_token,
+    rotated,
+    rotation_of,
     value_size_of,
     values_by_token,
 )
@@ -35,7 +37,7 @@ def reference_kv_write(
     padding = (0, -k.shape[2] % group)
     keys, values = torch.nn.functional.pad(k, padding), v
     if k_scales is not None and v_scales is not None:
-        keys, key_scales = quantize_by_token(keys)
+        keys, key_scales = quantize_by_token(rotated(keys.float(), rotation_of(keys.shape[-1])))
         values, value_scales = quantize_by_token(values)
     for token, slot in enumerate(slots.tolist()):
         if slot < 0:

@@ -34,6 +34,30 @@ def test_kv_write_matches_reference(variant: str, cache_dtype: torch.dtype, dtyp
         torch.testing.assert_close(tensor, reference_tensor, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("size", [8, 33, 64, 80, 96, 128, 256, 1024, 1032])
+def test_int8_key_is_near_the_key_beside_a_large_element(size: int) -> None:
+    k = torch.randn(16, 1, size)
+    k[:, :, 3] = 100.0
+    cache = attention.new_kv_cache(1, 1, size, 8, 16, torch.int8)
+    attention.kv_write(k, k[..., :8], cache.k, cache.v, torch.arange(16), cache.k_scales, cache.v_scales)
+    written = attention.keys_by_token(cache.k, cache.k_scales)[0, 0, :, :size]
+    others = [i for i in range(size) if i != 3]
+    error = (written - k[:, 0])[:, others].norm() / k[:, 0, others].norm()
+    mixed = attention.rotation_of(size + -size % 8) ** 0.5
+    step = (100.0 + 5.0 * mixed) / 127.0  # of a rotated key; rotated back, its rounding is divided by √n
+    assert error < 0.33 * step / mixed
+
+
+@pytest.mark.parametrize("rotation", [1, 8, 16, 128])
+def test_rotated_keys_and_queries_have_the_same_products(rotation: int) -> None:
+    q, k = torch.randint(-9, 9, (2, 5, 3 * rotation)).float()
+    products = attention.rotated(q, rotation) @ attention.rotated(k, rotation).T
+    torch.testing.assert_close(products, rotation * q @ k.T, rtol=0, atol=0)
+    if rotation == 8:
+        signs = attention.rotated(torch.eye(8), 8)
+        assert signs.abs().eq(1).all() and signs.eq(signs.T).all() and signs[0].eq(1).all()
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("sizes", [(64, 32), (96, 192), (128, 256), (32, 1024)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.attention_batch import CACHES, RUNNABLE, Batch, make_batch
 from torch_armllm.ops import attention, variants
+from torch_armllm.ops.attention.cache_layout import rotated, rotation_of
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -26,9 +27,14 @@ INT8_QUERIES = {name for name in RUNNABLE if MACHINE.tables[name]["attention"] i
 
 
 def with_int8_queries(batch: Batch) -> Batch:
-    """Rounds queries to INT8 with one scale per row, like keys, as Arm's INT8 dot products do."""
-    largest = batch.q.float().abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    return replace(batch, q=(batch.q.float() * (127.0 / largest)).round() * (largest / 127.0))
+    """Rounds queries to INT8 with one scale per row, rotated like keys, as Arm's INT8 dot products do."""
+    size = batch.q.shape[-1]
+    padded = torch.nn.functional.pad(batch.q.float(), (0, -size % 8))
+    rotation = rotation_of(padded.shape[-1]) if batch.cache.k.dtype == torch.int8 else 1
+    q = rotated(padded, rotation)
+    largest = q.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    q = (q * (127.0 / largest)).round() * (largest / 127.0)
+    return replace(batch, q=rotated(q, rotation)[..., :size] / rotation)
 
 
 def check(batch: Batch) -> None:
@@ -117,6 +123,8 @@ CASES = {
         (700,), (50,), window=301, softcap=3.0, cache_dtype=torch.bfloat16, block_size=64
     ),
     "window smaller than a key group": make_batch((9, 301), (1, 1), window=2, cache_dtype=torch.int8),
+    "int8, heads of 80": make_batch((70, 300), (30, 1), head_sizes=(80, 80), cache_dtype=torch.int8),
+    "int8, not rotated": make_batch((40,), (9,), head_sizes=(1032, 16), cache_dtype=torch.int8),
     "int8, odd sizes": make_batch((70,), (30,), head_sizes=(33, 20), cache_dtype=torch.int8),
     "odd sizes, few rows": make_batch((300,), (2,), head_sizes=(33, 71), cache_dtype=torch.float16),
     "latent sizes": make_batch(

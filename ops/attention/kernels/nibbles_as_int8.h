@@ -15,6 +15,7 @@
 #include <cmath>
 
 #include "attention/kernels/kv_split.h"
+#include "attention/kernels/rotate_head.h"
 #include "attention/kernels/write_kv.h"
 #include "attention/paged_attention.h"
 #include "simd/simd.h"
@@ -23,22 +24,6 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 constexpr float kMostMultiplier = 8.0f, kMostNibble = 15.0f, kMostInt8 = 127.0f;
-
-inline void load_floats(const char* x, DType type, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    switch (type) {
-      case DType::f32:
-        store(to + i, load(reinterpret_cast<const float*>(x) + i));
-        break;
-      case DType::bf16:
-        store(to + i, load(reinterpret_cast<const bf16*>(x) + i));
-        break;
-      case DType::f16:
-        store(to + i, load(reinterpret_cast<const f16*>(x) + i));
-        break;
-    }
-  }
-}
 
 // The integers of a token and head, in groups: q, and z + 16 m, number and n of the largest element.
 struct Nibbles {
@@ -113,7 +98,7 @@ inline void write_nibbles(const KvWriteArgs& args, int64_t token, int64_t kv_hea
   float x[kMostNibbleHead];
   Nibbles n;
 
-  load_floats(args.k.at(token, kv_head * args.head_size), args.k.type, args.head_size, x);
+  load_floats(args.k.at(token, kv_head * args.head_size), args.k.type, args.head_size, 1.0f, x);
   args.k_scales[head * size + at] = quantize_nibbles(x, args.head_size, n);
   uint8_t* to = static_cast<uint8_t*>(args.k_cache) + head * (args.head_size / kNibbleGroup) * group;
   for (int64_t g = 0; g < args.head_size / kNibbleGroup; ++g, to += group) {
@@ -125,7 +110,7 @@ inline void write_nibbles(const KvWriteArgs& args, int64_t token, int64_t kv_hea
     for (int64_t i = 0; i < 3; ++i) to[(16 + i) * size + at] = n.factors[g][i];
   }
 
-  load_floats(args.v.at(token, kv_head * args.value_size), args.v.type, args.value_size, x);
+  load_floats(args.v.at(token, kv_head * args.value_size), args.v.type, args.value_size, 1.0f, x);
   args.v_scales[head * size + at] = quantize_nibbles(x, args.value_size, n);
   to = static_cast<uint8_t*>(args.v_cache) + head * (args.value_size / kNibbleGroup) * group;
   for (int64_t g = 0; g < args.value_size / kNibbleGroup; ++g, to += group) {

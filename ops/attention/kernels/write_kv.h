@@ -1,6 +1,7 @@
 // Writes new keys and values to the cache, one token and head at a time.
 #pragma once
 
+#include "attention/kernels/rotate_head.h"
 #include "attention/paged_attention.h"
 #include "simd/simd.h"
 
@@ -105,12 +106,20 @@ void write_typed(const KvWriteArgs& args, int64_t token, int64_t kv_head) {
   spread_any<1>(args.v.at(token, kv_head * args.value_size), args.v.type, args.value_size, to.v, to.v_step);
 }
 
+// Rotates a key, writes its integers and returns their scale.
+inline float spread_key(const KvWriteArgs& args, int64_t token, int64_t kv_head, int8_t* to, int64_t step) {
+  const char* key = args.k.at(token, kv_head * args.head_size);
+  const int64_t padded = round_up(args.head_size, 8);
+  if (rotation_of(padded) == 1) return spread_int8_any<8>(key, args.k.type, args.head_size, to, step);
+  RotatedHead head(key, args.k.type, args.head_size, padded, 1.0f);
+  return spread_int8<8>(head.data(), padded, to, step);
+}
+
 inline void write_int8(const KvWriteArgs& args, int64_t token, int64_t kv_head) {
   const int64_t slot = args.slots[token], size = args.block_size;
   const Place<8, int8_t> to(args, slot, kv_head);
   const int64_t scale = (slot / size * args.kv_heads + kv_head) * size + slot % size;
-  args.k_scales[scale] = spread_int8_any<8>(args.k.at(token, kv_head * args.head_size), args.k.type,
-                                            args.head_size, to.k, to.k_step);
+  args.k_scales[scale] = spread_key(args, token, kv_head, to.k, to.k_step);
   args.v_scales[scale] = spread_int8_any<1>(args.v.at(token, kv_head * args.value_size), args.v.type,
                                             args.value_size, to.v, to.v_step);
 }
