@@ -1,8 +1,8 @@
 // Keys of an int8 cache are rotated by a Hadamard matrix, and queries with them.
 //
-// Products of rotated vectors are those of the vectors themselves.  Some models (Qwen2.5) have keys with a few
-// elements that are a hundred times larger than the others, and one scale would leave these no digits.
-// A rotation spreads every element over all others, so that all have about the same size.
+// Products of rotated vectors are those of the vectors themselves.  Some models (Qwen2.5) have keys with
+// elements that are a hundred times larger than the others, and one scale would leave these no digits.  A
+// rotation spreads every element over all others, so that all have about the same size.
 //
 // Keys are multiplied by the matrix H of ones and minus ones, queries by H / n: both are exact but for sums,
 // as n is a power of two.

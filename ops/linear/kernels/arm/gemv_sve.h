@@ -24,9 +24,14 @@ ARMLLM_INLINE svuint8_t rows_of_lanes(int64_t v) {
   return svreinterpret_u8(svorr_n_u32_x(all, row, 0xffffff00u));
 }
 
+// Sums of a vector of rows from two vectors of lanes.
+ARMLLM_INLINE svint32_t sums_of_rows(svint32_t a, svint32_t b) {
+  return svadd_s32_x(svptrue_b32(), svuzp1_s32(a, b), svuzp2_s32(a, b));
+}
+
 // Two vectors of lanes hold one vector of rows.
 ARMLLM_INLINE void store_rows(svint32_t a, svint32_t b, const float* scale, float* out) {
-  store_scaled(svadd_s32_x(svptrue_b32(), svuzp1_s32(a, b), svuzp2_s32(a, b)), scale, out);
+  store_scaled(sums_of_rows(a, b), scale, out);
 }
 
 // One slot over 8 k: A += bytes · x, B += low nibbles · x.
@@ -170,6 +175,86 @@ void gemv_i8_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int
   ARMLLM_EACH(ARMLLM_STORE_ROWS)
 }
 
+// Group scales of a vector of rows, bfloat16 or float32.
+ARMLLM_INLINE svfloat32_t group_scales_sve(const uint8_t* scales, bool halves, int64_t row) {
+  const svbool_t all = svptrue_b32();
+  if (!halves) return svld1_f32(all, reinterpret_cast<const float*>(scales) + row);
+  const svuint32_t bits = svld1uh_u32(all, reinterpret_cast<const uint16_t*>(scales) + row);
+  return svreinterpret_f32_u32(svlsl_n_u32_x(all, bits, 16));
+}
+
+// total + scale · float(sum), rounded twice as in all variants
+ARMLLM_INLINE svfloat32_t add_scaled(svfloat32_t total, svfloat32_t scale, svint32_t sum) {
+  const svbool_t all = svptrue_b32();
+  return svadd_f32_x(all, total, svmul_f32_x(all, scale, svcvt_f32_s32_x(all, sum)));
+}
+
+// Schemes with float group scales: V vectors per line, N tokens, of which `tokens` are stored.  kGroups is
+// the number of groups of a scale if the compiler shall know it, otherwise 0.
+template <int kGroups, bool kZeros, int V, int N>
+void gemv_groups_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
+                          const int32_t* const* group_sums, int tokens, float* out) {
+  static_assert(V * N <= kSlots);
+  const bool halves = has_bf16_scales(layout.scheme);
+  const int64_t step = kGroups ? kGroups : groups_per_scale(layout.scheme);
+  const int8_t* values = reinterpret_cast<const int8_t*>(panel + layout.values);
+  const uint8_t *scales = panel + layout.scales, *zero_points = panel + layout.zero_points;
+  // Slot s has the totals of a vector of rows: with V = 1 of all 16, else of low nibbles' rows in even slots
+  // and of high nibbles' rows in odd ones.
+#define ARMLLM_BEGIN_TOTAL(s)                                    \
+  [[maybe_unused]] svfloat32_t total##s = svdup_n_f32(0.0f);     \
+  [[maybe_unused]] svint32_t a##s = svdup_n_s32(0), b##s = a##s; \
+  [[maybe_unused]] const svuint8_t rows##s = rows_of_lanes(s % V);
+  ARMLLM_EACH(ARMLLM_BEGIN_TOTAL)
+  for (int64_t g = 0; g < layout.groups; scales += kPanel * (halves ? 2 : 4), zero_points += 8) {
+    const int64_t end = kGroups == 1 || g + step < layout.groups ? g + step : layout.groups;
+    int32_t correction[N] = {};  // −8 · Σ x
+#pragma GCC unroll 4
+    for (int t = 0; t < N; ++t)
+      for (int64_t i = g; i < end; ++i) correction[t] += group_sums[t][i];
+#define ARMLLM_FIRST(s) \
+  if constexpr (s < V * N) a##s = b##s = in_one_half(kZeros ? 0 : correction[s / V]);
+    ARMLLM_EACH(ARMLLM_FIRST)
+    for (; g < end; ++g, values += 4 * kLine) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        ARMLLM_EACH(ARMLLM_LINE)
+      }
+    }
+    if constexpr (kZeros) {
+      const svuint8_t stored = broadcast8(zero_points);
+      const svuint8_t first = low_nibbles(stored), second = high_nibbles(stored);
+#define ARMLLM_GROUP_ZERO(s) \
+  if constexpr (s < V * N)   \
+    add_zero_points(b##s, a##s, a##s, b##s, in_one_half(correction[s / V]), first, second, rows##s);
+      ARMLLM_EACH(ARMLLM_GROUP_ZERO)
+    } else {
+#define ARMLLM_HIGH(s) \
+  if constexpr (s < V * N) a##s = high_sum(a##s, b##s);
+      ARMLLM_EACH(ARMLLM_HIGH)
+    }
+#define ARMLLM_ADD_SCALED(s, next)                                                                         \
+  if constexpr (s < V * N) {                                                                               \
+    const int64_t row = s % V * int64_t(svcntb()) / 8;                                                     \
+    if constexpr (V == 1)                                                                                  \
+      total##s = add_scaled(total##s, group_scales_sve(scales, halves, 0), sums_of_rows(b##s, a##s));      \
+    if constexpr (V > 1 && s % 2 == 0) {                                                                   \
+      total##s = add_scaled(total##s, group_scales_sve(scales, halves, row), sums_of_rows(b##s, b##next)); \
+      total##next =                                                                                        \
+          add_scaled(total##next, group_scales_sve(scales, halves, row + 8), sums_of_rows(a##s, a##next)); \
+    }                                                                                                      \
+  }
+    ARMLLM_ADD_SCALED(0, 1) ARMLLM_ADD_SCALED(1, 2) ARMLLM_ADD_SCALED(2, 3) ARMLLM_ADD_SCALED(3, 3)
+  }
+#define ARMLLM_STORE_TOTAL(s)                                                          \
+  if constexpr (s < V * N)                                                             \
+    if (s / V < tokens) {                                                              \
+      const int64_t row = s % V / 2 * 2 * int64_t(svcntb()) / 8 + (s % V % 2 ? 8 : 0); \
+      svst1_f32(svptrue_b32(), out + s / V * kPanel + row, total##s);                  \
+    }
+  ARMLLM_EACH(ARMLLM_STORE_TOTAL)
+}
+
 // N tokens from `first` on; missing tokens repeat the last.  Returns N.
 template <Scheme kScheme, int V, int N>
 int gemv_i4_sve_sdot_padded(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
@@ -181,7 +266,13 @@ int gemv_i4_sve_sdot_padded(const uint8_t* panel, const PanelLayout& layout, con
     values[t] = token_values(x, token);
     group_sums[t] = x.group_sums + token * x.row_groups();
   }
-  gemv_i4_sve_sdot<kScheme, V, N>(panel, layout, values, group_sums, tokens, out);
+  if constexpr (!has_float_groups(kScheme)) {
+    gemv_i4_sve_sdot<kScheme, V, N>(panel, layout, values, group_sums, tokens, out);
+  } else {
+    constexpr int kGroups = groups_per_scale(kScheme) == 1 ? 1 : 0;
+    gemv_groups_sve_sdot<kGroups, has_zero_points(kScheme), V, N>(panel, layout, values, group_sums, tokens,
+                                                                  out);
+  }
   return N;
 }
 
@@ -212,10 +303,18 @@ void gemv_i4_sve_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activ
     return gemv_i4_sve_sdot_by_tokens<Scheme::g32iz, V>(panel, layout, x, first, tokens, out);
   if (scheme == Scheme::row)
     return gemv_i4_sve_sdot_by_tokens<Scheme::row, V>(panel, layout, x, first, tokens, out);
+  if (has_float_groups(scheme)) {
+    const bool zeros = has_zero_points(scheme), one = groups_per_scale(scheme) == 1;
+    const auto by_tokens =
+        one ? zeros ? gemv_i4_sve_sdot_by_tokens<Scheme::g32z, V> : gemv_i4_sve_sdot_by_tokens<Scheme::g32, V>
+        : zeros ? gemv_i4_sve_sdot_by_tokens<Scheme::g64z, V>
+                : gemv_i4_sve_sdot_by_tokens<Scheme::g64, V>;
+    return by_tokens(panel, layout, x, first, tokens, out);
+  }
   gemv_i4_sve_sdot_by_tokens<Scheme::rowz, V>(panel, layout, x, first, tokens, out);
 }
 
-// LinearKernels::gemv for INT4 schemes with one scale per row.
+// LinearKernels::gemv for INT4 schemes.
 inline void gemv_i4_sve_sdot_by_length(Scheme scheme, const uint8_t* panel, const Activations& x,
                                        int64_t first, int tokens, float* out) {
   switch (vectors_a_line()) {

@@ -6,10 +6,6 @@
 #error "linear_sve.cpp needs the Scalable Vector Extension: -march=armv8.2-a+sve"
 #endif
 
-namespace armllm::neon {
-extern const LinearKernels linear;
-}
-
 namespace armllm::sve {
 namespace {
 
@@ -67,7 +63,6 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
           float* out) {
-  if (has_float_groups(scheme)) return neon::linear.gemv(scheme, panel, x, first_token, tokens, out);
   if (scheme == Scheme::i8) return gemv_i8_sve_sdot_by_length(panel, x, first_token, tokens, out);
   gemv_i4_sve_sdot_by_length(scheme, panel, x, first_token, tokens, out);
 }
