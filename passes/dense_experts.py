@@ -12,8 +12,8 @@ from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, only_user, strip, value
 from torch_armllm.passes.lib.router import insert_route, recognize_router
 
-_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, 0)
-"""Defaults of int4_moe's arguments after the activation, from its limit to its identity experts."""
+_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, 0, 7.0)
+"""Defaults of int4_moe's arguments after the activation, from its limit to its limit of up."""
 
 
 def _scaled_tokens(moe: Node, experts: int) -> tuple[Node, Node] | None:

@@ -29,7 +29,7 @@ from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
 from torch_armllm.quant.schemes.registry import scheme_named
 
 _VIEWS = (aten.view, aten.reshape, aten.slice, aten.select, aten.unsqueeze, aten.squeeze, *CONVERSIONS)
-_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, False)
+_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, False, 0, 7.0)
 """Defaults of the marker op's last arguments."""
 _ROUTING_OPS = (aten.softmax, aten.sigmoid, aten.topk, torch.ops.armllm.moe_route)
 
@@ -87,9 +87,12 @@ def _quantize_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
         return False
     assert isinstance(gate_up_node, Node)
     assert isinstance(down_node, Node)
-    limit, bias_node, down_bias, gated, transposed, interleaved = (*further, *_DEFAULTS[len(further) :])
+    limit, bias_node, down_bias, gated, transposed, interleaved, identities, up_limit = (
+        *further,
+        *_DEFAULTS[len(further) :],
+    )
     bias = constant(module, bias_node)
-    layout = expert_layout(activation, limit, bias, gated, transposed, interleaved)
+    layout = expert_layout(activation, limit, bias, gated, transposed, interleaved, identities, up_limit)
     handler = scheme_named(scheme)
     parts = [quantize_matrices(part, handler)[0] for part in layout.inner(gate_up)]
     downs = layout.outer(down)
@@ -104,7 +107,7 @@ def _quantize_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
             module.graph,
             torch.ops.armllm.int4_moe.default,
             *(x, ids, weights, first, second, downs[0].shape[1], scheme, activation, limit),
-            *(bias_node, down_bias, gated),
+            *(bias_node, down_bias, gated, False, identities, up_limit),
         )
     node.replace_all_uses_with(moe)
     drop_unused(module, str(gate_up_node.target), str(down_node.target))

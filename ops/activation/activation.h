@@ -22,7 +22,8 @@ struct GatedPanels {
   const void* up_bias = nullptr;
   DType bias_type = DType::f32;
   Activation activation = Activation::silu;
-  float limit = 7.0f;  // of swiglu_clamped and silu_clamped
+  float limit = 7.0f;     // of swiglu_clamped, silu_clamped, and of gates of silu_softcapped
+  float up_limit = 7.0f;  // of silu_softcapped
 };
 
 struct ActivationKernels {

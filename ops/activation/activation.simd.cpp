@@ -22,7 +22,7 @@ inline void gate_row(const T* gate, const T* up, T* out, int64_t n, Function fun
 // Calls `run` with the function (gate, up) → result for `kind`, in the accuracy that a result of type T
 // needs.
 template <typename T, typename Run>
-inline void with_function(Activation kind, float limit, Run run) {
+inline void with_function(Activation kind, float limit, float up_limit, Run run) {
   constexpr Accuracy accuracy = AccuracyOf<T>::value;
   switch (kind) {
     case Activation::none:
@@ -50,12 +50,19 @@ inline void with_function(Activation kind, float limit, Run run) {
       return run([high, low](F32 g, F32 u)
                      ARMLLM_INLINE { return silu_times<accuracy>(min(high, g), max(low, min(high, u))); });
     }
+    case Activation::silu_softcapped: {
+      const F32 gate_cap = set1(limit), up_cap = set1(up_limit);
+      return run([gate_cap, up_cap](F32 g, F32 u) ARMLLM_INLINE {
+        const F32 y = gate_cap * tanh(g / gate_cap) * (up_cap * tanh(u / up_cap));
+        return times_sigmoid<accuracy>(y, clamp_exp_floor(g));
+      });
+    }
   }
 }
 
 template <typename T>
 void gate_with(const T* gate, const T* up, T* out, int64_t n, Activation kind, float limit) {
-  with_function<T>(kind, limit, [&](auto function) { gate_row(gate, up, out, n, function); });
+  with_function<T>(kind, limit, limit, [&](auto function) { gate_row(gate, up, out, n, function); });
 }
 
 inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
@@ -72,7 +79,7 @@ inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
 template <typename T>
 void finish_panels(const GatedPanels& p, T* out) {
   const F32 scale = set1(p.scale);
-  with_function<T>(p.activation, p.limit, [&](auto function) {
+  with_function<T>(p.activation, p.limit, p.up_limit, [&](auto function) {
     for_blocks(p.n, [&](int64_t i, int lanes) ARMLLM_INLINE {
       F32 gate = load(p.acc + 2 * i) * scale, up = load(p.acc + 2 * i + kLanes) * scale;
       if (p.gate_bias != nullptr) gate = gate + load_as(p.gate_bias, p.bias_type, i, lanes);

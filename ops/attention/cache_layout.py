@@ -189,7 +189,7 @@ def rotated(x: Tensor, rotation: int) -> Tensor:
         x: ``(…, size)`` float32, size a multiple of ``rotation``.
         rotation: a power of two.
     """
-    parts = x.unflatten(-1, (-1, rotation))
+    parts: Tensor = x.unflatten(-1, (-1, rotation))  # type: ignore[no-untyped-call]
     for _ in range(rotation.bit_length() - 1):
         first, second = parts.chunk(2, -1)
         parts = torch.stack((first + second, first - second), -1).flatten(-2)

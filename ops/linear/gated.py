@@ -29,7 +29,7 @@ def int4_gated_linear(
         out_features: N, the rows of gate alone.
         scheme: as in :func:`int4_linear`, or ``i8``.
         activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped`` or
-            ``silu_clamped`` (both clamp at 7).
+            ``silu_clamped`` (both clamp at 7), or ``silu_softcapped`` (both caps are 7).
         gate_bias: ``(N,)``, any of the float types.
         up_bias: ``(N,)``, in the dtype of ``gate_bias``.
         digits: as in :func:`int4_linear`.

@@ -20,7 +20,8 @@ struct GatedEpilogue {
   const void* up_bias;
   DType bias_type;
   Activation activation;
-  float limit;  // clamp of swiglu_clamped and silu_clamped
+  float limit;     // of swiglu_clamped, silu_clamped, and of gates of silu_softcapped
+  float up_limit;  // of silu_softcapped
   int64_t out_features;
   Rows out;
 };
@@ -38,6 +39,7 @@ inline void apply_gated_epilogue(const GatedEpilogue& e, const float* acc, int64
   p.bias_type = e.bias_type;
   p.activation = e.activation;
   p.limit = e.limit;
+  p.up_limit = e.up_limit;
   variant().activation->gated_panels(p, e.out.at(row, first), e.out.type);
 }
 

@@ -68,13 +68,13 @@ int QuantGatedLinear::phases() const { return 2; }
 int64_t QuantGatedLinear::tiles(int phase) const { return tiles_of(args, phase); }
 
 void QuantGatedLinear::tile(int phase, int64_t index) {
-  constexpr float kLimit = 7.0f;  // clamp of swiglu_clamped and silu_clamped
+  constexpr float kLimit = 7.0f;  // of swiglu_clamped, silu_clamped and silu_softcapped
   const GatedLinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
   const Activations x = activations_of(a);
   if (phase == 0) return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
-  const GatedEpilogue epilogue{a.gate_bias, a.up_bias,      a.bias_type, a.activation,
-                               kLimit,      a.out_features, a.out};
+  const GatedEpilogue epilogue{a.gate_bias, a.up_bias, a.bias_type,    a.activation,
+                               kLimit,      kLimit,    a.out_features, a.out};
   multiply_token_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
                       [&](int64_t token, int64_t panel, int64_t panels, const float* acc, float scale) {
                         apply_gated_epilogue(epilogue, acc, panel, panels, scale, token);

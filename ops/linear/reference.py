@@ -160,7 +160,7 @@ def reference_int8_linear(
     return reference_int4_linear(x, weight, out_features, "i8", bias, residual, digits)
 
 
-def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0) -> Tensor:
+def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0, up_limit: float = 7.0) -> Tensor:
     """Computes ``act(gate) · up`` in float32."""
     if activation == "silu":
         return F.silu(gate) * up
@@ -173,9 +173,12 @@ def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0) -> T
         return gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
     if activation == "silu_clamped":
         return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    if activation == "silu_softcapped":
+        capped = limit * torch.tanh(gate / limit) * (up_limit * torch.tanh(up / up_limit))
+        return capped * torch.sigmoid(gate)
     raise ValueError(
         f"unknown activation {activation!r}; "
-        "choose from: silu, gelu, gelu_tanh, relu, swiglu_clamped, silu_clamped"
+        "choose from: silu, gelu, gelu_tanh, relu, swiglu_clamped, silu_clamped, silu_softcapped"
     )
 
 

@@ -26,6 +26,7 @@ def int4_moe(
     gated: bool = True,
     weigh_input: bool = False,
     identity_experts: int = 0,
+    up_limit: float = 7.0,
 ) -> Tensor:
     """Weighted sum over each token's experts of ``down(act(gate(x)) · up(x))``.
 
@@ -40,8 +41,10 @@ def int4_moe(
         down: uint8 ``(E, ceil(H / 16), panel_bytes)``.
         intermediate: I.
         scheme: scheme of both weights, as in `int4_linear`, or ``i8``.
-        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped`` or ``silu_clamped``.
-        limit: clamping limit of ``swiglu_clamped`` and ``silu_clamped``.
+        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped``, ``silu_clamped`` or
+            ``silu_softcapped``.
+        limit: clamping limit of ``swiglu_clamped`` and ``silu_clamped``; bound of the gate in
+            ``silu_softcapped``.
         gate_up_bias: ``(E, 2, I)``, gate before up.
         down_bias: ``(E, H)``, of the same dtype.
         gated: whether there is a gate.  If False, ``gate_up`` is ``(E, ceil(I / 16), panel_bytes)`` with only
@@ -49,6 +52,7 @@ def int4_moe(
             this is the squared ReLU.
         weigh_input: whether the weights multiply the experts' inputs (Llama 4) instead of their outputs.
         identity_experts: number of ids from E on whose experts return ``x`` itself (LongCat's zero experts).
+        up_limit: bound of up in ``silu_softcapped``.
 
     Returns:
         A tensor of the shape and dtype of ``x``.  Tokens and intermediate rows are quantized to INT8;
@@ -74,6 +78,7 @@ def int4_moe(
         gated,
         weigh_input,
         identity_experts,
+        up_limit,
     )
     return result
 
@@ -94,5 +99,6 @@ def _int4_moe_fake(
     gated: bool = True,
     weigh_input: bool = False,
     identity_experts: int = 0,
+    up_limit: float = 7.0,
 ) -> Tensor:
     return x.new_empty(x.shape)

@@ -107,6 +107,7 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
                                a.bias_type,
                                a.activation,
                                a.limit,
+                               a.up_limit,
                                a.intermediate,
                                Rows{m.gated + e.first_row * m.gated_stride, m.gated_stride, DType::f32}};
   multiply_tile(

@@ -60,7 +60,8 @@ struct MoeArgs {
   Scheme scheme = Scheme::g32i;
   int64_t tokens = 0, experts = 0, identity_experts = 0, top_k = 0, hidden = 0, intermediate = 0;
   Activation activation = Activation::silu;
-  float limit = 7.0f;        // of swiglu_clamped and silu_clamped
+  float limit = 7.0f;        // of swiglu_clamped, silu_clamped, and of gates of silu_softcapped
+  float up_limit = 7.0f;     // of silu_softcapped
   bool gated = true;         // false: `gate_up` has no gate, and the activation is act(up) · up
   bool weigh_input = false;  // weights multiply the experts' inputs instead of their outputs
   // [experts][2][intermediate]: gate, then up; without a gate [experts][intermediate]

@@ -62,7 +62,7 @@ std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char
 Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
                 int64_t intermediate, std::string scheme, std::string activation, double limit,
                 std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
-                bool weigh_input, int64_t identity_experts) {
+                bool weigh_input, int64_t identity_experts, double up_limit) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
   QuantMoe set;
@@ -73,8 +73,12 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   a.scheme = scheme_of(scheme);
   a.activation = activation_of(activation);
   a.limit = float(limit);
-  const bool clamped = a.activation == Activation::swiglu_clamped || a.activation == Activation::silu_clamped;
-  STD_TORCH_CHECK(!clamped || limit > 0, "limit must be positive, not ", limit);
+  a.up_limit = float(up_limit);
+  const bool softcapped = a.activation == Activation::silu_softcapped;
+  const bool limited =
+      softcapped || a.activation == Activation::swiglu_clamped || a.activation == Activation::silu_clamped;
+  STD_TORCH_CHECK(!limited || limit > 0, "limit must be positive, not ", limit);
+  STD_TORCH_CHECK(!softcapped || up_limit > 0, "up_limit must be positive, not ", up_limit);
   a.gated = gated;
   a.weigh_input = weigh_input;
   STD_TORCH_CHECK(identity_experts >= 0, "identity_experts must not be negative, not ", identity_experts);

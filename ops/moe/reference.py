@@ -23,6 +23,7 @@ def reference_int4_moe(
     gated: bool = True,
     weigh_input: bool = False,
     identity_experts: int = 0,
+    up_limit: float = 7.0,
 ) -> Tensor:
     """Reference of :func:`int4_moe`, equal to it except for the last bits of the activation function.
 
@@ -51,7 +52,7 @@ def reference_int4_moe(
             for h in (0, halves - 1)
         )
         last = None if down_bias is None else down_bias.view(-1, hidden)[e]
-        middle = activate(gate, up, activation, limit)
+        middle = activate(gate, up, activation, limit, up_limit)
         outputs[token, choice] = reference_int4_linear(middle, down[e], hidden, scheme, last)
     out = torch.zeros_like(rows)
     for j in range(ids.shape[1]):  # in the same order as the op

@@ -190,6 +190,7 @@ Instruction build(const fields::moe& op) {
   a.intermediate = op.intermediate;
   a.activation = op.activation;
   a.limit = op.limit;
+  a.up_limit = op.up_limit;
   a.gated = op.gated;
   a.weigh_input = op.weigh_input;
   a.bias_type = op.gate_up_bias.dtype();

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torch_armllm.ops.activation import ACTIVATIONS, LIMIT
-from torch_armllm.ops.triton.functions import at_most, gelu, sigmoid, silu
+from torch_armllm.ops.triton.functions import at_most, gelu, sigmoid, silu, softcap
 from torch_armllm.ops.triton.rows import block_of, check, check_dtype, rounded, rows_of
 
 __all__ = ["gated_act"]
@@ -23,6 +23,8 @@ def gated(gate: tl.tensor, up: tl.tensor, limit: tl.tensor, ACTIVATION: tl.const
         up = -at_most(-at_most(up, limit), limit)
     if ACTIVATION == "swiglu_clamped":
         v = gate * sigmoid(1.702 * gate) * (up + 1.0)
+    elif ACTIVATION == "silu_softcapped":
+        v = softcap(gate, limit) * softcap(up, limit) * sigmoid(gate)
     elif ACTIVATION == "gelu":
         v = gelu(gate) * up
     elif ACTIVATION == "gelu_tanh":  # (1 + tanh(u)) / 2 is sigmoid(2u)

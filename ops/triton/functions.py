@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["at_most", "expm1", "gelu", "log1p", "sigmoid", "silu", "softplus"]
+__all__ = ["at_most", "expm1", "gelu", "log1p", "sigmoid", "silu", "softcap", "softplus"]
 
 
 @triton.jit
@@ -31,6 +31,12 @@ def gelu(x: tl.tensor) -> tl.tensor:
 def at_most(x: tl.tensor, limit: tl.tensor) -> tl.tensor:
     """Computes the smaller of both; NaN stays NaN."""
     return tl.where(x > limit, limit, x)
+
+
+@triton.jit
+def softcap(x: tl.tensor, cap: tl.tensor) -> tl.tensor:
+    """Computes cap · tanh(x / cap); tanh(u) is 2 · sigmoid(2u) − 1."""
+    return cap * (2.0 * sigmoid(2.0 * (x / cap)) - 1.0)
 
 
 @triton.jit

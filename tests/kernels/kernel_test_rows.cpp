@@ -69,9 +69,9 @@ void test_rope(const RopeKernels& tested, const RopeKernels& truth, const char* 
 
 void test_activation(const ActivationKernels& tested, const ActivationKernels& truth, const char* name,
                      Report& report) {
-  constexpr Activation kinds[] = {Activation::none,        Activation::silu, Activation::gelu,
-                                  Activation::gelu_tanh,   Activation::relu, Activation::swiglu_clamped,
-                                  Activation::silu_clamped};
+  constexpr Activation kinds[] = {
+      Activation::none, Activation::silu,           Activation::gelu,         Activation::gelu_tanh,
+      Activation::relu, Activation::swiglu_clamped, Activation::silu_clamped, Activation::silu_softcapped};
   Random random(13);
   for (int64_t n : {1, 16, 27, 200})
     for (float size : {1.0f, 12.0f, 300.0f})

@@ -24,7 +24,9 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("scheme", linear.EXACT)
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"])
+@pytest.mark.parametrize(
+    "activation", ["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped", "silu_softcapped"]
+)
 def test_gated_linear_matches_reference(scheme: str, activation: str) -> None:
     torch.manual_seed(0)
     rows, columns = 70, 100

@@ -32,18 +32,20 @@ def test_exact_schemes_match_reference(scheme: str, bias: torch.dtype | None, to
     assert_close(run_all_variants(layer, *inputs), layer.reference(*inputs), 1e-6)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_clamped", "silu_clamped"])
+@pytest.mark.parametrize(
+    "activation", ["silu", "gelu", "gelu_tanh", "swiglu_clamped", "silu_clamped", "silu_softcapped"]
+)
 def test_activations_match_reference(activation: str) -> None:
     layer = make_layer(activation=activation, bias=torch.float32)
     inputs = make_input(layer, 20, 2)
     assert_close(run_all_variants(layer, *inputs), layer.reference(*inputs), 1e-2)
 
 
-@pytest.mark.parametrize("activation", ["swiglu_clamped", "silu_clamped"])
+@pytest.mark.parametrize("activation", ["swiglu_clamped", "silu_clamped", "silu_softcapped"])
 def test_clamp_limit_is_applied(activation: str) -> None:
     layer = make_layer(activation=activation)
     x, ids, weights = make_input(layer, 6, 2)
-    options = layer.options() | {"limit": 0.5}
+    options = layer.options() | {"limit": 0.5, "up_limit": 0.8}
     actual = moe.int4_moe(4 * x, ids, weights, **options)
     assert_close(actual, moe.reference_int4_moe(4 * x, ids, weights, **options), 1e-2)
     assert not torch.allclose(actual, layer(4 * x, ids, weights))

@@ -163,12 +163,28 @@ class WithIdentities(nn.Module):
         return out
 
 
+@use_experts_implementation
+class Softcapped(Base):
+    """Inkling 2: gate and up are bounded by tanh, and sigmoid sees the raw gate."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.caps = nn.Identity()
+        self.caps.gate, self.caps.up = 4.0, 25.0  # type: ignore[assignment]
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        bounded = 4.0 * torch.tanh(gate / 4.0) * (25.0 * torch.tanh(up / 25.0))
+        return bounded * torch.sigmoid(gate)
+
+
 KNOWN = {
     Plain: ("silu", 7.0),
     Transposed: ("silu", 7.0),
     Interleaved: ("swiglu_clamped", 1.5),
     ClampedSilu: ("silu_clamped", 1.5),
     Ungated: ("relu", 7.0),
+    Softcapped: ("silu_softcapped", 4.0),
 }
 
 

@@ -66,7 +66,7 @@ class ReferenceExperts(nn.Module):
         if source.gate_up_bias is not None:
             bias = source.gate_up_bias[expert].float().expand(2, -1)
             gate, up = gate + bias[0], up + bias[1]
-        inner = FUNCTIONS[source.activation](gate, up, source.limit)
+        inner = FUNCTIONS[source.activation](gate, up, source.limit, source.up_limit)
         packed = source.down_packed[expert]
         down_bias = None if source.down_bias is None else source.down_bias[expert]
         return reference_int4_linear(inner, packed, source.hidden_dim, scheme, down_bias)

@@ -46,10 +46,11 @@ def read_layout(module: nn.Module) -> ExpertLayout | str:
     activation = _recognize(module, layout.gated)
     if activation is None:
         return "its activation has no fused op"
-    return replace(layout, activation=activation[0], limit=activation[1])
+    name, limit, up_limit = activation
+    return replace(layout, activation=name, limit=limit, up_limit=up_limit)
 
 
-def _recognize(module: nn.Module, gated: bool) -> tuple[str, float] | None:
+def _recognize(module: nn.Module, gated: bool) -> tuple[str, float, float] | None:
     """Identifies the activation by its values: class names are not enough."""
     points = torch.cat([torch.linspace(-12.0, 12.0, 97), torch.tensor([*FAR, *(-x for x in FAR)])]).double()
     if gated:
@@ -64,9 +65,9 @@ def _recognize(module: nn.Module, gated: bool) -> tuple[str, float] | None:
             actual = function(joined)[..., 0]
     except Exception:  # noqa: BLE001 - the op does not support gates with another signature
         return None
-    for name, limit in candidates(module):
-        expected = FUNCTIONS[name](gate, up, limit)
+    for name, limit, up_limit in candidates(module):
+        expected = FUNCTIONS[name](gate, up, limit, up_limit)
         # float32 activations lose digits in their tails, and up multiplies the error
         if bool(((actual - expected).abs() <= 1e-5 * (1 + expected.abs() + up.abs())).all()):
-            return name, limit
+            return name, limit, up_limit
     return None

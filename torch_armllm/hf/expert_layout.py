@@ -17,13 +17,14 @@ class ExpertLayout:
         interleaved: gate and up rows alternate; otherwise gates precede ups.
         biased: each weight has a bias, named after it.
         activation: the ops' name of the gated activation.
-        limit: the limit of clamping activations.
+        limit: the limit of clamping activations, or the cap of the gate in ``silu_softcapped``.
         gated: the experts have a gate; without one, ``up_proj`` stands alone and the activation is
             ``act(up) · up``.
         batched: the input has rows for each expert, expert after expert (Llama 4), not a choice of experts
             for each row.
         identity_experts: number of ids after the experts' for which a row itself is the result (LongCat).
             ``gate_up_proj`` holds rows for them too, which nothing reads.
+        up_limit: the cap of up in ``silu_softcapped``.
     """
 
     transposed: bool
@@ -34,6 +35,7 @@ class ExpertLayout:
     gated: bool = True
     batched: bool = False
     identity_experts: int = 0
+    up_limit: float = 7.0
 
     @property
     def weights(self) -> tuple[str, str]:

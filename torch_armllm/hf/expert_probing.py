@@ -18,15 +18,20 @@ FAR = (20.0, 60.0, 200.0, 1000.0)
 _TOKENS = 20
 
 
-def candidates(module: nn.Module) -> Iterator[tuple[str, float]]:
-    """Yields all activations, clamping ones with each number of the module as the limit."""
-    limits = {
+def candidates(module: nn.Module) -> Iterator[tuple[str, float, float]]:
+    """Yields all activations with their limits: each number of the module, or pairs of them."""
+    numbers = {
         float(value)
-        for value in vars(module).values()
+        for part in module.modules()
+        for value in vars(part).values()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < max(FAR)
     }
+    limits = sorted(numbers)
     for name in ACTIVATIONS:
-        yield from ((name, limit) for limit in (sorted(limits) if "clamped" in name else [7.0]))
+        if "softcapped" in name:
+            yield from ((name, *pair) for pair in product(limits, limits))
+        else:
+            yield from ((name, limit, 7.0) for limit in (limits if "clamped" in name else [7.0]))
 
 
 def recognize_undecorated(module: nn.Module) -> ExpertLayout | None:
@@ -46,13 +51,15 @@ def recognize_undecorated(module: nn.Module) -> ExpertLayout | None:
             )
         except Exception:  # noqa: BLE001 - called in another way, or of another layout
             continue
-        for name, limit in candidates(module):
-            between = FUNCTIONS[name](gates, ups, limit)
+        for name, *bounds in candidates(module):
+            between = FUNCTIONS[name](gates, ups, *bounds)
             results = [row @ w.t() for row, w in zip(between, plain.outer(down), strict=True)]
             expected = combine(torch.stack(results + [rows] * identities))
             if torch.allclose(actual, expected, rtol=1e-4, atol=1e-4):
                 count = parameter(module, "gate_up_proj").shape[0] - parameter(module, "down_proj").shape[0]
-                return replace(plain, activation=name, limit=limit, identity_experts=count)
+                limit, up_limit = bounds
+                plain = replace(plain, identity_experts=count)
+                return replace(plain, activation=name, limit=limit, up_limit=up_limit)
     return None
 
 

@@ -24,7 +24,7 @@ _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
     "experts(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, str activation,"
     " float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True,"
-    " bool transposed=False, bool interleaved=False, int identity_experts=0) -> Tensor"
+    " bool transposed=False, bool interleaved=False, int identity_experts=0, float up_limit=7.0) -> Tensor"
 )
 
 
@@ -42,6 +42,7 @@ def float_experts(
     transposed: bool = False,
     interleaved: bool = False,
     identity_experts: int = 0,
+    up_limit: float = 7.0,
 ) -> Tensor:
     """Computes the weighted sum of experts, one expert after the other.
 
@@ -53,18 +54,21 @@ def float_experts(
             ``(experts, intermediate, hidden)`` without a gate.
         down: ``(experts, hidden, intermediate)``.
         activation: name of an activation in ``ACTIVATIONS``.
-        limit: bound of the activations that clamp.
+        limit: bound of the activations that clamp, and of the gate in ``silu_softcapped``.
         gate_up_bias: ``(experts, 2 * intermediate)``, in the order of ``gate_up``'s rows.
         down_bias: ``(experts, hidden)``.
         gated: True if there is a gate; otherwise the activation receives ``up`` twice.
         transposed: True if the last two dimensions of the weights are swapped.
         interleaved: True if gate and up rows alternate.
         identity_experts: number of ids after those of ``down`` for which a token itself is the result.
+        up_limit: bound of up in ``silu_softcapped``.
 
     Returns:
         ``(T, hidden)`` in the dtype of ``x``.
     """
-    layout = expert_layout(activation, limit, gate_up_bias, gated, transposed, interleaved, identity_experts)
+    layout = expert_layout(
+        activation, limit, gate_up_bias, gated, transposed, interleaved, identity_experts, up_limit
+    )
     parts, downs = layout.inner(gate_up), layout.outer(down)
     biases = None if gate_up_bias is None else layout.inner_bias(gate_up_bias)
     out = torch.zeros_like(x)
@@ -75,7 +79,7 @@ def float_experts(
         rows = [F.linear(x[token], part[expert]) for part in parts]
         if biases is not None:
             rows = [row + bias for row, bias in zip(rows, biases[expert].view(len(rows), -1), strict=True)]
-        inner = FUNCTIONS[activation](rows[0], rows[-1], limit)
+        inner = FUNCTIONS[activation](rows[0], rows[-1], limit, up_limit)
         part = F.linear(inner, outer, None if down_bias is None else down_bias[expert])
         part = part * expert_weights[token, slot, None]
         out.index_add_(0, token, part.to(out.dtype))
@@ -93,11 +97,13 @@ def expert_layout(
     transposed: bool = False,
     interleaved: bool = False,
     identity_experts: int = 0,
+    up_limit: float = 7.0,
 ) -> ExpertLayout:
     """Returns the layout that the marker op's arguments describe."""
     return ExpertLayout(
         *(transposed, interleaved, gate_up_bias is not None, activation, limit, gated),
         identity_experts=identity_experts,
+        up_limit=up_limit,
     )
 
 
@@ -131,7 +137,7 @@ def _marked(module: Any, layout: ExpertLayout, x: Tensor, ids: Tensor, weights: 
     biases = (getattr(module, f"{name}_bias") if layout.biased else None for name in layout.weights)
     out: Tensor = torch.ops.armllm.experts(
         *(x, ids, weights, inner, outer, layout.activation, layout.limit, *biases),
-        *(layout.gated, layout.transposed, layout.interleaved, layout.identity_experts),
+        *(layout.gated, layout.transposed, layout.interleaved, layout.identity_experts, layout.up_limit),
     )
     return out
 

@@ -18,7 +18,7 @@ def _moe(
     low: Lowering, node: Node, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, intermediate: int,
         scheme: str,
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
-    gated: bool = True, weigh_input: bool = False, identity_experts: int = 0,
+    gated: bool = True, weigh_input: bool = False, identity_experts: int = 0, up_limit: float = 7.0,
 ) -> Operand:  # fmt: skip
     rows, expert_ids, expert_weights = low.rows(x), low.rows(ids), low.rows(weights)
     if (
@@ -57,6 +57,7 @@ def _moe(
         intermediate=intermediate,
         activation=act,
         limit=limit,
+        up_limit=up_limit,
         gated=gated,
         weigh_input=weigh_input,
     )

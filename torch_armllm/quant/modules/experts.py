@@ -20,7 +20,7 @@ class QuantExperts(nn.Module):
         gate_up_bias: (E, 2, I), gate first, (E, I) without a gate, or None.  down_bias: (E, H), or None.
         num_experts, hidden_dim, intermediate_dim: E, H, I.
         activation: name of the gated activation, as the ops know it.
-        limit: of the activations that clamp.
+        limit, up_limit: of the activations that clamp or cap.
         scheme, error, shell, float_dtype: as in `QuantLinear`.
         layout: how the module it replaced stores its weights.
     """
@@ -79,6 +79,11 @@ class QuantExperts(nn.Module):
         """Number of ids after the experts' for which a row itself is the result."""
         return 0 if self.layout is None else self.layout.identity_experts
 
+    @property
+    def up_limit(self) -> float:
+        """Cap of up in ``silu_softcapped``."""
+        return 7.0 if self.layout is None else self.layout.up_limit
+
     def forward(
         self, hidden_states: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None
     ) -> Tensor:
@@ -111,6 +116,7 @@ class QuantExperts(nn.Module):
             self.down_bias,
             self.gated,
             identity_experts=self.identity_experts,
+            up_limit=self.up_limit,
         )
 
     def dequantize(self) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ def _int4_moe(draw: Random) -> Call:
         "gated": gated,
         "weigh_input": draw.random() < 0.3,
         "identity_experts": identities,
+        "up_limit": draw.choice((7.0, 0.8)),
     }
 
 

@@ -118,7 +118,7 @@ def down_inputs(
     if bias is not None:
         own = bias[expert].float().view(len(halves), -1)
         halves = [half + row for half, row in zip(halves, own, strict=True)]
-    return FUNCTIONS[layout.activation](halves[0], halves[-1], layout.limit)
+    return FUNCTIONS[layout.activation](halves[0], halves[-1], layout.limit, layout.up_limit)
 
 
 class _Expert(Rounding):

@@ -100,8 +100,8 @@ def _is_linear_in_up(layout: ExpertLayout) -> bool:
     """True if the experts' activation is linear in the up projection, however large: clamped ones are not."""
     gate, up = torch.tensor([-3.0, 0.5, 4.0]), torch.tensor([[-(2.0**20)], [1.0], [2.0**20]])
     function = FUNCTIONS[layout.activation]
-    half = function(gate, up / 2, layout.limit)
-    return layout.gated and torch.equal(2 * half, function(gate, up, layout.limit))
+    limits = (layout.limit, layout.up_limit)
+    return layout.gated and torch.equal(2 * function(gate, up / 2, *limits), function(gate, up, *limits))
 
 
 def _readers_of_norms(
