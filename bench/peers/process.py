@@ -17,7 +17,7 @@ from bench.peers.setup import family
 ROOT = Path(__file__).parents[2]
 
 LLAMA = (
-    'CMAKE_ARGS="-DGGML_NATIVE=ON" PYTHON -m pip install gguf '
+    'CMAKE_ARGS="-DGGML_NATIVE=ON" PYTHON -m pip install torch==2.13.0 gguf '
     "--no-binary llama-cpp-python llama-cpp-python==0.3.36"
 )
 VLLM = (
