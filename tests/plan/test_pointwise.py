@@ -104,6 +104,7 @@ class Chains(nn.Module):
             "sum of heads": heads.sum(2),
             "sum of all": x.view(1, -1, 3, 30).sum((2, 3), keepdim=True).flatten(2),
             "deviations": x.view(1, -1, 3, 30).std(-1) + x.view(1, -1, 3, 30).std(-1, unbiased=False),
+            "norms": torch.linalg.vector_norm(x.view(1, -1, 3, 30), dim=-1),
             "mean of streams": torch.stack([first, second, third]).mean(0),
             "matrices": (x.view(1, -1, 15, 6)[..., :4] @ x[..., :20].view(1, -1, 4, 5)).flatten(2),
             "read twice": torch.sigmoid(first) + torch.sigmoid(first) * second,

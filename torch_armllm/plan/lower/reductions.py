@@ -108,6 +108,18 @@ def _deviation(
     return low.sized(node, low.compute(apply("sqrt", dtype, _leaf(total))))
 
 
+def _vector_norm(
+    low: Lowering, node: Node, source: Node, order: float = 2, dims: Any = None, *_: Any, **__: Any
+) -> Any:
+    """The root of the sum of squares."""
+    if order != 2:
+        raise Unlowerable(f"computes a norm of order {order}; plans have the Euclidean norm")
+    (rows, dtype), which = _floats(low, node, source), _dims(low, node, source, dims)
+    squares = low.compute(apply("multiply", torch.float32, _leaf(rows), _leaf(rows)))
+    total = _reduced(low, squares, which, 1.0, torch.float32)
+    return low.sized(node, low.compute(apply("sqrt", dtype, _leaf(total))))
+
+
 def _matmul(low: Lowering, node: Node, left: Any, right: Any) -> Expression:
     """Multiplies small matrices of each token, as a sum of products of columns and rows."""
     for source in (left, right):
@@ -130,5 +142,6 @@ WRITERS: dict[Any, Writer] = {
     aten.mean.dim: _mean,
     aten.sum.dim_IntList: _sum,
     aten.std.dim: _deviation,
+    aten.linalg_vector_norm.default: _vector_norm,
     aten.matmul.default: _matmul,
 }
