@@ -69,7 +69,7 @@ def mtp_folder(folder: Path, family: str, exact: bool = False, dtype: torch.dtyp
     size, generator = model.config.hidden_size, torch.Generator().manual_seed(3)
     joined = torch.eye(size, 2 * size) if exact else _random(generator, size, 2 * size)
     neutral = torch.zeros(size) if is_qwen(family) else torch.ones(size)
-    norms = [neutral if exact else _norm(generator, family, size) for _ in range(2)]
+    norms = [neutral.clone() if exact else _norm(generator, family, size) for _ in range(2)]
     last = tensors["model.norm.weight"].clone() if exact else _norm(generator, family, size)
     names = (
         ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")

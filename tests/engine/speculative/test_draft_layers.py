@@ -23,7 +23,6 @@ from tests.support.draft_folders import (
 )
 from tests.support.exact_outputs import (
     CROWDED,
-    check_forked,
     check_preempted,
     exact_outputs,
     prompt,
@@ -35,6 +34,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer
 from torch_armllm.engine.speculative.mtp import find_layer
 from torch_armllm.model_survey.tiny_models import tiny_model
+from torch_armllm.patching.state import patched_forward
 
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 EAGLE_LAYERS = 6
@@ -217,16 +217,28 @@ def test_drafts_change_no_output(family: str, temperature: float, models: Any) -
 @pytest.mark.parametrize("swap_space", [0, 1 << 20])
 def test_drafts_survive_preemption(family: str, swap_space: int, models: Any) -> None:
     model, settings = models(family)
-
-    def make(**changes: Any) -> LLMEngine:
-        return small_engine(model, speculative_config=settings, **changes)
-
-    room = make().runner.shape.block_size * make().runner.shape.bytes_per_token  # type: ignore[attr-defined]
-    memory = 1 << 18 if family == "qwen3_5_text" else 5 * room
+    forward = patched_forward(model)
+    assert forward is not None
+    shape = forward.shape
+    states = 12 * shape.states.bytes_per_sequence  # of three sequences, and before three draft tokens of each
+    memory = max(2 * states, states + 5 * shape.block_size * shape.bytes_per_token)
     crowded = {**CROWDED, "kv_cache_memory": memory, "swap_space": swap_space}
-    if family != "qwen3_5_text":
-        check_preempted(make(**crowded), make)
-    check_forked(make)
+    plain = functools.cache(lambda: small_engine(model, speculative_config=None))
+    engine = small_engine(model, speculative_config=settings, **crowded)
+    check_preempted(engine, plain)
+    drafted, _ = accepted(engine)
+    assert drafted > 30
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])
+def test_forked_sequences_draft(family: str, models: Any) -> None:
+    model, settings = models(family)
+    prompts, params = [prompt(n, n) for n in (5, 40)], sampled(n=3, temperature=1.0)
+    expected = exact_outputs(small_engine(model, speculative_config=None), prompts, params)
+    engine = small_engine(model, speculative_config=settings)
+    assert exact_outputs(engine, prompts, params) == expected
+    drafted, _ = accepted(engine)
+    assert drafted > 100
 
 
 @pytest.mark.parametrize("family", FAMILIES)
