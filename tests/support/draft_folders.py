@@ -115,7 +115,10 @@ def eagle3_folder(folder: Path, model: Any, **settings: Any) -> dict[str, Tensor
         "midlayer.mlp.up_proj": (config.intermediate_size, size),
         "midlayer.mlp.down_proj": (size, config.intermediate_size),
     }
-    norms = ("norm", *(f"midlayer.{n}" for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")))
+    norms = (
+        "norm",
+        *(f"midlayer.{n}" for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
+    )
     tensors = {f"{name}.weight": _random(generator, *shape) for name, shape in sizes.items()}
     tensors |= {f"{name}.weight": 1 + _random(generator, size) for name in norms}
     known = torch.zeros(config.vocab_size, dtype=torch.bool)

@@ -229,6 +229,11 @@ def is_third_party(source: str) -> bool:
 
 
 def resolve(source: str) -> str:
+    """Returns the folder of a model's name or path; a hub name as it is.
+
+    Raises:
+        FileNotFoundError: the folder holds no checkpoint, or the bundled model is not installed.
+    """
     if source in (DENSE, MOE):
         return str(bundled_model.smollm2_dir())
     path = Path(source).expanduser()

@@ -137,7 +137,9 @@ def build_engine(
         speculative_decoder = build_speculative_decoder(
             *(drafts, sampler, num_positions),
             *(config.max_num_batched_tokens, max_num_seqs),
-            *(layer, runner.swap_blocks, max_model_len),
+            layer=layer,
+            swap_blocks=runner.swap_blocks,
+            max_length=max_model_len,
         )
     log_stats = not config.disable_log_stats
     return LLMEngine(

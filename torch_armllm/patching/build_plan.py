@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
-from torch_armllm.patching.layer_inputs import append_layer_inputs
 from torch_armllm.capture.markers.indexer import unknown_selection
 from torch_armllm.capture.markers.mla import unsupported_digits
 from torch_armllm.capture.sample import Sample
@@ -18,6 +17,7 @@ from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.cache_layout import cache_layout
+from torch_armllm.patching.layer_inputs import append_layer_inputs
 from torch_armllm.patching.self_check import REQUIRED_PASSES, find_guilty_pass, tolerance
 from torch_armllm.plan.infer_cache import cache_shape_of
 from torch_armllm.plan.make import make_plan

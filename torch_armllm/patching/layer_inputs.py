@@ -62,9 +62,7 @@ def append_layer_inputs(
         return None
     output = next(n for n in module.graph.nodes if n.op == "output")
     with module.graph.inserting_before(output):
-        joined = call(
-            module.graph, torch.ops.aten.cat.default, [*output.all_input_nodes, *closest.nodes], -1
-        )
+        joined = call(module.graph, torch.ops.aten.cat.default, [*output.all_input_nodes, *closest.nodes], -1)
     output.args = (joined,)
     module.graph.lint()
     module.recompile()

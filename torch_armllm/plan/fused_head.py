@@ -94,9 +94,7 @@ class FusedHead:
         return reserved
 
 
-def _program(
-    body: NativePlan, head: HeadWeights, drawable: int, columns: int, kept: range | None
-) -> Program:
+def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, kept: range | None) -> Program:
     program = Program()
     dtype, size, stride = body.program.dtype, head.out_features, body.program.columns
     hidden = Operand("input", 0, dtype, (columns,), 0, stride)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,38 @@ def test_an_exact_layer_is_always_right(family: str, tmp_path: Path) -> None:
     assert drafted == right > 30
 
 
+def test_an_exact_eagle3_draft_is_right_about_the_next_token(tmp_path: Path) -> None:
+    """The model maps each token to another one, and the draft maps what three layers know of it twice."""
+    model = tiny_model("llama", num_hidden_layers=EAGLE_LAYERS, hidden_size=128, head_dim=32)
+    size, vocabulary = model.config.hidden_size, model.config.vocab_size
+    follows = torch.eye(size)[torch.randperm(vocabulary, generator=torch.Generator().manual_seed(0)), :]
+    state = model.state_dict()
+    for name, tensor in state.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+        elif name.endswith("norm.weight"):
+            tensor.fill_(1.0)
+    model.model.embed_tokens.weight.data = torch.eye(vocabulary, size)
+    model.lm_head.weight.data = follows.clone()
+    model.save_pretrained(tmp_path / "model")
+    tensors = eagle3_folder(tmp_path / "draft", model, draft_vocab_size=vocabulary)
+    square = follows[:, :vocabulary] @ follows[:, :vocabulary]
+    tensors |= {
+        "fc.weight": torch.eye(size).repeat(1, 3),
+        "lm_head.weight": F.pad(square, (0, size - vocabulary)),
+        "d2t": torch.zeros(vocabulary, dtype=torch.int64),
+    }
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"midlayer.{name}.weight"].zero_()
+    tensors["norm.weight"].fill_(1.0)
+    save_file(tensors, tmp_path / "draft" / "model.safetensors")
+    settings = {"method": "eagle3", "model": str(tmp_path / "draft"), "num_speculative_tokens": 1}
+    engine = small_engine(loaded(tmp_path / "model", None), speculative_config=settings)
+    exact_outputs(engine, [prompt(n, n) for n in (5, 40)], sampled(temperature=0.0))
+    drafted, right = accepted(engine)
+    assert drafted == right > 20
+
+
 def test_rejection_sampling_accepts_more_than_it_rejects(tmp_path: Path) -> None:
     mtp_folder(tmp_path, "glm4_moe", exact=True)
     settings = {**MTP, "draft_sampling": "rejection"}
@@ -266,6 +299,17 @@ def test_layers_of_bfloat16_models_draft(tmp_path: Path) -> None:
     prompts, params = [prompt(n, n) for n in (5, 40)], sampled(temperature=0.0)
     expected = exact_outputs(small_engine(model, speculative_config=None), prompts, params)
     assert exact_outputs(small_engine(model, speculative_config=MTP), prompts, params) == expected
+
+
+def test_an_unused_layer_is_named_in_the_log(folders: Any, caplog: pytest.LogCaptureFixture) -> None:
+    folder, _, settings = folders("qwen3_5_text")
+    options = {"skip_tokenizer_init": True, "progress": False, "kv_cache_memory": 1 << 20}
+    with caplog.at_level(logging.INFO, "torch_armllm.llm.loader"):
+        torch_armllm.LLM(str(folder), **options)
+        assert "carries a layer for multi-token prediction" in caplog.text
+        caplog.clear()
+        torch_armllm.LLM(str(folder), speculative_config=settings, **options)
+    assert "multi-token" not in caplog.text
 
 
 # errors

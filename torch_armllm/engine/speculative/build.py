@@ -9,8 +9,8 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.speculative.adaptive import MAX_DRAFT_TOKENS, AdaptiveDrafts
 from torch_armllm.engine.speculative.config import SpeculativeConfig
-from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.draft_layer import DraftLayer
+from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer
 from torch_armllm.engine.speculative.ngram import NgramProposer

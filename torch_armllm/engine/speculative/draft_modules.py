@@ -93,7 +93,9 @@ def hidden_size_of(model: Any) -> int:
 
 def dtype_of(model: Any) -> torch.dtype:
     """Returns the dtype of a model's norms and hidden states."""
-    return next(p.dtype for p in base_model_of(model).parameters() if p.is_floating_point())
+    parameters = base_model_of(model).parameters()
+    found: torch.dtype = next(p.dtype for p in parameters if p.is_floating_point())
+    return found
 
 
 def quantize_like(model: Any, modules: nn.Module, head: str = "") -> None:

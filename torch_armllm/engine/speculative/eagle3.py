@@ -1,4 +1,4 @@
-"""EAGLE-3: a draft layer from a folder of its own, which reads hidden states of three of the model's layers."""
+"""EAGLE-3: a draft layer from a folder of its own, which reads the hidden states of three layers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,9 @@ def eagle3_modules(model: Any, source: str) -> tuple[Eagle3, nn.Module | None, t
     settings = json.loads((files[0].parent / "config.json").read_text())
     config = LlamaConfig.from_dict(settings)
     tensors = {_renamed(name): tensor for file in files for name, tensor in _load(file).items()}
-    wrong = [name for name in ("fc.weight", "layers.0.hidden_norm.weight", "norm.weight") if name not in tensors]
+    wrong = [
+        name for name in ("fc.weight", "layers.0.hidden_norm.weight", "norm.weight") if name not in tensors
+    ]
     if wrong:
         raise ValueError(
             f"{source} is no EAGLE-3 draft: it has no {wrong[0]}; name the folder of a "
@@ -157,8 +159,8 @@ def eagle3_modules(model: Any, source: str) -> tuple[Eagle3, nn.Module | None, t
     largest = draft.lm_head.out_features - 1 if draft.token_ids is None else int(draft.token_ids.max())
     if largest >= vocabulary:
         raise ValueError(
-            f"the EAGLE-3 draft {source} has a token {largest}, and the model {vocabulary} tokens: name a draft "
-            "with the same tokenizer"
+            f"the EAGLE-3 draft {source} has a token {largest}, and the model {vocabulary} tokens: name a "
+            "draft with the same tokenizer"
         )
     if draft.token_ids is None and draft.lm_head.out_features < vocabulary:
         draft.token_ids = torch.arange(draft.lm_head.out_features)
@@ -173,8 +175,8 @@ def _layers(settings: Mapping[str, Any], count: int, source: str) -> tuple[int, 
     layers = tuple(nested.get(name) or settings.get(name) or (2, count // 2, count - 3))
     if len(layers) != _FUSED_LAYERS or not all(1 <= layer < count for layer in layers):
         raise ValueError(
-            f"the EAGLE-3 draft {source} reads the inputs of layers {layers}, and layers 1 … {count - 1} of the "
-            "model can be read: name a draft that was trained for it"
+            f"the EAGLE-3 draft {source} reads the inputs of layers {layers}, and layers 1 … {count - 1} of "
+            "the model can be read: name a draft that was trained for it"
         )
     return layers
 

@@ -23,7 +23,7 @@ from torch_armllm.kv_cache.block_copies import copy_blocks
 class _Drafting(NamedTuple):
     sequence: Sequence
     shadow: Sequence
-    count: int
+    length: int
     draft: list[int]
 
 
@@ -132,7 +132,7 @@ class HiddenStateProposer:
             tokens = self._draw(self._layer.head(hidden), drafting)
             for each, token in zip(drafting, tokens, strict=True):
                 each.draft.append(token)
-            going = [number for number, each in enumerate(drafting) if len(each.draft) < each.count]
+            going = [number for number, each in enumerate(drafting) if len(each.draft) < each.length]
             if not going:
                 return
             hidden = hidden if len(going) == len(drafting) else hidden[going]

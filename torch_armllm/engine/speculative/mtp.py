@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from torch_armllm.checkpoint.load import resolve
 from torch_armllm.checkpoint.tensor_headers import TensorHeader, read_headers
-from torch_armllm.checkpoint.weight_files import SAFETENSORS, weight_files
+from torch_armllm.checkpoint.weight_files import SAFETENSORS, read_index, weight_files
 from torch_armllm.engine.speculative.draft_layer import DraftLayer, NormedHead
 from torch_armllm.engine.speculative.draft_modules import (
     DraftBase,
@@ -49,7 +51,7 @@ _BLOCK = 128
 
 @dataclass
 class _Place:
-    """Where a checkpoint holds its first layer for multi-token prediction.
+    """The place of a checkpoint's first layer for multi-token prediction.
 
     Attributes:
         prefix: beginning of the layer's names.
@@ -91,17 +93,20 @@ def find_layer(names: Iterable[str], layers: int) -> _Place | None:
     return None
 
 
-def has_mtp(source: str, layers: int) -> bool:
-    """True if a checkpoint carries a layer for multi-token prediction.
+def carries_layer(folder: Path, layers: int) -> bool:
+    """True if a folder holds a layer for multi-token prediction; False for hub names and other formats.
 
     Args:
-        source: a folder.
+        folder: of a checkpoint.
         layers: number of the model's decoder layers.
     """
-    try:
-        return find_layer(read_headers(weight_files(resolve(source), SAFETENSORS)), layers) is not None
-    except (OSError, ValueError):
-        return False
+    index, single = folder / SAFE_WEIGHTS_INDEX_NAME, folder / SAFE_WEIGHTS_NAME
+    names: Iterable[str] = ()
+    if index.is_file():
+        names = read_index(index)["weight_map"]
+    elif single.is_file():
+        names = read_headers([single])
+    return find_layer(names, layers) is not None
 
 
 class _Merge(nn.Module):
@@ -176,7 +181,9 @@ def mtp_modules(model: Any, source: str | None) -> tuple[DraftBase, bool]:
     merge = _Merge(stack.norm, size, dtype)
     missing = [name for name in _MERGE if name not in own]
     if missing:
-        raise ValueError(f"{source} lacks {missing[0]} of its layer for multi-token prediction: download it again")
+        raise ValueError(
+            f"{source} lacks {missing[0]} of its layer for multi-token prediction: download it again"
+        )
     merge.load_state_dict(own)
     return DraftBase(merge, stack, size, dtype), place.norms_at_head
 
