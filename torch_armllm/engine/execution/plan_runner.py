@@ -121,7 +121,7 @@ class PlanRunner:
                 hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
             logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocab_size)
             self._trace.mark("head")
-            if step.decode_only and best and self._may_fuse:
+            if all_logits and best and self._may_fuse:
                 self._fuse_head(hidden)
         return StepResult(logits, hidden=kept)
 
