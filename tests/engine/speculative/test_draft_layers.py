@@ -33,7 +33,7 @@ from torch_armllm.checkpoint.load import load_model
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer
-from torch_armllm.engine.speculative.mtp import find_layer
+from torch_armllm.engine.speculative.mtp import find_layer, mtp_modules
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
 
@@ -340,14 +340,28 @@ def test_a_layer_of_another_size_is_refused(tmp_path: Path, folders: Any) -> Non
         small_engine(loaded(tmp_path), speculative_config={**MTP, "model": str(folder)})
 
 
-def test_a_damaged_layer_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"), [("hnorm", "hnorm"), ("self_attn.o_proj", "layers.0.self_attn.o_proj")]
+)
+def test_a_damaged_layer_is_refused(name: str, told: str, tmp_path: Path) -> None:
     mtp_folder(tmp_path, "glm4_moe")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    del tensors[f"model.layers.{LAYERS}.hnorm.weight"]
+    del tensors[f"model.layers.{LAYERS}.{name}.weight"]
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="lacks hnorm.weight"):
+    with pytest.raises(ValueError, match=f"lacks {told}.weight"):
         small_engine(loaded(tmp_path), speculative_config=MTP)
+
+
+def test_fp8_weights_of_a_layer_become_floats(tmp_path: Path) -> None:
+    mtp_folder(tmp_path, "glm4_moe")
+    file, name = tmp_path / "model.safetensors", f"model.layers.{LAYERS}.self_attn.o_proj.weight"
+    tensors = load_file(file)
+    narrow = (tensors[name] * 4).to(torch.float8_e4m3fn)
+    tensors |= {name: narrow, f"{name}_scale_inv": torch.full((1, 1), 0.25)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    base, _ = mtp_modules(loaded(tmp_path), None)
+    assert torch.equal(base.stack.layers[0].self_attn.o_proj.weight, narrow.float() * 0.25)
 
 
 def test_drafts_of_other_models_are_refused(tmp_path: Path, folders: Any) -> None:

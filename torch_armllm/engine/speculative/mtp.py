@@ -160,7 +160,8 @@ def mtp_modules(model: Any, source: str | None) -> tuple[DraftBase, bool]:
     source = source or str(model.name_or_path)
     base = base_model_of(model)
     layers, size, dtype = base.config.num_hidden_layers, hidden_size_of(model), dtype_of(model)
-    headers = read_headers(weight_files(resolve(source), SAFETENSORS)) if source else {}
+    in_files = bool(source) and not Path(source).is_file()  # a GGUF file has no such layer
+    headers = read_headers(weight_files(resolve(source), SAFETENSORS)) if in_files else {}
     place = find_layer(headers, layers)
     if place is None:
         raise ValueError(
@@ -176,10 +177,13 @@ def mtp_modules(model: Any, source: str | None) -> tuple[DraftBase, bool]:
         )
     tensors = _read(headers, place, dtype)
     tensors["embed_tokens.weight"] = torch.zeros(1, size, dtype=dtype)
-    own = {name: tensors.pop(name) for name in (*_MERGE,) if name in tensors}
-    stack = type(base).from_pretrained(None, config=one_layer(base.config), state_dict=tensors, dtype=dtype)
+    own = {name: tensors.pop(name) for name in _MERGE if name in tensors}
+    config = one_layer(base.config)
+    stack, report = type(base).from_pretrained(
+        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+    )
     merge = _Merge(stack.norm, size, dtype)
-    missing = [name for name in _MERGE if name not in own]
+    missing = [name for name in _MERGE if name not in own] + sorted(report["missing_keys"])
     if missing:
         raise ValueError(
             f"{source} lacks {missing[0]} of its layer for multi-token prediction: download it again"
