@@ -12,6 +12,7 @@ from torch import fx
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.block_selection
 import torch_armllm.capture.markers.experts
+import torch_armllm.capture.markers.given_rows
 import torch_armllm.capture.markers.mla
 import torch_armllm.capture.markers.recurrent_ops
 import torch_armllm.capture.markers.selection  # (registers the marker ops that the passes match)

@@ -113,7 +113,7 @@ def decode_growing(
         for sequence in sequences:
             sequence.token_ids.append((7 * number + len(sequence.token_ids)) % 90)
             step.scheduled.append(Scheduled(sequence, len(sequence.token_ids) - 1, 1))
-        logits, best = compute(step)
+        logits, best, _ = compute(step)
         found.append((logits.clone(), best_tokens(logits).tolist() if best is None else best.tolist()))
     return found
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from torch_armllm.capture.markers.given_rows import sample_of
 from torch_armllm.capture.sample import Sample
 
 _TOLERANCE = 0.1
@@ -129,9 +130,9 @@ def compare_outputs(
     Returns:
         The graph's results; None if they are not the model's.
     """
-    expected, layers = _run_model(base, input_ids)
+    expected, layers = run_model(base, input_ids)
     hidden = module(input_ids, position_ids)
-    sample = Sample(input_ids, position_ids, hidden[0].float())
+    sample = Sample(input_ids, position_ids, hidden[0].float(), given=sample_of(module, input_ids))
     shaken = _OtherRounding(module).run(input_ids, position_ids)
     rounding = max(map(sample.error, (expected, shaken)))
     most = input_ids.shape[1] // 2
@@ -143,7 +144,7 @@ def compare_outputs(
     return replace(sample, rounding=rounding)
 
 
-def _run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+def run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Returns a model's last hidden state, and those after each layer."""
     results: list[Tensor] = []
 

@@ -21,6 +21,7 @@ class Sample:
     Attributes:
         input_ids, position_ids: int64 ``(1, T)``.
         hidden: float32 ``(T, hidden)``.
+        given: rows ``(T, columns)`` that the graph is given beside the ids; None for most models.
         rounding: error of the modules' own forward, which rounds in other places than the graph, or of the
             graph on embeddings whose last bits differ, whichever is larger.
     """
@@ -29,6 +30,7 @@ class Sample:
     position_ids: Tensor
     hidden: Tensor
     rounding: float = 0.0
+    given: Tensor | None = None
 
     def error(self, hidden: Tensor) -> float:
         """Returns the relative error of hidden states ``(T, hidden)`` or ``(1, T, hidden)``.

@@ -79,7 +79,7 @@ def load(
             requantized, and this package quantized it by another recipe.
     """
     recipe = Recipe.of(quantization)
-    path = _resolve(source)
+    path = resolve(source)
     saved = _config(path)
     if verify:
         verify_source(path)
@@ -128,7 +128,7 @@ def load_model(
     Raises:
         FileNotFoundError: the bundled model is not installed, or the folder holds no checkpoint.
     """
-    path = _resolve(source)
+    path = resolve(source)
     config = _config(path)
     options: dict[str, Any]
     third_party = open_third_party(path, config, dequantize)
@@ -176,7 +176,7 @@ def verify_source(source: str) -> int:
     Raises:
         ValueError: a tensor has changed, or the checkpoint has no checksums.
     """
-    path = _resolve(source)
+    path = resolve(source)
     if file_reader(path) is not None:
         raise ValueError(f"{path} has no checksums: only folders that this package wrote can be verified")
     return verify_folder(path)
@@ -184,7 +184,7 @@ def verify_source(source: str) -> int:
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a model; see `load_model`."""
-    path = _resolve(source)
+    path = resolve(source)
     reader = file_reader(path)
     name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
     return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
@@ -211,7 +211,7 @@ def checkpoint_folder(source: str) -> Path:
         FileNotFoundError: the bundled model is not installed, or the folder holds no checkpoint.
         OSError: the hub has no such model, or cannot be reached.
     """
-    folder = Path(_resolve(source))
+    folder = Path(resolve(source))
     if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download
@@ -223,12 +223,17 @@ def checkpoint_folder(source: str) -> Path:
 
 def is_third_party(source: str) -> bool:
     """True if another tool quantized the checkpoint or wrote it as a single file."""
-    path = _resolve(source)
+    path = resolve(source)
     settings = None if (config := _config(path)) is None else quantization_settings(config)
     return config is None or (settings is not None and quant_method_of(settings) != METHOD)
 
 
-def _resolve(source: str) -> str:
+def resolve(source: str) -> str:
+    """Returns the folder of a model's name or path; a hub name as it is.
+
+    Raises:
+        FileNotFoundError: the folder holds no checkpoint, or the bundled model is not installed.
+    """
     if source in (DENSE, MOE):
         return str(bundled_model.smollm2_dir())
     path = Path(source).expanduser()

@@ -16,7 +16,12 @@ from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from torch_armllm.engine.speculative.build import Settings, build_speculative_decoder, most_draft_tokens
+from torch_armllm.engine.speculative.build import (
+    Settings,
+    build_draft_layer,
+    build_speculative_decoder,
+    most_draft_tokens,
+)
 from torch_armllm.engine.text.detokenizer import TokenPieces
 from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
@@ -70,6 +75,7 @@ def build_engine(
         max_model_len = resolve_max_model_len(config.max_model_len, *positions, servable.max_length)
     if config.state_dtype != "float32" and (reason := _why_no_states(servable)):
         logger.warning("%s: state_dtype = %s has no effect, as %s", name, config.state_dtype, reason)
+    layer = None if servable is None else build_draft_layer(config.speculative_config, model, servable)
     memory = None
     limit, given = memory_limit(config), config.kv_cache_memory
     experts = _expert_store(servable)
@@ -97,7 +103,8 @@ def build_engine(
     else:
         state_slots = memory.state_slots + memory.spare_state_slots, memory.swap_state_slots
         runner = PlanRunner(
-            *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape)
+            *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
+            kept_columns=None if layer is None else layer.kept_columns,
         )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
@@ -130,6 +137,9 @@ def build_engine(
         speculative_decoder = build_speculative_decoder(
             *(drafts, sampler, num_positions),
             *(config.max_num_batched_tokens, max_num_seqs),
+            layer=layer,
+            swap_blocks=runner.swap_blocks,
+            max_length=max_model_len,
         )
     log_stats = not config.disable_log_stats
     return LLMEngine(

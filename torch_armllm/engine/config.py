@@ -40,8 +40,8 @@ class EngineConfig:
         scheduling_policy: order of requests; None: by priority, then by arrival.
         seed: seeds the requests that have no seed of their own; None: different in every process.
         speculative_config: ``auto`` drafts what followed the last earlier occurrence of a sequence's end,
-            where that is measured to save time; ``{"method": "ngram" | "draft_model", …}`` are settings of
-            speculative decoding; None: none. Outputs are the same.
+            where that is measured to save time; ``{"method": "ngram" | "draft_model" | "mtp" | "eagle3", …}``
+            are settings of speculative decoding; None: none. Outputs are the same.
         disable_log_stats: turns off the log line of throughput while requests run.
         trace: file for the timing of every step, in Chrome's trace format; or a track of a file that several
             engines write to.

@@ -153,7 +153,7 @@ class LLMEngine:
 
     def _compute(self, step: Step, began: float) -> list[RequestOutput]:
         greedy_only = step.only_extends and self.sampler.greedy_only
-        logits, best = self.runner.compute(step, greedy_only)
+        logits, best, hidden = self.runner.compute(step, greedy_only)
         drawn = None if best is None else self._take_greedy(step, best)
         if drawn is None:
             tokens = self._sample(step, logits)
@@ -166,7 +166,8 @@ class LLMEngine:
         self.scheduler.record_time(step, now - began)
         changed = self._finish(drawn, now)
         if self.speculative_decoder is not None:
-            self.speculative_decoder.propose([a for a in drawn if a.status is Status.RUNNING])
+            running = [a for a in drawn if a.status is Status.RUNNING]
+            self.speculative_decoder.propose(running, step, hidden)
             self.speculative_decoder.record_time(step, time.monotonic() - began)
         outputs = self._outputs(changed)
         self._trace.mark("finish")

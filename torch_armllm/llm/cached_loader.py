@@ -21,6 +21,7 @@ from torch_armllm.engine.memory_limit import (
     memory_limit,
     with_bytes,
 )
+from torch_armllm.engine.speculative.build import reads_hidden_states
 from torch_armllm.llm.loader import LoadedEngine
 from torch_armllm.llm.plan_cache.cache import lookup, store
 from torch_armllm.llm.plan_cache.key import PlanKey, plan_key
@@ -136,6 +137,10 @@ def _warn(key: PlanKey, limit: MemoryLimit) -> None:
 
 def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanKey | None:
     if not isinstance(source, str) or os.environ.get(SETTING) == "0":
+        return None
+    if reads_hidden_states(
+        config.speculative_config
+    ):  # draft layers take the embedding and the modules' class
         return None
     return plan_key(
         source, {name: repr(value) for name, value in options.items()} | {"kv": config.kv_cache_dtype}

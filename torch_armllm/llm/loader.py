@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from torch_armllm.quant.recipe import Recipe
+
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedEngine(NamedTuple):
@@ -62,6 +67,8 @@ def load_engine(
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
     loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
+    if config.speculative_config == "auto" and isinstance(model, str):
+        _suggest_drafts(loaded, Path(model).expanduser())
     return LoadedEngine(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
 
 
@@ -145,6 +152,18 @@ def default_sampling_params(generation: GenerationConfig | None) -> SamplingPara
     if (most := getattr(generation, "max_new_tokens", None)) is not None:
         recommended["max_tokens"] = most
     return SamplingParams(**recommended)
+
+
+def _suggest_drafts(model: PreTrainedModel, folder: Path) -> None:
+    """Says in the log that a checkpoint carries a draft layer which is not used."""
+    from torch_armllm.engine.speculative.mtp import carries_layer  # imports transformers
+
+    if carries_layer(folder, model.config.get_text_config().num_hidden_layers):
+        logger.info(
+            "%s carries a layer for multi-token prediction, which is not used; speculative_config="
+            '{"method": "mtp", "num_speculative_tokens": 2} drafts with it',
+            folder,
+        )
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:

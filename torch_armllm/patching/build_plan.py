@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.cache_layout import cache_layout
+from torch_armllm.patching.layer_inputs import append_layer_inputs
 from torch_armllm.patching.self_check import REQUIRED_PASSES, find_guilty_pass, tolerance
 from torch_armllm.plan.infer_cache import cache_shape_of
 from torch_armllm.plan.make import make_plan
@@ -55,7 +56,9 @@ class BuiltPlan:
     notes: list[str] = field(default_factory=list)
 
 
-def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> BuiltPlan:
+def build_plan(
+    model: Any, quantized: bool, cache_dtype: torch.dtype | None, layer_inputs: Sequence[int] = ()
+) -> BuiltPlan:
     """Captures a model and returns a plan that computes what the captured graph computed.
 
     Where the plan's results differ by more than rounding, the pass that changes them is searched for and left
@@ -65,6 +68,7 @@ def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> 
         model: a causal language model.
         quantized: whether layers of it are quantized.
         cache_dtype: dtype of the KV cache; None for the dtype of the keys.
+        layer_inputs: numbers of decoder layers whose inputs follow the last hidden state in each row.
 
     Raises:
         CaptureError: the model cannot be captured, or no plan computes what its graph computed.
@@ -72,11 +76,11 @@ def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> 
     base = base_model_of(model)
     if (reason := unknown_selection(base) or unsupported_digits(base)) is not None:
         raise CaptureError(reason)
-    captured = capture(model)
+    builder = _Builder(model, cache_dtype, layer_inputs=layer_inputs)
+    captured = builder.capture()
     sample = captured.sample
     assert sample is not None
     dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
-    builder = _Builder(model, cache_dtype)
     built = builder.build(captured)
     builder.strict = dtype == torch.float32 == built.shape.dtype and not quantized
     bound = tolerance(sample, dtype, quantized, _checked(built.shape).dtype)
@@ -92,7 +96,7 @@ def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> 
             builder.native = False
         elif guilty is None and error < _MODULES_ABOVE:
             builder.native = True
-            built = builder.build(capture(model))
+            built = builder.build(builder.capture())
             built.notes.append(
                 f"hidden states differ from the model's by {error:.1g} (relative) where rounding explains "
                 f"{bound:.1g}, and no rewrite was found to cause it; {_BUG}"
@@ -103,7 +107,7 @@ def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> 
             raise CaptureError(
                 f"{where} computes other hidden states than the model (relative error {error:.1g}); {_BUG}"
             )
-        built = builder.build(capture(model))
+        built = builder.build(builder.capture())
     if built.shape.dtype == torch.uint8:
         lost = plan_error(sample, built.plan, built.shape)
         if not lost <= _LARGE_INT4_ERROR:
@@ -139,6 +143,19 @@ class _Builder:
     native: bool = True
     strict: bool = False
     notes: list[str] = field(default_factory=list)
+    layer_inputs: Sequence[int] = ()
+
+    def capture(self) -> CapturedGraph:
+        """Captures the model, with the inputs of the layers that are asked for."""
+        captured = capture(self.model)
+        if self.layer_inputs:
+            assert captured.sample is not None
+            base = base_model_of(self.model)
+            parts = base, captured.graph_module, captured.sample
+            captured.sample = append_layer_inputs(*parts, self.layer_inputs)
+            if captured.sample is None:
+                raise CaptureError(f"the inputs of its layers {self.layer_inputs} are not in its graph")
+        return captured
 
     def build(self, captured: CapturedGraph) -> BuiltPlan:
         """Rewrites a captured graph, in place, and makes its plan."""
@@ -159,7 +176,7 @@ class _Builder:
 
     def find_guilty_pass(self, sample: Sample, bound: float) -> str | None:
         """Captures the model again and returns the first pass that changes its results; None if none does."""
-        captured = capture(self.model)
+        captured = self.capture()
 
         def error(graph: fx.GraphModule) -> float:
             hidden = graph(sample.input_ids, sample.position_ids)

@@ -26,11 +26,23 @@ class FusedHead:
         body: plan of the base model; computes the hidden states of all tokens.
         head: weights of the output layer.
         drawable: number of token ids that may be sampled; higher ids are never the most probable ones.
+        hidden_size: columns of the last hidden state; None: all.
+        kept: columns of the body's results that are returned too; None: none.
     """
 
-    def __init__(self, body: NativePlan, head: HeadWeights, drawable: int) -> None:
+    def __init__(
+        self,
+        body: NativePlan,
+        head: HeadWeights,
+        drawable: int,
+        hidden_size: int | None = None,
+        kept: range | None = None,
+    ) -> None:
         self._body = body
-        self._head = NativePlan(_program(body, head, min(drawable, head.out_features)).encode())
+        columns = body.program.columns if hidden_size is None else hidden_size
+        self._kept = kept
+        program = _program(body, head, min(drawable, head.out_features), columns, kept)
+        self._head = NativePlan(program.encode())
         self._replay = body.replay(self._head)
         self._vocabulary, self._dtype = head.out_features, body.program.dtype
         self._inputs: StepInputs | None = None  # of the last step
@@ -70,17 +82,22 @@ class FusedHead:
         if reserved is None:
             best = SharedBuffer("q", tokens)
             logits = torch.empty(tokens, self._vocabulary, dtype=self._dtype)
-            reserved = [logits, best.view(tokens, 1)], StepResult(logits, best.items)
+            results = [logits, best.view(tokens, 1)]
+            hidden = None
+            if self._kept is not None:
+                hidden = torch.empty(tokens, len(self._kept), dtype=self._dtype)
+                results.append(hidden)
+            reserved = results, StepResult(logits, best.items, hidden)
             if len(self._reserved) == _KEPT:
                 del self._reserved[next(iter(self._reserved))]  # the least recently used
         self._reserved[tokens] = reserved
         return reserved
 
 
-def _program(body: NativePlan, head: HeadWeights, drawable: int) -> Program:
+def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, kept: range | None) -> Program:
     program = Program()
-    columns, dtype, size = body.program.columns, body.program.dtype, head.out_features
-    hidden = Operand("input", 0, dtype, (columns,), 0, columns)
+    dtype, size, stride = body.program.dtype, head.out_features, body.program.columns
+    hidden = Operand("input", 0, dtype, (columns,), 0, stride)
     weight = program.constant(head.weight)
     bias = NOTHING if head.bias is None else program.constant(head.bias)
     logits = program.allocate(size, dtype)
@@ -112,7 +129,14 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int) -> Program:
         logits = _scaled(program, logits, head.scaling)
     best = program.allocate(1, torch.int64)
     program.emit("best_tokens", logits=logits, ids=best, vocab_size=drawable)
-    for output in (logits, best):
+    outputs = [logits, best]
+    if kept is not None:
+        rows = Operand("input", 0, dtype, (len(kept),), kept.start, stride)
+        copy = program.allocate(len(kept), dtype)
+        expression = Expression(rows.inner, dtype, operand=rows)
+        program.emit("pointwise", **pointwise_fields(expression, copy))
+        outputs.append(copy)
+    for output in outputs:
         assert output.storage is not None
         program.outputs.append(output.storage)
     return program

@@ -178,7 +178,7 @@ class Lowering:
         operand = self.place(node) if tensor is None else self._shared_row(node, tensor)
         if operand.dtype not in (*FLOATS, torch.int64):
             raise Unlowerable(f"computes with {operand.dtype}, and plans compute with floats")
-        if operand.space == "input":
+        if operand.space == "input" and not operand.stride:
             operand = replace(operand, stride=1)
         if operand not in self._leaves:
             self._leaves[operand] = Expression(operand.inner, operand.dtype, operand=operand)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import Tensor, fx
 
+from torch_armllm.capture.markers.given_rows import giving
 from torch_armllm.plan.lower import lower
 from torch_armllm.plan.lowering import Unlowerable
 from torch_armllm.plan.native import NativePlan
@@ -19,10 +22,11 @@ class GraphPlan:
     def run(self, inputs: StepInputs) -> Tensor:
         """See `Plan.run`."""
         i = inputs
-        out: Tensor = self._module(
-            *(i.input_ids, i.position_ids, i.slots, i.block_table),
-            *(i.query_start, i.seq_lens, i.max_seq_len, *i.caches),
-        )
+        with nullcontext() if i.given is None else giving(i.given):
+            out: Tensor = self._module(
+                *(i.input_ids, i.position_ids, i.slots, i.block_table),
+                *(i.query_start, i.seq_lens, i.max_seq_len, *i.caches),
+            )
         return out[0]
 
 

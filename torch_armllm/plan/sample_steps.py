@@ -13,7 +13,9 @@ from torch_armllm.plan.step import Plan, StepInputs
 
 
 @torch.no_grad()
-def sample_hidden(plan: Plan, shape: Shape, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+def sample_hidden(
+    plan: Plan, shape: Shape, input_ids: Tensor, position_ids: Tensor, given: Tensor | None = None
+) -> Tensor:
     """Returns the hidden states, float32 ``(T, hidden)``, of one sequence that a plan computes in steps.
 
     Args:
@@ -21,18 +23,23 @@ def sample_hidden(plan: Plan, shape: Shape, input_ids: Tensor, position_ids: Ten
         shape: shape of its KV cache.
         input_ids: int64 ``(1, T)``: a prompt, a chunk and decode steps of `STEPS` tokens.
         position_ids: int64 ``(1, T)``.
+        given: rows ``(T, columns)`` for `StepInputs.given`.
     """
     pool = BlockPool(shape, blocks=4)
     sequence = SequenceBlocks(pool)
     sizes = parts(input_ids.shape[1], STEPS)
     hidden: list[Tensor] = []
-    for ids, positions in zip(input_ids.split(sizes, 1), position_ids.split(sizes, 1), strict=True):
-        out = plan.run(StepInputs.pack(pool, [sequence], [ids.shape[1]], ids, positions))
+    rows = [None] * len(sizes) if given is None else given.split(sizes)
+    steps = zip(input_ids.split(sizes, 1), position_ids.split(sizes, 1), rows, strict=True)
+    for ids, positions, of_step in steps:
+        inputs = StepInputs.pack(pool, [sequence], [ids.shape[1]], ids, positions)
+        inputs.given = of_step
+        out = plan.run(inputs)
         hidden.append(out.float().reshape(-1, out.shape[-1]).clone())  # the next step reuses its memory
     return torch.cat(hidden)
 
 
 def plan_error(sample: Sample, plan: Plan, shape: Shape, strict: bool = False) -> float:
     """Returns the error of a plan's hidden states: see `Sample.error` and `Sample.strict_error`."""
-    hidden = sample_hidden(plan, shape, sample.input_ids, sample.position_ids)
+    hidden = sample_hidden(plan, shape, sample.input_ids, sample.position_ids, sample.given)
     return sample.strict_error(hidden) if strict else sample.error(hidden)

@@ -17,3 +17,5 @@ class StepResult(NamedTuple):
     """``(R, vocab_size)``, in the model's dtype"""
     best: array[int] | None = None
     """R most probable tokens, as by `torch_armllm.ops.sample.best_tokens`; None: not computed"""
+    hidden: Tensor | None = None
+    """``(T, columns)``: what a drafter reads of every token; None if no drafter does"""

@@ -39,7 +39,7 @@ def test_speculative_config_is_parsed() -> None:
     ("given_", "told"),
     [
         ({}, "no 'method'"),
-        ({"method": "medusa"}, "'medusa' is none of ngram, draft_model"),
+        ({"method": "medusa"}, "'medusa' is none of ngram, draft_model, mtp, eagle3"),
         ({"method": "ngram", "tokens": 3}, "unknown settings tokens"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "more than"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -12,6 +11,7 @@ from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.kv_cache.block_copies import copy_blocks
 from torch_armllm.kv_cache.shapes import Cache, Shape
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
@@ -34,6 +34,7 @@ class PlanRunner:
         trace: records the phases of steps.
         team: compute threads; None: torch's own.
         drawable: number of token ids that may be sampled; None: all.
+        kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class PlanRunner:
         state_slots: int = 0,
         swap_state_slots: int = 0,
         shape: Shape | None = None,
+        kept_columns: range | None = None,
     ) -> None:
         self.model = model
         self.plan = model.plan
@@ -62,6 +64,9 @@ class PlanRunner:
         self._swapped_states = self.shape.states.tensors(swap_state_slots)
         self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states)
         self._drawable = model.vocab_size if drawable is None else drawable
+        self._kept = kept_columns
+        # further columns follow those of the last hidden state
+        self._hidden_size = (kept_columns.start or None) if kept_columns else None
         self._fused_head: FusedHead | None = None
         self._may_fuse = True
         self._trace = trace
@@ -109,13 +114,16 @@ class PlanRunner:
         with torch.no_grad():
             hidden = self.plan.run(inputs)
             self._trace.mark("decode" if all_logits else "prefill")
+            kept = None if self._kept is None else hidden[:, self._kept.start : self._kept.stop]
+            if self._hidden_size is not None:
+                hidden = hidden[:, : self._hidden_size].contiguous()
             if not all_logits:
                 hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
             logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocab_size)
             self._trace.mark("head")
-            if step.decode_only and best and self._may_fuse:
+            if all_logits and best and self._may_fuse:
                 self._fuse_head(hidden)
-        return StepResult(logits)
+        return StepResult(logits, hidden=kept)
 
     def rows_are_exact(self) -> bool:
         """True if a token's logits are known to have the same bits whatever else a step computes."""
@@ -131,33 +139,17 @@ class PlanRunner:
             return
         weights = self.head.weights(hidden)
         if weights is not None:
-            self._fused_head = FusedHead(self.plan, weights, self._drawable)
+            columns = self._hidden_size, self._kept
+            self._fused_head = FusedHead(self.plan, weights, self._drawable, *columns)
 
     def copy_blocks(self, step: Step) -> None:
         """Copies the states and blocks of a step: states in order, swaps out, swaps in, and copy-on-write."""
         for move in step.state_moves:
             self._move_state(move)
-        if step.swaps_out:
-            assert self._swap is not None
-            _copy(self.cache, self._swap, step.swaps_out)
-        if step.swaps_in:
-            assert self._swap is not None
-            _copy(self._swap, self.cache, step.swaps_in)
-        if step.copies:
-            _copy(self.cache, self.cache, step.copies)
+        copy_blocks(self.cache, self._swap, step.swaps_out, step.swaps_in, step.copies)
 
     def _move_state(self, move: StateMove) -> None:
         sources = self._swapped_states if move.kind == "swap_in" else self.states
         targets = self._swapped_states if move.kind == "swap_out" else self.states
         for source, target in zip(sources, targets, strict=True):
             target[:, move.target] = source[:, move.source]
-
-
-def _copy(
-    source: Iterable[Tensor | None], target: Iterable[Tensor | None], pairs: Sequence[tuple[int, int]]
-) -> None:
-    """Copies whole blocks of all layers."""
-    sources, targets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
-    for old, new in zip(source, target, strict=True):
-        if old is not None and new is not None:
-            new.index_copy_(1, targets, old.index_select(1, sources))

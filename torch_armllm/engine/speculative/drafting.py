@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -40,6 +40,14 @@ class Proposer(Protocol):
 
     def record_step(self, sequences: int, drafted: int, seconds: float) -> None:
         """Records the time of a step of ``sequences`` tokens and ``drafted`` draft tokens, and no others."""
+        ...
+
+
+class HiddenReader(Proposer, Protocol):
+    """A source of draft tokens that computes them from the model's own hidden states."""
+
+    def read(self, step: Step, hidden: Tensor) -> None:
+        """Takes the rows ``(T, columns)`` of all tokens of a computed step; `propose` is called next."""
         ...
 
 
@@ -85,8 +93,19 @@ class SpeculativeDecoder:
         # Each draft token makes a step about 10 % longer, so draft lengths follow the recent acceptance.
         self._draft_lengths: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
 
-    def propose(self, sequences: GenericSequence[Sequence]) -> None:
-        """Sets ``draft`` of sequences that have just received a token; skips finished sequences."""
+    def propose(
+        self, sequences: GenericSequence[Sequence], step: Step | None = None, hidden: Tensor | None = None
+    ) -> None:
+        """Sets ``draft`` of sequences that have just received a token; skips finished sequences.
+
+        Args:
+            sequences: received a token.
+            step: that was computed.
+            hidden: `StepResult.hidden` of the step.
+        """
+        if hidden is not None:
+            assert step is not None
+            cast(HiddenReader, self.proposer).read(step, hidden)
         running = [s for s in sequences if s.status is not Status.FINISHED and s.finish_reason is None]
         drafts = self.proposer.propose(running, [self._draft_length(s) for s in running])
         for sequence, draft in zip(running, drafts, strict=True):

@@ -1,4 +1,4 @@
-"""Looking up token embeddings."""
+"""Looking up token embeddings, and reading given rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,13 @@ def _split_embedding(
     return out
 
 
+def _given_rows(low: Lowering, node: Node, ids: Node, columns: int, dtype: torch.dtype) -> Operand:
+    """Reads the input that follows the tensors of the cache."""
+    return Operand("input", len(low.inputs), dtype, (columns,), 0, columns)
+
+
 WRITERS: dict[Any, Writer] = {
     aten.embedding.default: _embedding,
     armllm.split_embedding.default: _split_embedding,
+    armllm.given_rows.default: _given_rows,
 }
