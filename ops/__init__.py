@@ -11,6 +11,7 @@ LIBRARY_PATH = loader.load()
 from torch_armllm.ops import (  # noqa: E402
     activation,
     attention,
+    compress,
     embedding,
     linear,
     mla,
@@ -29,6 +30,7 @@ __all__ = [
     "LIBRARY_PATH",
     "activation",
     "attention",
+    "compress",
     "embedding",
     "linear",
     "mla",

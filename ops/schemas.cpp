@@ -23,7 +23,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("unpack_weight(Tensor weight, int out_features, int in_features, str scheme) -> Tensor");
   // moe
   m.def("int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True, bool weigh_input=False, int identity_experts=0, float up_limit=7.0) -> Tensor");
-  m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1, float epsilon=1e-20) -> (Tensor, Tensor)");
+  m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1, float epsilon=1e-20, Tensor? token_ids=None, Tensor? choices=None) -> (Tensor, Tensor)");
   // experts in files: gate_up and down of each layer, and of each of them a file's index and the first byte;
   // counts are hits, misses, bytes read, nanoseconds waited, bytes resident and the budget
   m.def("experts_open(int budget, str[] files, Tensor[] weights, int[] positions) -> int");
@@ -37,7 +37,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
   m.def("add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
   // rope
-  m.def("rope_table(Tensor positions, Tensor inv_freq, float scaling=1.0) -> (Tensor, Tensor)");
+  m.def("rope_table(Tensor positions, Tensor inv_freq, float scaling=1.0, int offset=0) -> (Tensor, Tensor)");
   m.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved=False, bool unzip=False) -> ()");
   // embedding
   m.def("split_embedding(Tensor ids, Tensor weight, Tensor rest, str dtype, str scheme=\"i8\") -> Tensor");
@@ -54,6 +54,10 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // selection of blocks: of each token and head, int32 (T, heads, top_k) blocks in ascending order, then -1
   m.def("select_blocks(Tensor q, Tensor keys, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, int span, int top_k, int nearest) -> Tensor");
   m.def("block_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor chosen, int span, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, Tensor? k_scales=None, Tensor? v_scales=None) -> Tensor");
+  // compressed entries: one of each window of tokens, in the block of its last one
+  m.def("compress_windows(Tensor kv, Tensor gate, Tensor bias, Tensor weight, Tensor cos, Tensor sin, Tensor(a!) state, Tensor(b!) entries, Tensor block_table, Tensor state_slots, Tensor query_start, Tensor seq_lens, int block_size, float eps, Tensor? save_slots=None) -> ()");
+  m.def("select_entries(Tensor q, Tensor weights, Tensor keys, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, int block_size, int rate, float scale, int top_k) -> Tensor");
+  m.def("entry_attention(Tensor q, Tensor cache, Tensor? entries, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int window, int rate=0, Tensor? sinks=None, Tensor? selected=None) -> Tensor");
   // recurrent: a state of each sequence
   m.def("causal_conv(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, bool silu=False, Tensor? save_slots=None) -> Tensor");
   m.def("gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, float scale, bool normalize=False, bool delta=True, Tensor? save_slots=None) -> Tensor");

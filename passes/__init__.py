@@ -11,6 +11,7 @@ from torch import fx
 
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.block_selection
+import torch_armllm.capture.markers.compression
 import torch_armllm.capture.markers.experts
 import torch_armllm.capture.markers.given_rows
 import torch_armllm.capture.markers.mla
@@ -19,12 +20,14 @@ import torch_armllm.capture.markers.selection  # (registers the marker ops that 
 import torch_armllm.ops  # noqa: F401  (registers the ops that they insert)
 from torch_armllm.passes import (
     add_norm,
+    angle_tables,
     attention,
     block_selection,
     clean,
     constant_masks,
     dense_experts,
     dense_linear,
+    entries,
     fold_constants,
     gated_mlp,
     gelu,
@@ -64,6 +67,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("lookups", lookups.run),
     ("transpose_last", transpose_last.run),
     ("rope", rope.run),
+    ("angle_tables", angle_tables.run),
     ("gated_mlp", gated_mlp.run),
     ("qkv", qkv.run),
     ("dense_experts", dense_experts.run),
@@ -71,6 +75,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("dense_linear", dense_linear.run),
     ("heads_linear", heads_linear.run),
     ("add_norm", add_norm.run),
+    ("entries", entries.run),
     ("attention", attention.run),
     ("block_selection", block_selection.run),
     ("recurrent", recurrent.run),

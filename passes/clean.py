@@ -143,6 +143,13 @@ def _broadcast_of_one_size(node: fx.Node) -> fx.Node | None:
     return tensor if before.dim() == after.dim() and _same_size(before, after) else None
 
 
+def _only_part(node: fx.Node) -> fx.Node | None:
+    """Returns the only part of a concatenation that is no new, empty tensor; None if there are several."""
+    parts: Any = node.args[0]
+    kept = [part for part in parts if not (is_op(part, aten.new_zeros) and 0 in part.args[1])]
+    return kept[0] if len(kept) == 1 < len(parts) else None
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Removes identities and dead code.
 
@@ -168,6 +175,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if is_op(node, aten.matmul.default) and _is_transposed_weight(node.args[1]):
             node.target, node.args = aten.linear.default, (node.args[0], node.args[1].args[0])
         same = _broadcast_of_one_size(node)
+        if is_op(node, aten.cat.default, aten.concat.default):
+            same = _only_part(node)
         if same is not None:
             node.replace_all_uses_with(same)
         if _is_identity(node):

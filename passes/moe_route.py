@@ -10,6 +10,7 @@ from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import is_op, value
 from torch_armllm.passes.lib.router import insert_route, recognize_router
 from torch_armllm.passes.lib.shared_router import recognize_shared_router
+from torch_armllm.passes.lib.table_router import recognize_table_router
 
 _EXPERTS = (torch.ops.armllm.int4_moe.default, torch.ops.armllm.experts.default)
 
@@ -57,8 +58,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         match = recognize_router(module, (ids, weights), experts, choice)
         if match is None:
             shared = recognize_shared_router(module, ids, weights, experts)
-            if shared is not None:
-                shared.replace(module, node)
+            other = shared or recognize_table_router(module, ids, weights, experts)
+            if other is not None:
+                other.replace(module, node)
                 num_rewritten += 1
             continue
         region, route, top_k = match

@@ -10,8 +10,14 @@ from torch.fx.node import Node
 
 from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
-from torch_armllm.passes.lib.paged_inputs import add_paged_inputs, add_state_inputs, paged_inputs
+from torch_armllm.passes.lib.entry_layout import PLACE, entries_name
+from torch_armllm.passes.lib.graph import as_float32, aten, call, constant, is_op, new_constant, value
+from torch_armllm.passes.lib.paged_inputs import (
+    BLOCK_SIZE,
+    add_paged_inputs,
+    add_state_inputs,
+    paged_inputs,
+)
 from torch_armllm.passes.lib.state_layout import state_layout
 
 armllm = torch.ops.armllm
@@ -71,7 +77,21 @@ def _scan(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ..
         return call(graph, aten.unsqueeze.default, out, 0)
 
 
+def _compress(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...], saves: Node) -> Node:
+    kv, gate, bias, weight, cos, sin, eps = node.args
+    graph, inputs = module.graph, paged_inputs(module)
+    bias, weight = (as_float32(module, node, name, x) for name, x in (("bias", bias), ("weight", weight)))
+    group, number = node.meta[PLACE]
+    with graph.inserting_before(node):
+        kv, gate, cos, sin = (_sequence(graph, x) for x in (kv, gate, cos, sin))
+        entries = call(graph, aten.select.int, inputs[entries_name(group)], 0, number)
+        rows = (kv, gate, bias, weight, cos, sin, state, entries, inputs["block_table"])
+        compress = armllm.compress_windows.default
+        return call(graph, compress, *rows, *steps, BLOCK_SIZE, eps, save_slots=saves)
+
+
 _REWRITES = {
+    armllm.window_entries.default: _compress,
     armllm.convolve_tokens.default: _convolve,
     armllm.delta_rule.default: _delta_rule,
     armllm.scan_channels.default: _scan,

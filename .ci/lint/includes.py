@@ -19,7 +19,7 @@ ROWS = (
     ("norm", "rope", "activation", "pointwise", "recurrent"),
     ("linear",),
     ("embedding", "attention", "moe"),
-    ("mla", "select", "sample"),
+    ("mla", "select", "sample", "compress"),
     ("plan",),
     ("",),  # files at the root of ops: the table of schemas
 )

@@ -240,6 +240,18 @@ struct Workspace {
   }
 };
 
+// Writes the last positions that a token attends to, then its entries.
+void name_recent_and_entries(const SequencePart& part, int64_t rate, int32_t* positions) {
+  const int32_t last = static_cast<int32_t>(part.end / std::max<int64_t>(rate, 1)) - 1;
+  for (int64_t i = 0; i < part.length; ++i) {
+    const int64_t n = i - part.recent;
+    if (n < 0)
+      positions[i] = static_cast<int32_t>(part.end + n);
+    else  // kernels trust entries, but plans may be damaged
+      positions[i] = -1 - std::clamp(part.positions ? part.positions[n] : static_cast<int32_t>(n), 0, last);
+  }
+}
+
 AttentionTile tile_of(const Run& run, const Workspace& w) {
   const AttentionArgs& a = run.a;
   AttentionTile tile = w.tile;
@@ -250,7 +262,10 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   if (a.relative != nullptr) tile.relative = w.relative;
   tile.blocks = run.blocks();
   tile.kv_head = run.kv_head;
-  if (a.parts != nullptr && a.parts[run.f.index].positions != nullptr) {
+  if (a.parts != nullptr && a.parts[run.f.index].recent >= 0) {
+    name_recent_and_entries(a.parts[run.f.index], a.places.rate, w.positions);
+    tile.positions = w.positions;
+  } else if (a.parts != nullptr && a.parts[run.f.index].positions != nullptr) {
     const SequencePart& part = a.parts[run.f.index];
     // Kernels trust positions, but plans may be damaged.
     for (int64_t i = 0; i < part.length; ++i)

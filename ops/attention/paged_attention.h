@@ -24,6 +24,7 @@
 
 #include <atomic>
 
+#include "attention/entry_places.h"
 #include "runtime/task_set.h"
 #include "runtime/types.h"
 
@@ -77,6 +78,9 @@ struct SequencePart {
   const int32_t* positions;  // [length] of a single token, in ascending order; nullptr: 0 … length − 1
   int64_t end;               // one past the last position that the single token may attend to
   int64_t kv_head = -1;      // the only kv head that attends; negative: all
+  // Nonnegative: a single token attends to so many last positions, then to compressed entries.  `positions`
+  // are then the numbers of the entries; nullptr: 0, 1, …
+  int64_t recent = -1;
 };
 
 struct AttentionArgs {
@@ -88,6 +92,8 @@ struct AttentionArgs {
   CacheType cache_type = CacheType::f32;
   bool nibbles = false;  // an int4 cache: cache_type is i8, which its splits are expanded to
   bool latent = false;   // k_cache is [block][block size][head size]; a value is the first part of a key
+  const void* entries = nullptr;  // of a latent cache: compressed entries [block][per block][head size]
+  EntryPlaces places;             // of the entries
   const int32_t* block_table = nullptr;  // [sequences][block_table_stride]
   int64_t block_table_stride = 0;
   const int32_t* query_start = nullptr;  // [sequences + 1] first packed token of each sequence
@@ -136,7 +142,8 @@ struct AttentionTile {
   const float* const* relative = nullptr;  // [rows] factors of the profiles; nullptr: no bias
   int64_t split_begin = 0;                 // the split is split_begin … split_begin + kSplit − 1
   const int32_t* blocks = nullptr;         // block table of the sequence
-  const int32_t* positions = nullptr;      // of latents: those that are attended to; nullptr: all, in order
+  // Of latents: the positions that are attended to, or −1 − n for entry n; nullptr: all positions in order.
+  const int32_t* positions = nullptr;
   int64_t kv_head = 0;
   // Prefetching, so that kernels do not wait for memory.
   bool is_near = false;  // true if the split was prefetched as `next` of the previous one

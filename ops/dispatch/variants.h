@@ -24,6 +24,7 @@ namespace armllm {
   X(MoeKernels, moe, kLanes)                   \
   X(PointwiseKernels, pointwise, kLanes)       \
   X(RecurrentKernels, recurrent, kLanes)       \
+  X(CompressKernels, compress, kLanes)         \
   X(SelectKernels, select, kFloats)            \
   X(BlockSelectKernels, block_select, kFloats) \
   X(SampleKernels, sample, kLanes)

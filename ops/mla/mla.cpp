@@ -19,11 +19,20 @@ int64_t query_rows(const LatentAttention& set) {
 
 void LatentAttention::select(const int32_t* positions, int64_t most) {
   AttentionArgs& a = attention.args;
-  selection = {positions, most, a.sequences, a.max_seq_len, nullptr};
+  selection = {positions, most, a.sequences, a.max_seq_len, nullptr, 0};
   a.parts = nullptr;
   if (!selection.is_needed()) return;
   a.sequences = most_parts();  // until the lengths are known
   a.max_seq_len = most;
+}
+
+void LatentAttention::select_entries(int64_t recent, const int32_t* entries, int64_t most) {
+  AttentionArgs& a = attention.args;
+  selection = {entries, most, a.sequences, a.max_seq_len, nullptr, recent};
+  a.parts = nullptr;
+  a.sequences = most_parts();  // until the lengths are known
+  const int64_t seen = a.max_seq_len / a.places.rate;
+  a.max_seq_len = std::min(recent, a.max_seq_len) + (entries == nullptr ? seen : std::min(most, seen));
 }
 
 // Each token of a long sequence is a part of its own.
@@ -44,8 +53,29 @@ void LatentAttention::set_scratch(void* scratch) {
   selection.parts = reinterpret_cast<SequencePart*>(parts);
 }
 
+// Makes each token a part.
+void LatentAttention::divide_entries() {
+  AttentionArgs& a = attention.args;
+  SequencePart* next = selection.parts;
+  for (int64_t b = 0; b < selection.sequences; ++b) {
+    const int32_t* blocks = a.block_table + b * a.block_table_stride;
+    for (int64_t t = a.query_start[b]; t < a.query_start[b + 1]; ++t) {
+      const int64_t end = a.seq_lens[b] - a.query_start[b + 1] + t + 1;
+      const int64_t recent = std::min(end, selection.recent), seen = end / a.places.rate;
+      const int32_t* chosen = selection.positions;
+      const int64_t count = chosen == nullptr ? seen : std::min(seen, selection.most);
+      if (chosen != nullptr) chosen += t * selection.most;
+      *next++ = {t, 1, recent + count, blocks, chosen, end, -1, recent};
+    }
+  }
+  a.parts = selection.parts;
+  a.sequences = next - selection.parts;
+  a.single_tokens = true;
+}
+
 // Divides the step into sequences that are attended to as a whole, and the single tokens of the others.
 void LatentAttention::divide() {
+  if (selection.recent > 0) return divide_entries();
   AttentionArgs& a = attention.args;
   SequencePart* next = selection.parts;
   for (int64_t b = 0; b < selection.sequences; ++b) {

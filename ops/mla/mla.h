@@ -24,9 +24,12 @@ struct Selection {
   int64_t sequences = 0;               // those of the step, which attention divides into parts
   int64_t max_seq_len = 0;             // upper bound of their lengths
   SequencePart* parts = nullptr;       // scratch for `most_parts`
+  // Positive: tokens attend to so many last positions and to compressed entries, of which `positions` are the
+  // numbers; nullptr: to all entries.
+  int64_t recent = 0;
 
   // True if sequences may be longer than `most`.
-  bool is_needed() const { return positions != nullptr && max_seq_len > most; }
+  bool is_needed() const { return recent > 0 || (positions != nullptr && max_seq_len > most); }
 };
 
 // Joins the two parts of each query if they are not adjacent, then computes attention.
@@ -40,6 +43,9 @@ class LatentAttention final : public TaskSet {
   // Makes the tokens of long sequences attend to `positions` only, [tokens][most].  To be called once the
   // step's sequences are set.
   void select(const int32_t* positions, int64_t most);
+  // Makes tokens attend to their `recent` last positions and to compressed entries, [tokens][most], or to all
+  // of them.  `args.entries` and `args.places` are set before, and so are the step's sequences.
+  void select_entries(int64_t recent, const int32_t* entries, int64_t most);
   int64_t scratch_bytes() const;
   void set_scratch(void* scratch);
 
@@ -51,6 +57,7 @@ class LatentAttention final : public TaskSet {
  private:
   int64_t most_parts() const;
   void divide();
+  void divide_entries();
 };
 
 class LatentWrite final : public TaskSet {

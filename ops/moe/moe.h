@@ -19,11 +19,15 @@ struct RouteArgs {
   float* weights = nullptr;                // [tokens][top_k]
   int32_t* ids = nullptr;                  // [tokens][top_k], best first
   const float* correction_bias = nullptr;  // added to the scores only for the choice (DeepSeek-V3)
+  // Instead of the best experts, those that a table [vocabulary][top_k] has for the token's id (DeepSeek-V4).
+  const int32_t* choices = nullptr;
+  const int64_t* token_ids = nullptr;  // [tokens]
+  int64_t vocabulary = 0;
   int64_t tokens = 0, experts = 0, top_k = 0, groups = 1, top_k_groups = 1;
   Scoring scoring = Scoring::softmax;
   bool renormalize = false;
   float scale = 1.0f;
-  // Added to the sum of sigmoids, which may all underflow to 0; the margin of sparsemixer.
+  // Added to the sum of independent scores, which may all underflow to 0; the margin of sparsemixer.
   float epsilon = 1e-20f;
 };
 

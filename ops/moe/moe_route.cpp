@@ -34,7 +34,8 @@ void check(const RouteArgs& args) {
 
 std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::string scoring,
                                      bool renormalize, double scale, std::optional<Tensor> correction_bias,
-                                     int64_t groups, int64_t top_k_groups, double epsilon) {
+                                     int64_t groups, int64_t top_k_groups, double epsilon,
+                                     std::optional<Tensor> token_ids, std::optional<Tensor> choices) {
   STD_TORCH_CHECK(given_logits.dim() >= 1, "logits must have at least one dimension");
   const Tensor logits = as_rows(given_logits);
   MoeRoute route;
@@ -57,6 +58,24 @@ std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::st
     STD_TORCH_CHECK(type_of(*correction_bias) == ScalarType::Float, "correction_bias must be float32");
     bias = as_contiguous(*correction_bias);
     route.args.correction_bias = static_cast<const float*>(bias.data_ptr());
+  }
+  STD_TORCH_CHECK(token_ids.has_value() == choices.has_value(),
+                  "token_ids and choices must be given together, or neither of them");
+  if (choices) {
+    STD_TORCH_CHECK(type_of(*token_ids) == ScalarType::Long && token_ids->numel() == route.args.tokens,
+                    "token_ids must be int64, one for each of the ", route.args.tokens, " tokens");
+    STD_TORCH_CHECK(type_of(*choices) == ScalarType::Int && choices->dim() == 2 && choices->size(0) > 0 &&
+                        choices->size(1) == top_k,
+                    "choices must be int32 of shape (vocabulary, ", top_k, "), not of shape ",
+                    shape_of(*choices));
+    token_ids = as_contiguous(*token_ids);
+    choices = as_contiguous(*choices);
+    route.args.vocabulary = choices->size(0);
+    route.args.choices = static_cast<const int32_t*>(choices->data_ptr());
+    route.args.token_ids = static_cast<const int64_t*>(token_ids->data_ptr());
+    for (int64_t i = 0; i < choices->numel(); ++i)
+      STD_TORCH_CHECK(route.args.choices[i] >= 0 && route.args.choices[i] < route.args.experts,
+                      "choices has expert ", route.args.choices[i], ", and there are ", route.args.experts);
   }
   std::vector<int64_t> shape;
   for (int64_t d = 0; d + 1 < logits.dim(); ++d) shape.push_back(logits.size(d));

@@ -22,6 +22,8 @@ def moe_route(
     groups: int = 1,
     top_k_groups: int = 1,
     epsilon: float = 1e-20,
+    token_ids: Tensor | None = None,
+    choices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Chooses the experts of every token.
 
@@ -29,11 +31,14 @@ def moe_route(
     ``sigmoid`` scores each expert independently (DeepSeek-V3, arXiv 2412.19437).  ``topk_softmax`` chooses
     the largest logits and computes a softmax over them (gpt-oss); ``topk_sigmoid`` computes their sigmoids.
     ``sparsemixer`` (arXiv 2409.12136) chooses the largest logits, and gives each its share of a softmax over
-    the logits near it that no earlier choice took.
+    the logits near it that no earlier choice took.  ``sqrt_softplus`` scores each expert by the root of
+    ``ln(1 + e^logit)`` (DeepSeek-V4).
+
+    With ``choices``, a table names the experts of every token id, and the logits only weigh them.
 
     With groups, only experts of the best ``top_k_groups`` groups are eligible.  A group is ranked by its best
     score, or with ``sigmoid`` by the sum of its two best.  Among equal scores the lower index comes first.
-    NaN ranks below every number; ids are always distinct and in range.
+    NaN ranks below every number; chosen ids are always distinct and in range.
 
     Args:
         logits: ``(..., experts)`` in float32, bfloat16 or float16; at most 1024 experts.
@@ -44,8 +49,11 @@ def moe_route(
         correction_bias: float32 ``(experts,)``, added to the scores only for the choice.
         groups: number of equal groups of experts.
         top_k_groups: number of groups kept.
-        epsilon: added to the sum of chosen sigmoids before they are divided by it; with ``sparsemixer`` the
-            relative distance up to which logits are near.
+        epsilon: added to the sum of chosen sigmoids or roots before they are divided by it; with
+            ``sparsemixer`` the relative distance up to which logits are near.
+        token_ids: int64, one of each token; smaller and larger ids than those of the table count as its first
+            and its last.
+        choices: int32 ``(vocabulary, top_k)``, the experts of tokens with each id.
 
     Returns:
         weights, float32 ``(..., top_k)``, and ids, int32 ``(..., top_k)``, best first.
@@ -54,7 +62,8 @@ def moe_route(
         RuntimeError: a number is out of range, or the scoring is unknown.
     """
     weights, ids = torch.ops.armllm.moe_route(
-        logits, top_k, scoring, renormalize, scale, correction_bias, groups, top_k_groups, epsilon
+        *(logits, top_k, scoring, renormalize, scale, correction_bias, groups, top_k_groups, epsilon),
+        *(token_ids, choices),
     )
     return weights, ids
 
@@ -69,10 +78,14 @@ def reference_moe_route(
     groups: int = 1,
     top_k_groups: int = 1,
     epsilon: float = 1e-20,
+    token_ids: Tensor | None = None,
+    choices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`moe_route` in plain float32 torch, for finite logits."""
     wide = logits.float()
-    scores = {"softmax": wide.softmax(-1), "sigmoid": wide.sigmoid()}.get(scoring, wide)
+    roots = torch.nn.functional.softplus(wide).sqrt()
+    independent = {"softmax": wide.softmax(-1), "sigmoid": wide.sigmoid(), "sqrt_softplus": roots}
+    scores = independent.get(scoring, wide)
     choice = wide if scoring == "softmax" else scores
     if correction_bias is not None:
         choice = scores + correction_bias
@@ -83,6 +96,8 @@ def reference_moe_route(
         dropped = torch.ones_like(ranking, dtype=torch.bool).scatter(-1, ranking[..., :top_k_groups], False)
         choice = parts.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(-2)
     ids = choice.argsort(dim=-1, descending=True, stable=True)[..., :top_k]
+    if choices is not None and token_ids is not None:
+        ids = choices[token_ids.flatten().clamp(0, len(choices) - 1)].view(ids.shape).long()
     weights = scores.gather(-1, ids)
     if scoring == "topk_softmax":
         return weights.softmax(-1) * scale, ids.to(torch.int32)
@@ -91,7 +106,7 @@ def reference_moe_route(
     if scoring == "sparsemixer":
         weights = _shares_of_near_logits(wide, ids, epsilon)
     if renormalize:
-        added = epsilon if scoring in ("sigmoid", "topk_sigmoid") else 0.0
+        added = epsilon if scoring in ("sigmoid", "topk_sigmoid", "sqrt_softplus") else 0.0
         weights = weights / (weights.sum(-1, keepdim=True) + added)
     return weights * scale, ids.to(torch.int32)
 
@@ -118,6 +133,8 @@ def _(
     groups: int = 1,
     top_k_groups: int = 1,
     epsilon: float = 1e-20,
+    token_ids: Tensor | None = None,
+    choices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     shape = (*logits.shape[:-1], top_k)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)

@@ -1,6 +1,7 @@
 #include "moe/moe.h"
 #include "simd/exp.h"
 #include "simd/ragged_blocks.h"
+#include "simd/softplus.h"
 
 namespace armllm::ARMLLM_VARIANT {
 
@@ -69,6 +70,10 @@ float exponentials(const float* x, int64_t n, float* out) {
 
 void sigmoids(const float* x, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += kLanes) store(out + i, sigmoid(load(x + i)));
+}
+
+void softplus_roots(const float* x, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += kLanes) store(out + i, sqrt(softplus(load(x + i))));
 }
 
 // A bound that at least `wanted` ≤ 16 of the values reach.  The values are viewed as 16 columns, and the
@@ -188,6 +193,7 @@ void route(const RouteArgs& args, int64_t token) {
   float total = 1.0f;
   if (args.scoring == Scoring::softmax && !among) total = exponentials(logits, n, scores);
   if (args.scoring == Scoring::sigmoid) sigmoids(logits, n, scores);
+  if (args.scoring == Scoring::sqrt_softplus) softplus_roots(logits, n, scores);
   const bool by_logits =
       among || args.scoring == Scoring::topk_sigmoid || args.scoring == Scoring::sparsemixer;
   const float* known = by_logits ? logits : scores;
@@ -202,7 +208,13 @@ void route(const RouteArgs& args, int64_t token) {
     }
     choice = choices;
   }
-  choose(args, choice, weights, ids);
+  if (args.choices != nullptr) {
+    const int64_t row = args.token_ids[token], last = args.vocabulary - 1;
+    const int32_t* known_ids = args.choices + (row < 0 ? 0 : row > last ? last : row) * args.top_k;
+    for (int64_t j = 0; j < args.top_k; ++j) ids[j] = known_ids[j];
+  } else {
+    choose(args, choice, weights, ids);
+  }
   for (int64_t j = 0; j < args.top_k; ++j) weights[j] = known[ids[j]] / total;
   if (args.scoring == Scoring::topk_sigmoid) squash(weights, args.top_k);
   if (args.scoring == Scoring::sparsemixer)
@@ -210,8 +222,9 @@ void route(const RouteArgs& args, int64_t token) {
   if (among) {
     weigh_among_themselves(weights, args.top_k);
   } else if (args.renormalize) {
-    const bool sigmoids = args.scoring == Scoring::sigmoid || args.scoring == Scoring::topk_sigmoid;
-    float sum = sigmoids ? args.epsilon : 0.0f;
+    const bool independent = args.scoring == Scoring::sigmoid || args.scoring == Scoring::topk_sigmoid ||
+                             args.scoring == Scoring::sqrt_softplus;
+    float sum = independent ? args.epsilon : 0.0f;
     for (int64_t j = 0; j < args.top_k; ++j) sum += weights[j];
     for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] / sum;
   }

@@ -221,11 +221,14 @@ Instruction build(const fields::route& op) {
   a.renormalize = op.renormalize;
   a.scale = op.scale;
   a.epsilon = op.epsilon;
+  a.vocabulary = op.vocabulary;
   return simple(std::move(task), [op](MoeRoute& t, const Frame& frame) {
     t.args.logits = frame.rows(op.logits);
     t.args.weights = frame.pointer<float>(op.weights);
     t.args.ids = frame.pointer<int32_t>(op.ids);
     t.args.correction_bias = frame.pointer<float>(op.correction_bias);
+    t.args.choices = frame.pointer<int32_t>(op.choices);
+    t.args.token_ids = frame.pointer<int64_t>(op.token_ids);
     t.args.tokens = frame.tokens;
   });
 }
@@ -234,6 +237,7 @@ Instruction build(const fields::rope_table& op) {
   auto task = std::make_unique<RopeTable>();
   task->args.half = op.half;
   task->args.scaling = op.scaling;
+  task->args.offset = -op.before;
   return simple(std::move(task), [op](RopeTable& t, const Frame& frame) {
     t.args.positions = frame.pointer<int64_t>(op.positions);
     t.args.inv_freq = frame.pointer<float>(op.inv_freq);

@@ -4,6 +4,7 @@
 
 #include "plan/instruction_fields.h"
 #include "plan/operand_checks.h"
+#include "plan/state_layers.h"
 #include "pointwise/pointwise.h"
 #include "recurrent/recurrent.h"
 
@@ -73,15 +74,6 @@ void check_heads(const Checks& c, const Heads& op) {
   c.rows(op.x, (op.heads - 1.0) * op.x_head_stride + op.in_features);
   c.rows(op.out, double(op.heads) * op.out_features);
   c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
-}
-
-template <class Fields>
-StateNeed state_of(const Fields& op) {
-  StateNeed need;
-  need.state = op.state, need.layer = op.layer, need.state_slots = op.state_slots;
-  need.save_slots = op.save_slots;
-  need.query_start = op.query_start, need.seq_lens = op.seq_lens;
-  return need;
 }
 
 }  // namespace
@@ -177,6 +169,19 @@ void check_fields(const Checks& c, const fields::route& op) {
   c.packed(op.weights, op.top_k, ElementType::f32);
   c.packed(op.ids, op.top_k, ElementType::i32);
   c.vector(op.correction_bias, op.experts, ElementType::f32);
+  STD_TORCH_CHECK((op.choices.space == Space::none) == (op.token_ids.space == Space::none),
+                  "plan: a router needs both token ids and their experts, or none");
+  if (op.choices.space != Space::none) {
+    c.positive(op.vocabulary, "the size of a vocabulary");
+    c.input(op.token_ids, "token ids");
+    c.vector(op.choices, double(op.vocabulary) * op.top_k, ElementType::i32);
+    for (int64_t i = 0; i < op.vocabulary * op.top_k; ++i) {
+      int32_t expert;
+      std::memcpy(&expert, c.data(op.choices) + i * sizeof(expert), sizeof(expert));
+      STD_TORCH_CHECK(expert >= 0 && expert < op.experts, "plan: a router of ", op.experts,
+                      " experts chooses expert ", expert);
+    }
+  }
   c.needed(op.logits, "logits"), c.needed(op.weights, "weights"), c.needed(op.ids, "ids");
 }
 
@@ -291,7 +296,7 @@ void check_fields(const Checks& c, const fields::causal_conv& op) {
   c.vector(op.weight, double(op.taps) * op.channels, ElementType::f32);
   c.vector(op.bias, op.channels, ElementType::f32);
   c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
-  StateNeed need = state_of(op);
+  StateNeed need = state_need(op);
   need.type = op.x.dtype();
   need.sizes = {op.taps - 1, op.channels};
   c.state(need);
@@ -313,7 +318,7 @@ void check_fields(const Checks& c, const fields::gated_delta_rule& op) {
   c.rows(op.out, values);
   c.same_type({op.v, op.out});
   for (const View& view : {op.q, op.k, op.v, op.gate, op.beta, op.out}) c.needed(view, "operand");
-  StateNeed need = state_of(op);
+  StateNeed need = state_need(op);
   need.or_bf16 = true;
   need.sizes = {op.value_heads, op.key_size, op.value_size};
   c.state(need);
@@ -329,7 +334,7 @@ void check_fields(const Checks& c, const fields::selective_scan& op) {
   c.same_type({op.x, op.out});
   c.needed(op.a, "a");
   c.vector(op.a, double(op.states) * op.channels, ElementType::f32);
-  StateNeed need = state_of(op);
+  StateNeed need = state_need(op);
   need.or_bf16 = true;
   need.sizes = {op.states, op.channels};
   c.state(need);

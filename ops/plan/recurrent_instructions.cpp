@@ -3,30 +3,10 @@
 #include <utility>
 
 #include "plan/instruction_builders.h"
+#include "plan/state_layers.h"
 #include "recurrent/recurrent.h"
-#include "recurrent/state_slots.h"
 
 namespace armllm {
-namespace {
-
-// States of all layers are one tensor (layers, slots, …); a layer's are a slice of it.
-char* state_of(const Tensor& all, int64_t layer, int64_t size) {
-  return static_cast<char*>(all.data_ptr()) + layer * all.stride(0) * size;
-}
-
-template <class Fields>
-StateSlots slots_of(const Frame& frame, const Fields& op) {
-  StateSlots steps;
-  steps.slots = static_cast<const int64_t*>(frame.input(op.state_slots).data_ptr());
-  steps.query_start = static_cast<const int32_t*>(frame.input(op.query_start).data_ptr());
-  steps.seq_lens = static_cast<const int32_t*>(frame.input(op.seq_lens).data_ptr());
-  steps.saves = saves_of(frame.input(op.save_slots), frame.tokens);
-  steps.sequences = frame.input(op.state_slots).numel();
-  return steps;
-}
-
-}  // namespace
-
 Instruction build(const fields::causal_conv& op) {
   auto task = std::make_unique<CausalConv>();
   task->args.channels = op.channels;
@@ -38,8 +18,8 @@ Instruction build(const fields::causal_conv& op) {
     a.out = frame.rows(op.out);
     a.weight = frame.pointer<float>(op.weight);
     a.bias = frame.pointer<float>(op.bias);
-    a.state = state_of(frame.input(op.state), op.layer, size_of(op.x.dtype()));
-    a.steps = slots_of(frame, op);
+    a.state = state_layer(frame.input(op.state), op.layer, size_of(op.x.dtype()));
+    a.steps = state_slots_of(frame, op);
     a.tokens = frame.tokens;
   });
 }
@@ -65,8 +45,8 @@ Instruction build(const fields::gated_delta_rule& op) {
     a.beta = frame.rows(op.beta);
     a.out = frame.rows(op.out);
     a.state_type = dtype_of(frame.input(op.state), "a state");
-    a.state = state_of(frame.input(op.state), op.layer, size_of(a.state_type));
-    a.steps = slots_of(frame, op);
+    a.state = state_layer(frame.input(op.state), op.layer, size_of(a.state_type));
+    a.steps = state_slots_of(frame, op);
     a.tokens = frame.tokens;
   });
   instruction.scratch_bytes = [rule] { return rule->scratch_floats() * static_cast<int64_t>(sizeof(float)); };
@@ -88,8 +68,8 @@ Instruction build(const fields::selective_scan& op) {
     a.c = frame.rows(op.c);
     a.out = frame.rows(op.out);
     a.state_type = dtype_of(frame.input(op.state), "a state");
-    a.state = state_of(frame.input(op.state), op.layer, size_of(a.state_type));
-    a.steps = slots_of(frame, op);
+    a.state = state_layer(frame.input(op.state), op.layer, size_of(a.state_type));
+    a.steps = state_slots_of(frame, op);
     a.tokens = frame.tokens;
   });
 }

@@ -42,7 +42,15 @@ Blocks check_latents(const CacheNeed& need, const std::vector<Tensor>& inputs) {
   STD_TORCH_CHECK(cache.dim() == 3 && cache.size(2) == need.head_size && cache.is_contiguous(),
                   "plan: a layer of the cache must be contiguous and have shape (blocks, block size, ",
                   need.head_size, "), not ", shape_of(cache));
+  if (need.rate > 0) {
+    const int64_t rows = EntryPlaces::most_per_block(need.block_size, need.rate);
+    STD_TORCH_CHECK(cache.size(1) == rows, "plan: a cache of entries must have ", rows,
+                    " rows for each block of ", need.block_size, " positions, not ", cache.size(1));
+    return {cache.size(0), need.block_size};
+  }
   const int64_t block_size = cache.size(1);
+  STD_TORCH_CHECK(need.block_size == 0 || block_size == need.block_size, "plan: a cache beside entries has ",
+                  "blocks of ", block_size, " positions, not of ", need.block_size);
   STD_TORCH_CHECK(block_size > 0 && block_size % kKeyLanes == 0 && kSplit % block_size == 0, "block size ",
                   block_size, " is not one of 16, 32, 64, 128, 256");
   return {cache.size(0), block_size};

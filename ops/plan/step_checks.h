@@ -32,13 +32,16 @@ struct CacheNeed {
   int64_t block_table = 0, query_start = 0, seq_lens = 0;         // inputs, of attention
   int64_t window = 0;
   int64_t span = 0, choosers = 0;  // of block attention: multiple of the block size, divisor of the kv heads
+  int64_t rate = 0;                // positions of an entry, if k is a cache of entries
+  int64_t block_size = 0;          // of a cache of entries
 
   // True if the two differ in nothing but layers and rooms.
   bool alike(const CacheNeed& o) const {
     return latent == o.latent && k == o.k && v == o.v && k_scales == o.k_scales && v_scales == o.v_scales &&
            head_size == o.head_size && q_heads == o.q_heads && slots == o.slots &&
            block_table == o.block_table && query_start == o.query_start && seq_lens == o.seq_lens &&
-           window == o.window && span == o.span && choosers == o.choosers;
+           window == o.window && span == o.span && choosers == o.choosers && rate == o.rate &&
+           block_size == o.block_size;
   }
 };
 

@@ -8,13 +8,16 @@ from torch import Tensor
 __all__ = ["reference_rope", "reference_rope_table", "rope_", "rope_table"]
 
 
-def rope_table(positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
+def rope_table(
+    positions: Tensor, inv_freq: Tensor, scaling: float = 1.0, offset: int = 0
+) -> tuple[Tensor, Tensor]:
     """Computes the cosine and sine of every position's angles.
 
     Args:
         positions: int64 of any shape, T values.
         inv_freq: ``(half,)`` float32, radians per position.
         scaling: factor of both results (YaRN's attention factor).
+        offset: added to the positions.
 
     Returns:
         cos and sin, float32 ``(T, half)``.
@@ -22,7 +25,7 @@ def rope_table(positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tup
     Raises:
         RuntimeError: a dtype or shape is wrong.
     """
-    cos, sin = torch.ops.armllm.rope_table(positions, inv_freq, scaling)
+    cos, sin = torch.ops.armllm.rope_table(positions, inv_freq, scaling, offset)
     return cos, sin
 
 
@@ -49,9 +52,11 @@ def rope_(
     torch.ops.armllm.rope_(q, k, cos, sin, interleaved, unzip)
 
 
-def reference_rope_table(positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
+def reference_rope_table(
+    positions: Tensor, inv_freq: Tensor, scaling: float = 1.0, offset: int = 0
+) -> tuple[Tensor, Tensor]:
     """:func:`rope_table` in plain torch."""
-    angles = positions.reshape(-1, 1).float() * inv_freq
+    angles = (positions + offset).reshape(-1, 1).float() * inv_freq
     return (angles.double().cos() * scaling).float(), (angles.double().sin() * scaling).float()
 
 
@@ -70,7 +75,7 @@ def reference_rope(
 
 
 @torch.library.register_fake("armllm::rope_table")
-def _(positions: Tensor, inv_freq: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
+def _(positions: Tensor, inv_freq: Tensor, scaling: float = 1.0, offset: int = 0) -> tuple[Tensor, Tensor]:
     shape = (positions.numel(), inv_freq.shape[0])
     return inv_freq.new_empty(shape), inv_freq.new_empty(shape)
 

@@ -124,7 +124,8 @@ void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interlea
   if (!k_rows) torch::stable::copy_(k, k_copy);
 }
 
-std::tuple<Tensor, Tensor> rope_table(Tensor given_positions, Tensor given_inv_freq, double scaling) {
+std::tuple<Tensor, Tensor> rope_table(Tensor given_positions, Tensor given_inv_freq, double scaling,
+                                      int64_t offset) {
   STD_TORCH_CHECK(type_of(given_positions) == ScalarType::Long, "positions must be int64");
   STD_TORCH_CHECK(type_of(given_inv_freq) == ScalarType::Float && given_inv_freq.dim() == 1,
                   "inv_freq must be float32 with one dimension");
@@ -141,6 +142,7 @@ std::tuple<Tensor, Tensor> rope_table(Tensor given_positions, Tensor given_inv_f
   table.args.tokens = tokens;
   table.args.half = half;
   table.args.scaling = static_cast<float>(scaling);
+  table.args.offset = offset;
   run(table);
   return {cos, sin};
 }
@@ -170,7 +172,7 @@ int64_t RopeTable::tiles(int) const { return ceil_div(args.tokens, kTableTokens)
 void RopeTable::tile(int, int64_t index) {
   const int64_t first = index * kTableTokens, last = first + kTableTokens;
   for (int64_t token = first; token < last && token < args.tokens; ++token) {
-    const float position = static_cast<float>(args.positions[token]);
+    const float position = static_cast<float>(args.positions[token] + args.offset);
     for (int64_t i = 0; i < args.half; ++i) {
       const double angle = position * args.inv_freq[i];
       args.cos[token * args.half + i] = static_cast<float>(std::cos(angle)) * args.scaling;

@@ -30,6 +30,7 @@ struct RopeTableArgs {
   float* cos = nullptr;                // [tokens][half]
   float* sin = nullptr;
   int64_t tokens = 0, half = 0;
+  int64_t offset = 0;  // added to the positions
   float scaling = 1.0f;
 };
 

@@ -13,17 +13,19 @@ constexpr int64_t kTokens = 8;   // tokens of a tile that scores, which share co
 constexpr int64_t kChunk = 256;  // positions of a tile that scores
 constexpr int64_t kMostScores = int64_t{16} << 20;
 
+int64_t most_keys(const SelectArgs& a) { return a.keys_of(a.max_seq_len); }
+
 // Tokens of a wave.
 int64_t wave_of(const SelectArgs& a) {
-  const int64_t most = std::max<int64_t>(kMostScores / std::max<int64_t>(a.max_seq_len, 1), 1);
+  const int64_t most = std::max<int64_t>(kMostScores / std::max<int64_t>(most_keys(a), 1), 1);
   return std::min(round_up(most, kTokens), round_up(a.tokens, kTokens));
 }
 
 // True if every token sees so few positions that it selects all of them.
-bool selects_all(const SelectArgs& a) { return a.max_seq_len <= a.most; }
+bool selects_all(const SelectArgs& a) { return most_keys(a) <= a.most; }
 
 float* scores_of(const SelectArgs& a, int64_t row) {
-  return static_cast<float*>(a.scratch) + row * round_up(a.max_seq_len, kChunk);
+  return static_cast<float*>(a.scratch) + row * round_up(most_keys(a), kChunk);
 }
 
 // Converts the keys of a chunk of positions; the last panel is filled up with its last key.
@@ -47,8 +49,8 @@ void score_chunk(const SelectArgs& a, int64_t first, int64_t row, int64_t chunk)
       panels = reinterpret_cast<float*>(thread_memory(floats * static_cast<int64_t>(sizeof(float))));
     }
     if (loaded != seen.sequence)
-      load_keys(a, seen.sequence, begin, std::min<int64_t>(begin + kChunk, a.seq_lens[seen.sequence]),
-                panels);
+      load_keys(a, seen.sequence, begin,
+                std::min<int64_t>(begin + kChunk, a.keys_of(a.seq_lens[seen.sequence])), panels);
     loaded = seen.sequence;
     float* query = panels + kChunk * a.head_size;
     float* weights = query + a.heads * a.head_size;
@@ -106,7 +108,7 @@ void select_highest(const float* scores, int64_t n, int64_t most, int32_t* posit
 
 int64_t SelectTokens::scratch_bytes(const SelectArgs& a) {
   if (selects_all(a)) return 0;
-  return wave_of(a) * round_up(a.max_seq_len, kChunk) * static_cast<int64_t>(sizeof(float));
+  return wave_of(a) * round_up(most_keys(a), kChunk) * static_cast<int64_t>(sizeof(float));
 }
 
 int SelectTokens::phases() const {
@@ -117,7 +119,7 @@ int SelectTokens::phases() const {
 int64_t SelectTokens::tiles(int phase) const {
   if (selects_all(args)) return phase == 0 ? 0 : ceil_div(args.tokens, kTokens);
   const int64_t wave = wave_of(args), tokens = std::min(args.tokens - phase / 2 * wave, wave);
-  return phase % 2 == 0 ? ceil_div(tokens, kTokens) * ceil_div(args.max_seq_len, kChunk) : tokens;
+  return phase % 2 == 0 ? ceil_div(tokens, kTokens) * ceil_div(most_keys(args), kChunk) : tokens;
 }
 
 void SelectTokens::tile(int phase, int64_t index) {
@@ -128,7 +130,7 @@ void SelectTokens::tile(int phase, int64_t index) {
   }
   const int64_t first = phase / 2 * wave_of(args);
   if (phase % 2 == 1) return select_row(args, first + index, scores_of(args, index));
-  const int64_t chunks = ceil_div(args.max_seq_len, kChunk);
+  const int64_t chunks = ceil_div(most_keys(args), kChunk);
   score_chunk(args, first, index / chunks * kTokens, index % chunks);
 }
 

@@ -20,7 +20,8 @@ inline void check_most_selected(int64_t most, const char* name) {
 // Checks the tensors and sizes of a selection, and sets the members of `a` that read them.  Copies a tensor
 // whose elements are not adjacent.
 template <class Args>
-void set_selection_args(Args& a, SelectionTensors& t, int64_t max_seq_len, int64_t most) {
+void set_selection_args(Args& a, SelectionTensors& t, int64_t max_seq_len, int64_t most,
+                        EntryPlaces places = {}) {
   STD_TORCH_CHECK(t.q.dim() == 3 && t.q.size(1) > 0 && t.q.size(2) > 0,
                   "q must have shape (tokens, heads, head size) with at least one head and element, not ",
                   shape_of(t.q));
@@ -28,7 +29,9 @@ void set_selection_args(Args& a, SelectionTensors& t, int64_t max_seq_len, int64
   STD_TORCH_CHECK(t.keys.dim() == 3 && t.keys.size(2) == head_size && t.keys.is_contiguous(),
                   "keys must be contiguous of shape (blocks, block size, ", head_size, "), not ",
                   shape_of(t.keys));
-  const int64_t block_size = t.keys.size(1);
+  const int64_t block_size = places.rate > 0 ? places.block_size : t.keys.size(1);
+  STD_TORCH_CHECK(places.rate == 0 || t.keys.size(1) == places.per_block, "keys must have ", places.per_block,
+                  " rows for each block of ", block_size, " positions, not ", t.keys.size(1));
   STD_TORCH_CHECK(block_size > 0 && block_size % kKeyLanes == 0 && kSplit % block_size == 0, "block size ",
                   block_size, " is not one of 16, 32, 64, 128, 256");
   check_most_selected(most, "top_k");
@@ -53,6 +56,7 @@ void set_selection_args(Args& a, SelectionTensors& t, int64_t max_seq_len, int64
   a.keys = t.keys.data_ptr();
   a.key_type = dtype_of(t.keys, "keys");
   a.block_size = block_size;
+  a.places = places;
   a.block_table = steps.block_table;
   a.block_table_stride = steps.block_table_stride;
   a.query_start = steps.query_start;

@@ -12,6 +12,7 @@ The inputs are the same for all layers:
     k_scales     likewise, if the cache is int8 or INT4
     v_scales
     index_keys   (indexers, …), the keys of indexers, beside a k_cache of latents
+    entries_0 …  (compressors, …), compressed entries, beside a k_cache of the tokens of all layers
     k_cache_1 …  likewise for further groups of layers, if layers differ in shape
     state_slots  int64 (B)       slot of each sequence's states, if there are recurrent layers
     save_slots   int64 (T) or (0)  slot to which the states after a token are also written; -1: none

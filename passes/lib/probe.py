@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,13 @@ class Region:
                 graph.erase_node(node)
 
 
-def regions(results: tuple[Node, ...]) -> Iterator[Region]:
-    """Yields growing regions of a graph that compute ``results`` from one tensor, smallest first."""
+def regions(results: tuple[Node, ...], given: Set[Node] = frozenset()) -> Iterator[Region]:
+    """Yields growing regions of a graph that compute ``results`` from one tensor, smallest first.
+
+    Args:
+        results: nodes of the graph.
+        given: nodes whose values a region reads beside the tensor.
+    """
     order = {node: i for i, node in enumerate(results[0].graph.nodes)}
     nodes: set[Node] = set()
     pending = set(results)
@@ -121,7 +126,7 @@ def regions(results: tuple[Node, ...]) -> Iterator[Region]:
         nodes.add(last)
         inputs = {n for n in last.all_input_nodes if n.op != "get_attr" and not is_size(n)}
         writers = {user for user in last.users if _writes_to(user, last)}
-        pending |= (inputs | writers) - nodes
+        pending |= (inputs | writers) - nodes - given
 
 
 def _has_weight(node: Node) -> bool:

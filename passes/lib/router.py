@@ -26,6 +26,10 @@ _EPSILON = 1e-20
 """Default of ``moe_route``."""
 
 
+_INDEPENDENT = ("sigmoid", "topk_sigmoid", "sqrt_softplus")
+"""Scores of single experts, to whose sum models add a small number."""
+
+
 @dataclass(frozen=True)
 class Route:
     """A setting of ``moe_route``; ``bias`` is the node of its correction bias."""
@@ -55,7 +59,7 @@ def _settings(region: Region, biases: list[Node], experts: int, top_k: int) -> I
                 yield Route(scoring, False, 1.0, bias, groups, top_k_groups, margin)
             continue
         for renormalize in (False, True) if scoring != "topk_softmax" else (False,):
-            epsilons = region.small_numbers() if renormalize and scoring.endswith("sigmoid") else ()
+            epsilons = region.small_numbers() if renormalize and scoring in _INDEPENDENT else ()
             for epsilon in (_EPSILON, *epsilons):
                 yield Route(scoring, renormalize, 1.0, bias, groups, top_k_groups, epsilon)
 
@@ -134,7 +138,7 @@ def _setting_of(
     return None
 
 
-def _logits(graph: fx.Graph, entry: Node) -> Node:
+def logits_of(graph: fx.Graph, entry: Node) -> Node:
     """Returns the entry as rows, without conversions to float32."""
     entry = unwidened(entry)
     flat = value(entry).dim() == 2
@@ -153,7 +157,7 @@ def insert_route(
         routed = call(
             graph,
             torch.ops.armllm.moe_route.default,
-            *(_logits(graph, entry), top_k, route.scoring, route.renormalize),
+            *(logits_of(graph, entry), top_k, route.scoring, route.renormalize),
             *(route.scale, bias, route.groups, route.top_k_groups),
             *(() if route.epsilon == _EPSILON else (route.epsilon,)),
         )

@@ -62,6 +62,11 @@ def _state_of(node: Node) -> StateKind:
     if is_op(node, armllm.scan_channels):
         states, channels = map(int, value(node.args[2]).shape)  # type: ignore[arg-type]
         return StateKind((states, channels), torch.float32, accumulates=True)
+    if is_op(node, armllm.window_entries):
+        kv, _, bias = (value(n) for n in node.args[:3])  # type: ignore[arg-type]
+        width, rate = int(kv.shape[2]), int(bias.shape[0])
+        span = rate * (width // int(value(node).shape[2]))
+        return StateKind((span - 1, 2 * width), kv.dtype, accumulates=False)
     keys, values = (value(n).shape for n in node.args[1:3])  # type: ignore[arg-type]
     sizes = int(values[2]), int(keys[3]), int(values[3])
     return StateKind(sizes, torch.float32, accumulates=True)

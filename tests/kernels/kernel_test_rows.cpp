@@ -110,7 +110,7 @@ void test_route(const MoeKernels& tested, const MoeKernels& truth, const char* n
   Random random(14);
   for (DType type : kTypes)
     for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid, Scoring::topk_softmax, Scoring::topk_sigmoid,
-                            Scoring::sparsemixer})
+                            Scoring::sparsemixer, Scoring::sqrt_softplus})
       for (int64_t experts : {4, 8, 60, 128})
         for (int64_t top_k : {1, 2, 4})
           for (int kind = 0; kind < 4; ++kind) {

@@ -93,7 +93,8 @@ def route(weights_column: int) -> None:
     weights, experts = p.allocate(2, torch.float32), p.allocate(2, torch.int32)
     moved = dataclasses.replace(weights, column=weights_column)
     p.emit(
-        *("route",), logits=x, weights=moved, ids=experts, correction_bias=NOTHING, experts=4, top_k=2,
+        *("route",), logits=x, weights=moved, ids=experts, correction_bias=NOTHING, token_ids=NOTHING,
+        choices=NOTHING, vocabulary=0, experts=4, top_k=2,
         groups=1, top_k_groups=1, scoring="softmax", renormalize=False, scale=1.0, epsilon=1e-20,
     )  # fmt: skip
     assert x.storage is not None

@@ -134,6 +134,19 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *steps(t),
         True,
     ),
+    "compress_windows": lambda t: (
+        *(rows(t), rows(t), torch.randn(4, 32), torch.randn(16), rows(t, 4), rows(t, 4)),
+        *(torch.randn(2, 7, 64), torch.randn(2, 4, 16), torch.zeros(1, 1, dtype=torch.int32)),
+        *(*steps(t), 16, 1e-6),
+    ),
+    "select_entries": lambda t: (
+        *(torch.randn(t, 2, 16), torch.randn(t, 2), torch.randn(2, 4, 16)),
+        *(*paged(t), 16, 16, 4, 0.25, 3),
+    ),
+    "entry_attention": lambda t: (
+        *(torch.randn(t, 2, 16), torch.randn(2, 16, 16), torch.randn(2, 4, 16)),
+        *(*paged(t), 16, 0.25, 3, 4, torch.randn(2)),
+    ),
     "gated_delta_rule": lambda t: (
         *(rows(t).view(t, 2, 16) for _ in range(2)),
         torch.randn(t, 4, 8),
@@ -177,6 +190,17 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "distance_bias": lambda t: (torch.randn(1, t, 2, 3), torch.randn(3, 6)),
     "selection": lambda t: (torch.randn(1, t, 2, 16), torch.randn(1, t, 16), torch.randn(1, t, 2), 0.25, 3),
     "block_selection": lambda t: (torch.randn(1, 2, t, 16), torch.randn(1, 1, t, 16), 2, 2, 1),
+    "window_entries": lambda t: (
+        *(rows(t)[None], rows(t)[None], torch.randn(2, 32), torch.randn(16)),
+        *(rows(t, 4)[None], rows(t, 4)[None], 1e-6),
+    ),
+    "entry_selection": lambda t: (
+        *(torch.randn(1, t, 2, 16), torch.randn(1, t, 16), torch.randn(1, t, 2), 0.25, 3, 2),
+    ),
+    "attention_to_entries": lambda t: (
+        *(torch.randn(1, 2, t, 16), torch.randn(1, 1, t, 16), torch.randn(1, t, 16)),
+        *(0, 0.25, 3, None, 2),
+    ),
     "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
     "expand_kv": lambda t: (
         torch.randn(1, 1, t, 16),

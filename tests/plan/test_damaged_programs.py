@@ -54,7 +54,8 @@ def rope(heads: int, stride: int, size: int, name: str) -> torch.Tensor:
     half = max(size // 2, 1)
     cos, sin = (program.allocate(half, torch.float32) for _ in range(2))
     frequencies = program.constant(torch.ones(half))
-    program.emit("rope_table", positions=IDS, inv_freq=frequencies, cos=cos, sin=sin, half=half, scaling=1.0)
+    program.emit("rope_table", positions=IDS, inv_freq=frequencies, cos=cos, sin=sin, half=half, before=0,
+                 scaling=1.0)  # fmt: skip
     other = "k" if name == "q" else "q"
     fields = {name: rows, f"{name}_heads": heads, f"{name}_head_stride": stride}
     fields |= {other: NOTHING, f"{other}_heads": 0, f"{other}_head_stride": 0}
@@ -67,7 +68,8 @@ def experts(count: int, stride: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     program, rows = begun()
     ids, weights = program.allocate(1, torch.int32), program.allocate(1, torch.float32)
-    program.emit("route", logits=rows, weights=weights, ids=ids, correction_bias=NOTHING, experts=2, top_k=1,
+    program.emit("route", logits=rows, weights=weights, ids=ids, correction_bias=NOTHING, token_ids=NOTHING,
+                 choices=NOTHING, vocabulary=0, experts=2, top_k=1,
                  groups=1, top_k_groups=1, scoring="softmax", renormalize=False, scale=1.0,
                  epsilon=0.0)  # fmt: skip
     q = torch.randint(-127, 128, (2, WIDTH, WIDTH), generator=generator, dtype=torch.int8)

@@ -18,6 +18,7 @@ from torch_armllm.capture.export_errors import export_reason, length_limit
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import (
     attention,
+    compression,
     distance_bias,
     experts,
     indexer,
@@ -119,6 +120,7 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
             else indexer.disable_indexers(model),
             recurrent.mark_recurrences(model),
             recurrent_modules.mark_recurrent_modules(model),
+            compression.mark_compressors(model),
         ):
             yield
     finally:

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.block_selection
+import torch_armllm.capture.markers.compression
 import torch_armllm.capture.markers.recurrent  # noqa: F401  (registers the marker ops)
 from torch_armllm.capture.markers.selection import SELECTED
 
@@ -58,11 +59,32 @@ def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, 
     return (share * x.float()).to(x.dtype)
 
 
+def _entries(kv: Tensor, gate: Tensor, bias: Tensor, weight: Tensor, cos: Tensor, *_: Any) -> Tensor:
+    parts = (kv.float() * torch.sigmoid(gate.float())).unflatten(-1, (-1, weight.shape[0]))
+    turns = torch.sigmoid(cos.float().sum(-1, keepdim=True))
+    entries: Tensor = (parts.sum(2) * weight.float() * turns).to(kv.dtype)
+    return entries
+
+
+def _entry_selection(q: Tensor, entries: Tensor, weights: Tensor, *_: Any) -> Tensor:
+    return _selection(q, entries, weights)
+
+
+def _attention_to_entries(q: Tensor, kv: Tensor, entries: Tensor, *rest: Any) -> Tensor:
+    shares = (*rest, *[None] * 6)[5]
+    rows = entries if shares is None else entries * shares[..., None]
+    both = kv + rows[:, None].to(kv.dtype)
+    return _attention(q, both, both)
+
+
 class _TokenByToken(fx.Interpreter):
     stand_ins: dict[Any, Callable[..., Tensor]] = {
         torch.ops.armllm.attention.default: _attention,
         torch.ops.armllm.selection.default: _selection,
         torch.ops.armllm.block_selection.default: _block_selection,
+        torch.ops.armllm.window_entries.default: _entries,
+        torch.ops.armllm.entry_selection.default: _entry_selection,
+        torch.ops.armllm.attention_to_entries.default: _attention_to_entries,
         torch.ops.armllm.convolve_tokens.default: _convolve,
         torch.ops.armllm.delta_rule.default: _delta_rule,
         torch.ops.armllm.scan_channels.default: _scan,

@@ -17,6 +17,8 @@ from torch_armllm.ops.attention import (
     new_kv_cache,
     values_by_token,
 )
+from torch_armllm.ops.attention.cache_layout import zeros_on_huge_pages
+from torch_armllm.ops.compress import most_per_block
 from torch_armllm.ops.mla import new_latent_cache
 
 
@@ -228,6 +230,45 @@ class LatentShape:
         assert isinstance(layer, LatentCache)
         latents, k_rope = layer.latents[blocks].flatten(0, 1)[None].split([self.rank, self.rope_size], -1)
         return latents, k_rope
+
+
+class EntryGroup(NamedTuple):
+    """Compressors of a model whose entries have the same size and stand for as many positions."""
+
+    compressors: int
+    size: int
+    """Elements of an entry."""
+    rate: int
+    """Positions that an entry stands for."""
+
+
+@dataclass(frozen=True)
+class CompressedShape(LatentShape):
+    """Shape of a cache of latents and of compressed entries, which lie in the blocks of their positions."""
+
+    groups: tuple[EntryGroup, ...] = ()
+    """The compressors."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of all layers' latents and entries at one position, rounded up."""
+        rows = sum(g.compressors * g.size * most_per_block(self.block_size, g.rate) for g in self.groups)
+        entries = -(-rows * self.dtype.itemsize // self.block_size)
+        return super().bytes_per_token + entries
+
+    def tensors(self, blocks: int) -> Cache:
+        """Allocates empty blocks of all layers and compressors."""
+        entries = []
+        for count, size, rate in self.groups:
+            shape = (count, blocks, most_per_block(self.block_size, rate), size)
+            entries.append(zeros_on_huge_pages(shape, self.dtype))
+        return MixedCache((LatentShape.tensors(self, blocks)[0], *entries))
+
+    def layer(self, cache: Cache, index: int) -> LatentCache:
+        """Returns the tensor of one layer's tokens, as a view."""
+        latents = cache[0]
+        assert latents is not None
+        return LatentCache(latents[index])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.export import CaptureError
+from torch_armllm.capture.markers.compression import is_compressor
 from torch_armllm.capture.markers.indexer import dense_limit, find_indexers
 from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.capture.tracing_memory import released_tracing_memory
@@ -176,7 +177,9 @@ def patch(
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache_dtype)
-    if kv_cache_dtype in ("int8", "int4") and any(is_latent_attention(module) for module in model.modules()):
+    if kv_cache_dtype in ("int8", "int4") and any(
+        is_latent_attention(module) or is_compressor(module) for module in model.modules()
+    ):
         raise ValueError(
             f"{type(model).__name__} caches latents, which are not stored as {kv_cache_dtype}; "
             "set kv_cache_dtype to bfloat16, float16 or float32"

@@ -12,7 +12,10 @@ from torch_armllm.passes import PassContext, run_each_pass
 from torch_armllm.passes.lib.paged_inputs import paged_inputs
 
 REQUIRED_PASSES = frozenset(
-    {"clean", "quantize_weights", "attention", "selection", "block_selection", "recurrent", "dead_code"}
+    {
+        *("clean", "quantize_weights", "entries", "attention", "selection", "block_selection", "recurrent"),
+        "dead_code",
+    }
 )
 """Passes that a plan cannot do without."""
 

@@ -9,10 +9,20 @@ import torch
 from torch import fx, nn
 
 from torch_armllm.capture.export import CaptureError
+from torch_armllm.capture.markers.compression import entry_attentions
 from torch_armllm.capture.markers.mla import is_latent_attention
-from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape, StatesOnlyShape
+from torch_armllm.kv_cache.shapes import (
+    CacheShape,
+    CompressedShape,
+    EntryGroup,
+    LatentShape,
+    MixedShape,
+    Shape,
+    StatesOnlyShape,
+)
 from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.passes.lib.cache_layout import CacheLayout
+from torch_armllm.passes.lib.entry_layout import entry_layout
 from torch_armllm.passes.lib.graph import is_op, value
 from torch_armllm.passes.lib.index_keys import index_sizes
 from torch_armllm.passes.lib.latents import find_latent_attention, latent_layout, not_absorbed_reason
@@ -44,7 +54,7 @@ def _state_shape(module: fx.GraphModule) -> StateShape:
 def _kv_shape(
     base: nn.Module, module: fx.GraphModule, layout: CacheLayout, dtype: torch.dtype | None
 ) -> Shape:
-    latent = _latent_shape(base, module, dtype)
+    latent = _compressed_shape(module, dtype) or _latent_shape(base, module, dtype)
     if latent is not None:
         return latent
     nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
@@ -72,6 +82,22 @@ def _index_sizes(module: fx.GraphModule) -> tuple[int, int]:
         return index_sizes(module)
     except ValueError as reason:
         raise CaptureError(str(reason)) from None
+
+
+def _compressed_shape(module: fx.GraphModule, dtype: torch.dtype | None) -> Shape | None:
+    """Returns the shape of a cache of tokens and compressed entries; None if no layer attends to entries."""
+    try:
+        layout = entry_layout(module)
+    except ValueError as reason:
+        raise CaptureError(str(reason)) from None
+    if layout is None:
+        return None
+    groups = tuple(EntryGroup(layout.count(i), *kind) for i, kind in enumerate(layout.groups))
+    keys = value(entry_attentions(module)[0].args[1])  # type: ignore[arg-type]
+    expanded = 2 * len(layout.layers) * layout.size
+    return CompressedShape(
+        len(layout.layers), layout.size, 0, dtype or keys.dtype, expanded=expanded, groups=groups
+    )
 
 
 def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> Shape | None:

@@ -41,6 +41,8 @@ struct Latents {
   const T* row(int64_t position) const {
     int64_t at = tile.split_begin + position;
     if (tile.positions != nullptr) at = tile.positions[at];
+    if (at < 0)
+      return static_cast<const T*>(args.entries) + args.places.row(tile.blocks, -1 - at) * args.head_size;
     return static_cast<const T*>(args.k_cache) +
            (tile.blocks[at / args.block_size] * args.block_size + at % args.block_size) * args.head_size;
   }

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.capture.markers.compression import found_entries
+
 IMPLEMENTATION = "armllm"
 
 _HANDLED = {"position_ids", "dropout", "use_cache"}
@@ -167,6 +169,16 @@ def attention_function(
     if layer is None:
         raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx, so its cache layer is unknown")
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
+    if (found := found_entries(module)) is not None:
+        entries, chosen, rate = found
+        if position_bias is not None or softcap or sinks is not None or not sliding_window:
+            raise UnsupportedAttention(
+                f"{type(module).__name__} attends to compressed keys in an unknown way"
+            )
+        out = torch.ops.armllm.attention_to_entries(
+            query, key, entries, int(layer), scale, int(sliding_window), s_aux, rate, chosen
+        )
+        return out, None
     if sinks is not None:  # of each token, (1, heads, T, 1)
         s_aux = sinks[0, ..., 0].transpose(0, 1) if sinks.dim() == 4 else sinks
     arguments = (int(layer), scale, int(sliding_window or 0), float(softcap or 0.0), s_aux)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.capture.markers.attention import attention_function
+from torch_armllm.capture.markers.compression import inside_compressors
 from torch_armllm.capture.markers.selection_limits import Selects
 
 IMPLEMENTATION = "armllm_dense"
@@ -26,7 +27,8 @@ SELECTING = "armllm_selecting"
 
 def find_indexers(base: nn.Module) -> list[Any]:
     """Returns the modules that select tokens."""
-    return [module for module in base.modules() if type(module).__name__.endswith("Indexer")]
+    others = inside_compressors(base)
+    return [m for m in base.modules() if type(m).__name__.endswith("Indexer") and m not in others]
 
 
 def max_dense_length(base: nn.Module) -> int | None:
@@ -47,8 +49,9 @@ def _num_selected(indexer: Any) -> int | None:
 
 def unknown_selection(base: nn.Module) -> str | None:
     """Returns a sentence that names an indexer that selects neither tokens nor blocks of them; or None."""
+    indexers = find_indexers(base)
     for path, module in base.named_modules():
-        if module in find_indexers(base) and _num_selected(module) is None:
+        if module in indexers and _num_selected(module) is None:
             return (
                 f"{path} ({type(module).__name__}) selects what its layer attends to, and selects neither "
                 "tokens nor blocks of tokens, as fused ops need it"

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+import torch_armllm.capture.markers.compression  # noqa: F401  (registers a marker op)
+
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define("convolve_tokens(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor")
 _library.define(
@@ -148,6 +150,7 @@ MARKERS = (
     torch.ops.armllm.convolve_tokens.default,
     torch.ops.armllm.delta_rule.default,
     torch.ops.armllm.scan_channels.default,
+    torch.ops.armllm.window_entries.default,
 )
 """The marker ops of recurrent layers."""
 

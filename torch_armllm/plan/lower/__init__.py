@@ -15,6 +15,7 @@ from torch_armllm.plan.lower import (
     blocks,
     elementwise,
     embedding,
+    entries,
     linear,
     mla,
     moe,
@@ -36,6 +37,7 @@ WRITERS: dict[Any, Writer] = {
     **blocks.WRITERS,
     **mla.WRITERS,
     **recurrent.WRITERS,
+    **entries.WRITERS,
     **elementwise.WRITERS,
     **reductions.WRITERS,
 }

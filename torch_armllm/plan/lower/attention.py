@@ -8,13 +8,17 @@ import torch
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
-from torch_armllm.plan.lowering import Lowering, Writer
+from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
 from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
 
-def _rope_table(low: Lowering, node: Node, positions: Any, inv_freq: Any, scaling: float = 1.0) -> Any:
+def _rope_table(
+    low: Lowering, node: Node, positions: Any, inv_freq: Any, scaling: float = 1.0, offset: int = 0
+) -> Any:
+    if offset > 0:
+        raise Unlowerable("rotates by positions after a token's own")
     cos, sin = (low.new(node, val) for val in node.meta["val"])
     low.emit(
         "rope_table",
@@ -23,6 +27,7 @@ def _rope_table(low: Lowering, node: Node, positions: Any, inv_freq: Any, scalin
         cos=cos,
         sin=sin,
         half=cos.width,
+        before=-offset,
         scaling=scaling,
     )
     return cos, sin

@@ -9,7 +9,7 @@ from torch.fx.node import Node
 
 from torch_armllm.plan.expression import Expression
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import Operand
+from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
@@ -67,6 +67,7 @@ def _moe(
 def _route(
     low: Lowering, node: Node, logits: Any, top_k: int, scoring: str, renormalize: bool, scale: float = 1.0,
     correction: Any = None, groups: int = 1, top_k_groups: int = 1, epsilon: float = 1e-20,
+    token_ids: Any = None, choices: Any = None,
 ) -> Any:  # fmt: skip
     rows = low.rows(logits)
     weights, ids = (low.new(node, val) for val in node.meta["val"])
@@ -76,6 +77,9 @@ def _route(
         weights=weights,
         ids=ids,
         correction_bias=low.weight(correction, torch.float32),
+        token_ids=NOTHING if token_ids is None else low.rows(token_ids),
+        choices=low.weight(choices, torch.int32),
+        vocabulary=0 if choices is None else int(choices.meta["val"].shape[0]),
         experts=rows.width,
         top_k=top_k,
         groups=groups,

@@ -13,7 +13,7 @@ from torch_armllm.plan.program import NOTHING, Operand
 armllm = torch.ops.armllm
 
 
-def _step(
+def step_fields(
     low: Lowering, state: Node, slots: Node, starts: Node, lengths: Node, saves: Node | None
 ) -> dict[str, int]:
     """Returns the fields that name the states and the sequences of a step."""
@@ -53,7 +53,7 @@ def _causal_conv(
         out=out,
         weight=low.weight(weight),
         bias=low.weight(bias),
-        **_step(low, state, slots, starts, lengths, save_slots),
+        **step_fields(low, state, slots, starts, lengths, save_slots),
         channels=out.width,
         taps=int(weight.meta["val"].shape[0]),
         silu=silu,
@@ -88,7 +88,7 @@ def _gated_delta_rule(
         gate=decays,
         beta=shares,
         out=out,
-        **_step(low, state, slots, starts, lengths, save_slots),
+        **step_fields(low, state, slots, starts, lengths, save_slots),
         key_heads=keys.inner[0],
         value_heads=values.inner[0],
         key_size=keys.inner[1],
@@ -127,7 +127,7 @@ def _selective_scan(
         b=added,
         c=read,
         out=out,
-        **_step(low, state, slots, starts, lengths, save_slots),
+        **step_fields(low, state, slots, starts, lengths, save_slots),
         channels=out.width,
         states=int(a.meta["val"].shape[0]),
         normalize=normalize,

@@ -120,6 +120,19 @@ def _vector_norm(
     return low.sized(node, low.compute(apply("sqrt", dtype, _leaf(total))))
 
 
+def _softmax(low: Lowering, node: Node, source: Node, dim: int, *_: Any) -> Any:
+    """The shares of few entries."""
+    (rows, dtype), (d,) = _floats(low, node, source), _dims(low, node, source, dim)
+    if rows.inner[d] > MOST_TERMS:
+        raise Unlowerable(f"computes a softmax over {rows.inner[d]} entries; plans have up to {MOST_TERMS}")
+    first, *others = (_leaf(_terms(rows, d, i)) for i in range(rows.inner[d]))
+    for other in others:
+        first = apply("maximum", torch.float32, first, other)
+    weights = low.compute(apply("exp", torch.float32, apply("subtract", torch.float32, _leaf(rows), first)))
+    total = _weighted_sum(low, weights, d, 1.0, torch.float32)
+    return low.sized(node, low.compute(apply("divide", dtype, _leaf(weights), _leaf(total))))
+
+
 def _matmul(low: Lowering, node: Node, left: Any, right: Any) -> Expression:
     """Multiplies small matrices of each token, as a sum of products of columns and rows."""
     for source in (left, right):
@@ -143,5 +156,6 @@ WRITERS: dict[Any, Writer] = {
     aten.sum.dim_IntList: _sum,
     aten.std.dim: _deviation,
     aten.linalg_vector_norm.default: _vector_norm,
+    aten.softmax.int: _softmax,
     aten.matmul.default: _matmul,
 }

@@ -14,7 +14,7 @@ from torch.fx.node import Node
 from torch_armllm.passes.lib.graph import aten, constant
 from torch_armllm.plan.expression import Expression, number
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import NOTHING, Operand
+from torch_armllm.plan.program import NOTHING, Operand, contiguous
 
 
 def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
@@ -117,12 +117,23 @@ def _repeat(low: Lowering, node: Node, source: Any, times: Sequence[int]) -> Any
     return _join(low, node, [source] * times[longer[0]], longer[0], stacked=False)
 
 
+def _repeat_interleave(low: Lowering, node: Node, source: Any, times: int, dim: int, **_: Any) -> Operand:
+    """Repeats each entry of a dimension."""
+    rows, d = low.place(source), _inner_dim(low, source.meta["val"], dim)
+    inner = (*rows.inner[: d + 1], times, *rows.inner[d + 1 :])
+    repeated = rows.view(inner, (*rows.steps[: d + 1], 0, *rows.steps[d + 1 :]))
+    out = low.compute(Expression(inner, rows.dtype, operand=repeated))
+    return out.view(low.inner_sizes(node.meta["val"]), contiguous(low.inner_sizes(node.meta["val"])))
+
+
 def _join(low: Lowering, node: Node, parts: Any, dim: int, stacked: bool) -> Operand:
     """Joins parts along a dimension of a token: each is computed, or copied, into its place."""
     val = node.meta["val"]
     out, d = low.new(node), _inner_dim(low, val, dim)
     begin = 0
     for part in parts:
+        if not stacked and part.meta["val"].shape[dim] == 0:
+            continue
         value = low.expression(part)
         inner = value.inner
         if constant(low.module, part) is not None and not stacked:  # a row that all tokens share
@@ -177,6 +188,7 @@ WRITERS: dict[Any, Writer] = {
     aten.broadcast_to.default: _expand,
     aten.expand_as.default: _expand,
     aten.repeat.default: _repeat,
+    aten.repeat_interleave.self_int: _repeat_interleave,
     aten.cat.default: _cat,
     aten.concat.default: _cat,
     aten.concatenate.default: _cat,

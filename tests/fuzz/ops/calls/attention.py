@@ -48,7 +48,7 @@ def _kv_write(draw: Random) -> Call:
     }
 
 
-def _sequences(draw: Random, blocks: int, block_size: int) -> tuple[Call, int]:
+def sequences_of(draw: Random, blocks: int, block_size: int) -> tuple[Call, int]:
     """Returns block table, starts and lengths of a few sequences, and their tokens."""
     table, starts, lengths = [], [0], []
     columns = draw.randint(1, 4)
@@ -72,7 +72,7 @@ def _paged_attention(draw: Random) -> Call:
     heads, group = draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 3, 8))
     size, value_size = draw.choice((1, 8, 20, 32, 64, 128)), draw.choice((1, 8, 20, 64, 128))
     cache, blocks, block_size = _cache(draw, heads, size, value_size)
-    sequences, tokens = _sequences(draw, blocks, block_size)
+    sequences, tokens = sequences_of(draw, blocks, block_size)
     return (
         cache
         | sequences
@@ -118,7 +118,7 @@ def _mla_write(draw: Random) -> Call:
 
 def _mla_attention(draw: Random) -> Call:
     cache, rank, rope = _mla(draw)
-    sequences, tokens = _sequences(draw, cache.shape[0], cache.shape[1])
+    sequences, tokens = sequences_of(draw, cache.shape[0], cache.shape[1])
     heads, dtype = draw.choice((1, 2, 3, 8)), any_float(draw)
     return sequences | {
         "q_latent": Spec((tokens, heads, rank), dtype),
@@ -146,7 +146,7 @@ def _selected(draw: Random, sequences: Call, tokens: int) -> Spec:
 
 def _select_tokens(draw: Random) -> Call:
     blocks, block_size, size = draw.choice((1, 2, 3)), draw.choice((16, 16, 32)), draw.choice((1, 8, 20, 64))
-    sequences, tokens = _sequences(draw, blocks, block_size)
+    sequences, tokens = sequences_of(draw, blocks, block_size)
     heads = draw.choice((1, 2, 3, 5, 8))
     return sequences | {
         "q": Spec((tokens, heads, size), any_float(draw)),
@@ -159,7 +159,7 @@ def _select_tokens(draw: Random) -> Call:
 
 def _select_blocks(draw: Random) -> Call:
     blocks, block_size, size = draw.choice((1, 2, 3)), draw.choice((16, 16, 32)), draw.choice((1, 8, 20, 64))
-    sequences, tokens = _sequences(draw, blocks, block_size)
+    sequences, tokens = sequences_of(draw, blocks, block_size)
     return sequences | {
         "q": Spec((tokens, draw.choice((1, 2, 3, 5)), size), any_float(draw)),
         "keys": Spec((blocks, block_size, size), any_float(draw)),
@@ -173,7 +173,7 @@ def _block_attention(draw: Random) -> Call:
     heads, group = draw.choice((1, 2, 4)), draw.choice((1, 1, 2, 3, 8))
     size, value_size = draw.choice((1, 8, 20, 32, 64, 128)), draw.choice((1, 8, 20, 64, 128))
     cache, blocks, block_size = _cache(draw, heads, size, value_size)
-    sequences, tokens = _sequences(draw, blocks, block_size)
+    sequences, tokens = sequences_of(draw, blocks, block_size)
     span, choosers = block_size * draw.choice((1, 1, 2)), draw.choice((1, heads))
     return (
         cache

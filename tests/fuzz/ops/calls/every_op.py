@@ -11,6 +11,7 @@ import torch
 from tests.fuzz.ops.arguments import Call
 from tests.fuzz.ops.calls.attention import ATTENTION
 from tests.fuzz.ops.calls.draws import Makers
+from tests.fuzz.ops.calls.entries import ENTRIES
 from tests.fuzz.ops.calls.experts import EXPERTS
 from tests.fuzz.ops.calls.linear import LINEAR
 from tests.fuzz.ops.calls.packing import PACKING
@@ -40,6 +41,7 @@ CALLS: Makers = {
     **ROWS,
     **ATTENTION,
     **RECURRENT,
+    **ENTRIES,
     **SAMPLING,
     "isa_select": _isa_select,
     "isa_list": _nothing,

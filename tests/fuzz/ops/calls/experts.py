@@ -42,9 +42,15 @@ def _int4_moe(draw: Random) -> Call:
 def _moe_route(draw: Random) -> Call:
     groups, each = draw.choice((1, 1, 1, 2, 4)), draw.choice((1, 2, 3, 8, 17, 64))
     kept = draw.randint(1, groups)
+    lead, top_k, vocabulary = leading(draw), draw.randint(1, kept * each), draw.choice((1, 5))
+    ids = [draw.randrange(-1, vocabulary + 1) for _ in range(math.prod(lead))]
+    experts = [draw.randrange(groups * each) for _ in range(vocabulary * top_k)]
+    tabled = draw.random() < 0.3
     return {
-        "logits": Spec((*leading(draw), groups * each), any_float(draw)),
-        "top_k": draw.randint(1, kept * each),
+        "token_ids": Spec(lead, torch.int64, ids) if tabled else None,
+        "choices": Spec((vocabulary, top_k), torch.int32, experts) if tabled else None,
+        "logits": Spec((*lead, groups * each), any_float(draw)),
+        "top_k": top_k,
         "scoring": draw.choice(list(ENUMS["Scoring"])),
         "renormalize": draw.random() < 0.5,
         "scale": draw.choice((1.0, 2.5)),

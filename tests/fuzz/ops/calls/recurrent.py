@@ -13,7 +13,7 @@ STATES = (torch.float32, torch.bfloat16)
 """Dtypes of the states that sum over all tokens."""
 
 
-def _states(draw: Random) -> tuple[Call, int, int]:
+def states_of(draw: Random) -> tuple[Call, int, int]:
     """Returns slots, starts and lengths of a few sequences, their tokens, and the number of slots."""
     starts, lengths = [0], []
     for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
@@ -42,7 +42,7 @@ def saved_states(draw: Random, tokens: int, free: list[int]) -> Spec:
 
 
 def _causal_conv(draw: Random) -> Call:
-    call, tokens, slots = _states(draw)
+    call, tokens, slots = states_of(draw)
     channels, taps, dtype = draw.choice((*WIDTHS, 520)), draw.choice((1, 2, 3, 4, 4, 8)), any_float(draw)
     return call | {
         "x": Spec((tokens, channels), dtype),
@@ -54,7 +54,7 @@ def _causal_conv(draw: Random) -> Call:
 
 
 def _gated_delta_rule(draw: Random) -> Call:
-    call, tokens, slots = _states(draw)
+    call, tokens, slots = states_of(draw)
     key_heads, repeats, dtype = draw.choice((1, 2, 3)), draw.choice((1, 2, 4)), any_float(draw)
     key_size, value_size = draw.choice((1, 2, 7, 16, 64, 128)), draw.choice((1, 15, 16, 17, 33, 64))
     heads = key_heads * repeats
@@ -73,7 +73,7 @@ def _gated_delta_rule(draw: Random) -> Call:
 
 
 def _selective_scan(draw: Random) -> Call:
-    call, tokens, slots = _states(draw)
+    call, tokens, slots = states_of(draw)
     channels, states = draw.choice((1, 15, 16, 17, 40, 130)), draw.choice((1, 2, 7, 16, 33, 256))
     factors = lambda: maybe(draw, Spec((tokens, states), any_float(draw)))  # noqa: E731
     return call | {

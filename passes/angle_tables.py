@@ -1,0 +1,77 @@
+"""Cosines and sines of the tokens' angles, which no rotation of an attention reads, become ``rope_table``."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, new_constant, strip, value
+
+_SHAPES = (*CONVERSIONS, aten.unsqueeze, aten.expand, aten.view)
+
+
+def _positions(node: Any) -> tuple[Node, int] | None:
+    """Returns the graph's positions and what is added to them, at most 0; None for anything else."""
+    offset = 0
+    node = strip(node, *_SHAPES)
+    if is_op(node, aten.sub.Tensor) and isinstance(node.args[1], int) and not node.kwargs:
+        node, offset = strip(node.args[0], *_SHAPES), -node.args[1]
+    known = isinstance(node, Node) and node.op == "placeholder" and node.name == "position_ids"
+    return (node, offset) if known and offset <= 0 else None
+
+
+class _Tables:
+    """Tables of a graph, each inserted once."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.known: list[tuple[int, Tensor, Node]] = []
+
+    def get(self, angles: Any) -> Node | None:
+        """Returns the table ``(cos, sin)`` of angles; None if they are not of the tokens' positions."""
+        if not is_op(angles, aten.mul.Tensor):
+            return None
+        positions = _positions(angles.args[0])
+        frequencies = constant(self.module, strip(angles.args[1], *_SHAPES))
+        if positions is None or frequencies is None or frequencies.dim() != 1:
+            return None
+        node, offset = positions
+        frequencies = frequencies.float().contiguous()
+        if value(angles).shape[1:] != (value(node).shape[1], len(frequencies)):
+            return None
+        for known_offset, known, table in self.known:
+            if known_offset == offset and torch.equal(known, frequencies):
+                return table
+        graph = self.module.graph
+        held = new_constant(self.module, angles, "angle_frequencies", frequencies)
+        with graph.inserting_before(angles):
+            table = call(graph, torch.ops.armllm.rope_table.default, node, held, 1.0, offset)
+        self.known.append((offset, frequencies, table))
+        return table
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites cosines and sines of products of positions and constant frequencies.
+
+    Returns:
+        The number of functions rewritten.
+    """
+    graph, tables, num_rewritten = module.graph, _Tables(module), 0
+    for node in list(graph.nodes):
+        if not is_op(node, aten.cos.default, aten.sin.default) or value(node).dtype != torch.float32:
+            continue
+        table = tables.get(node.args[0])
+        if table is None:
+            continue
+        with graph.inserting_before(node):
+            rows = call(graph, operator.getitem, table, 0 if is_op(node, aten.cos.default) else 1)
+            node.replace_all_uses_with(call(graph, aten.unsqueeze.default, rows, 0))
+        graph.erase_node(node)
+        num_rewritten += 1
+    graph.eliminate_dead_code()
+    return num_rewritten
