@@ -105,6 +105,7 @@ class Chains(nn.Module):
             "sum of all": x.view(1, -1, 3, 30).sum((2, 3), keepdim=True).flatten(2),
             "deviations": x.view(1, -1, 3, 30).std(-1) + x.view(1, -1, 3, 30).std(-1, unbiased=False),
             "norms": torch.linalg.vector_norm(x.view(1, -1, 3, 30), dim=-1),
+            "taken apart": (1.0 / (x.view(1, -1, 3, 30).unbind(-2)[1].abs() + 1.0)),
             "mean of streams": torch.stack([first, second, third]).mean(0),
             "matrices": (x.view(1, -1, 15, 6)[..., :4] @ x[..., :20].view(1, -1, 4, 5)).flatten(2),
             "read twice": torch.sigmoid(first) + torch.sigmoid(first) * second,
@@ -125,6 +126,17 @@ class Overwritten(Chains):
         return {"overwritten": total - before}
 
 
+class AttentionToRows(Chains):
+    """Inkling 2: queries that all tokens share attend to rows of the same token."""
+
+    def results(self, input_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
+        rows = F.embedding(input_ids, self.table).float().view(1, -1, 6, 15)
+        queries = self.row.float().view(1, 1, 6, 15).expand(1, input_ids.shape[1], -1, -1)
+        return {
+            "attention to rows": F.scaled_dot_product_attention(queries, rows, rows, scale=0.3).flatten(2)
+        }
+
+
 class PartOverwritten(Chains):
     """Gemma 3n: all but the first of several streams are changed where they are."""
 
@@ -139,7 +151,9 @@ def names_of(kind: type[Chains]) -> tuple[str, ...]:
     return tuple(kind(torch.float32).results(*[torch.arange(2)[None]] * 2))
 
 
-KINDS = {name: kind for kind in (Chains, Overwritten, PartOverwritten) for name in names_of(kind)}
+KINDS = {
+    name: kind for kind in (Chains, Overwritten, PartOverwritten, AttentionToRows) for name in names_of(kind)
+}
 NAMES = tuple(KINDS)
 
 

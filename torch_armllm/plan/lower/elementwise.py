@@ -187,6 +187,10 @@ def _power(low: Lowering, node: Node, x: Any, power: float = 2) -> Expression:
     raise Unlowerable(f"raises to the power {power}; plans have 0.5 and 2")
 
 
+def _reciprocal(low: Lowering, node: Node, x: Any) -> Expression:
+    return apply("divide", node.meta["val"].dtype, number(1.0), _value(low, x))
+
+
 def _reciprocal_root(low: Lowering, node: Node, x: Any) -> Expression:
     dtype = node.meta["val"].dtype
     return apply("divide", dtype, number(1.0), apply("sqrt", dtype, _value(low, x)))
@@ -282,6 +286,7 @@ WRITERS: dict[Any, Writer] = {
     aten.log1p.default: _operator("log1p"),
     aten.floor.default: _operator("floor"),
     aten.sqrt.default: _operator("sqrt"),
+    aten.reciprocal.default: _reciprocal,
     aten.rsqrt.default: _reciprocal_root,
     aten.sigmoid.default: _operator("sigmoid"),
     aten.tanh.default: _operator("tanh"),

@@ -9,11 +9,18 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from torch_armllm.passes.lib.graph import aten
+from torch_armllm.passes.lib.graph import aten, constant
 from torch_armllm.plan.expression import Expression, apply, number
 from torch_armllm.plan.lowering import FLOATS, Lowering, Unlowerable, Writer
 from torch_armllm.plan.program import Operand
 
+_SHAPES_AND_TYPES = (
+    aten.expand.default,
+    aten.view.default,
+    aten.reshape.default,
+    aten.to.dtype,
+    aten._to_copy.default,
+)
 MOST_TERMS = 8
 """Terms that a program adds; longer sums are products with a row of ones."""
 
@@ -120,9 +127,8 @@ def _vector_norm(
     return low.sized(node, low.compute(apply("sqrt", dtype, _leaf(total))))
 
 
-def _softmax(low: Lowering, node: Node, source: Node, dim: int, *_: Any) -> Any:
-    """The shares of few entries."""
-    (rows, dtype), (d,) = _floats(low, node, source), _dims(low, node, source, dim)
+def _shares(low: Lowering, rows: Operand, d: int, dtype: torch.dtype) -> Operand:
+    """Returns the softmax over a dimension of few entries."""
     if rows.inner[d] > MOST_TERMS:
         raise Unlowerable(f"computes a softmax over {rows.inner[d]} entries; plans have up to {MOST_TERMS}")
     first, *others = (_leaf(_terms(rows, d, i)) for i in range(rows.inner[d]))
@@ -130,7 +136,58 @@ def _softmax(low: Lowering, node: Node, source: Node, dim: int, *_: Any) -> Any:
         first = apply("maximum", torch.float32, first, other)
     weights = low.compute(apply("exp", torch.float32, apply("subtract", torch.float32, _leaf(rows), first)))
     total = _weighted_sum(low, weights, d, 1.0, torch.float32)
-    return low.sized(node, low.compute(apply("divide", dtype, _leaf(weights), _leaf(total))))
+    return low.compute(apply("divide", dtype, _leaf(weights), _leaf(total)))
+
+
+def _softmax(low: Lowering, node: Node, source: Node, dim: int, *_: Any) -> Any:
+    (rows, dtype), (d,) = _floats(low, node, source), _dims(low, node, source, dim)
+    return low.sized(node, _shares(low, rows, d, dtype))
+
+
+def _attention_within(
+    low: Lowering,
+    node: Node,
+    query: Node,
+    key: Node,
+    value: Node,
+    mask: Any = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    **_: Any,
+) -> Operand:
+    """Attends to few rows of the same token, by queries that all tokens share (Inkling 2)."""
+    queries = _shared_queries(low, query)
+    if queries is None or mask is not None or causal:
+        raise Unlowerable("attends to something else than tokens in the cache")
+    (keys, _), (values, dtype) = _floats(low, node, key), _floats(low, node, value)
+    if len(keys.inner) != 2 or len(values.inner) != 2:
+        raise Unlowerable("attends to more than one list of rows of each token")
+    size = keys.inner[1]
+    out = low.new(node)
+    for i, tensor in enumerate(queries):
+        held = low.program.constant(tensor.contiguous())
+        row = Operand(held.space, held.index, held.dtype, (size,))
+        products = low.compute(apply("multiply", torch.float32, _leaf(keys), _leaf(row)))
+        scores = _weighted_sum(low, products, 1, size**-0.5 if scale is None else scale, torch.float32)
+        weights = _shares(low, scores, 0, torch.float32)
+        weighted = low.compute(apply("multiply", torch.float32, _leaf(values), _leaf(weights)))
+        first, *others = (_leaf(_terms(weighted, 0, j)) for j in range(values.inner[0]))
+        for other in others:
+            first = apply("add", dtype, first, other)
+        low.compute(first, out.view((1, out.inner[1]), out.steps, i * out.steps[0]))
+    return out
+
+
+def _shared_queries(low: Lowering, query: Any) -> torch.Tensor | None:
+    """Returns queries that are the same for all tokens, float32 ``(queries, size)``; None if they are not."""
+    while isinstance(query, Node) and query.op == "call_function":
+        if query.target not in _SHAPES_AND_TYPES:
+            return None
+        query = query.args[0]
+    tensor = constant(low.module, query)
+    return None if tensor is None else tensor.detach().float().view(-1, tensor.shape[-1])
 
 
 def _matmul(low: Lowering, node: Node, left: Any, right: Any) -> Expression:
@@ -157,5 +214,6 @@ WRITERS: dict[Any, Writer] = {
     aten.std.dim: _deviation,
     aten.linalg_vector_norm.default: _vector_norm,
     aten.softmax.int: _softmax,
+    aten.scaled_dot_product_attention.default: _attention_within,
     aten.matmul.default: _matmul,
 }

@@ -67,6 +67,13 @@ def _split(low: Lowering, node: Node, source: Any, size: Any, dim: int = 0) -> t
     )
 
 
+def _unbind(low: Lowering, node: Node, source: Any, dim: int = 0) -> tuple[Operand, ...]:
+    """Splits one of a token's dimensions into its entries."""
+    rows, d = low.place(source), _inner_dim(low, source.meta["val"], dim)
+    inner, steps = rows.inner[:d] + rows.inner[d + 1 :], rows.steps[:d] + rows.steps[d + 1 :]
+    return tuple(rows.view(inner, steps, i * rows.steps[d]) for i in range(rows.inner[d]))
+
+
 def _transpose(low: Lowering, node: Node, source: Any, first: int, second: int) -> Any:
     dims = list(range(source.meta["val"].dim()))
     dims[first], dims[second] = dims[second], dims[first]
@@ -91,18 +98,21 @@ def _permute(low: Lowering, node: Node, source: Any, dims: Sequence[int]) -> Any
 
 def _expand(low: Lowering, node: Node, source: Any, *_: Any) -> Any:
     """Repeats entries: they have a stride of 0."""
-    if constant(low.module, source) is not None:
-        return low.expression(source)
-    rows, inner = low.place(source), low.inner_sizes(node.meta["val"])
+    shared = None if constant(low.module, source) is None else low.expression(source)
+    rows = low.place(source) if shared is None else shared.operand
+    inner = low.inner_sizes(node.meta["val"])
+    assert rows is not None, "a constant is an operand"
     added = len(inner) - len(rows.inner)
-    if added < 0 or low.token_dim(node.meta["val"])[1] != low.token_dim(source.meta["val"])[1]:
+    whole = shared is not None or low.token_dim(node.meta["val"])[1] == low.token_dim(source.meta["val"])[1]
+    if added < 0 or not whole:
         raise Unlowerable("repeats tokens")
     own = (1,) * added + rows.inner
     steps = (0,) * added + rows.steps
     if any(a not in (1, b) for a, b in zip(own, inner, strict=True)):
         raise Unlowerable("repeats tokens")
     repeated = tuple(0 if a != b else step for a, b, step in zip(own, inner, steps, strict=True))
-    return rows.view(inner, repeated)
+    view = rows.view(inner, repeated)
+    return view if shared is None else replace(shared, inner=inner, operand=view)
 
 
 def _repeat(low: Lowering, node: Node, source: Any, times: Sequence[int]) -> Any:
@@ -198,5 +208,6 @@ WRITERS: dict[Any, Writer] = {
     aten.chunk.default: _split,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
+    aten.unbind.int: _unbind,
     operator.getitem: _getitem,
 }
