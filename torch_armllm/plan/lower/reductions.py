@@ -155,13 +155,14 @@ def _attention_within(
     causal: bool = False,
     *,
     scale: float | None = None,
-    **_: Any,
+    **__: Any,
 ) -> Operand:
     """Attends to few rows of the same token, by queries that all tokens share (Inkling 2)."""
     queries = _shared_queries(low, query)
     if queries is None or mask is not None or causal:
         raise Unlowerable("attends to something else than tokens in the cache")
-    (keys, _), (values, dtype) = _floats(low, node, key), _floats(low, node, value)
+    keys, _ = _floats(low, node, key)
+    values, dtype = _floats(low, node, value)
     if len(keys.inner) != 2 or len(values.inner) != 2:
         raise Unlowerable("attends to more than one list of rows of each token")
     size = keys.inner[1]
