@@ -201,8 +201,10 @@ def accepted(engine: LLMEngine) -> tuple[int, int]:
     return acceptance.drafted, acceptance.accepted
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "eagle3"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("family", "temperature"),
+    [*((family, 0.0) for family in (*FAMILIES, "eagle3")), ("qwen3_5_text", 0.8), ("eagle3", 0.8)],
+)
 def test_drafts_change_no_output(family: str, temperature: float, models: Any) -> None:
     model, settings = models(family)
     prompts = [prompt(length, length) for length in (1, 2, 31, 32, 33, 70)]
@@ -216,8 +218,9 @@ def test_drafts_change_no_output(family: str, temperature: float, models: Any) -
     assert drafted > 100
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text", "eagle3"])
-@pytest.mark.parametrize("swap_space", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("family", "swap_space"), [("glm4_moe", 1 << 20), ("qwen3_5_text", 0), ("eagle3", 0), ("eagle3", 1 << 20)]
+)
 def test_drafts_survive_preemption(family: str, swap_space: int, models: Any) -> None:
     model, settings = models(family)
     forward = patched_forward(model)
@@ -244,7 +247,7 @@ def test_forked_sequences_draft(family: str, models: Any) -> None:
     assert drafted > 100
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_text"])
 def test_an_exact_layer_is_always_right(family: str, tmp_path: Path) -> None:
     mtp_folder(tmp_path, family, exact=True)
     engine = small_engine(loaded(tmp_path, None), speculative_config=MTP)
