@@ -36,12 +36,11 @@ std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::st
                                      bool renormalize, double scale, std::optional<Tensor> correction_bias,
                                      int64_t groups, int64_t top_k_groups, double epsilon,
                                      std::optional<Tensor> token_ids, std::optional<Tensor> choices) {
+  dtype_of(given_logits, "logits");
   STD_TORCH_CHECK(given_logits.dim() >= 1, "logits must have at least one dimension");
-  const Tensor logits = as_rows(given_logits);
   MoeRoute route;
-  route.args.logits = rows_of(logits, "logits");
-  route.args.tokens = row_count(logits);
-  route.args.experts = last_size(logits);
+  route.args.tokens = row_count(given_logits);
+  route.args.experts = last_size(given_logits);
   route.args.top_k = top_k;
   route.args.groups = groups;
   route.args.top_k_groups = top_k_groups;
@@ -50,6 +49,8 @@ std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::st
   route.args.scale = static_cast<float>(scale);
   route.args.epsilon = static_cast<float>(epsilon);
   check(route.args);
+  const Tensor logits = as_rows(given_logits);  // may copy, which only checked sizes bound
+  route.args.logits = rows_of(logits, "logits");
   Tensor bias;
   if (correction_bias) {
     STD_TORCH_CHECK(correction_bias->dim() == 1 && correction_bias->numel() == route.args.experts,
