@@ -152,7 +152,7 @@ def test_float_group_scales_match_reference_within_tolerance(scheme: str) -> Non
                 assert_close(layer(*inputs), expected, 4e-2)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     experts=st.integers(1, 9),
     hidden=st.integers(1, 100),
