@@ -31,6 +31,12 @@ struct RouteArgs {
   float epsilon = 1e-20f;
 };
 
+// Experts that the table has for a token; ids outside of it count as the first and the last of it.
+inline const int32_t* chosen_experts(const RouteArgs& args, int64_t token) {
+  const int64_t id = args.token_ids[token], last = args.vocabulary - 1;
+  return args.choices + (id < 0 ? 0 : id > last ? last : id) * args.top_k;
+}
+
 class MoeRoute final : public TaskSet {
  public:
   RouteArgs args;

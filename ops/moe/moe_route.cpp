@@ -74,9 +74,13 @@ std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::st
     route.args.vocabulary = choices->size(0);
     route.args.choices = static_cast<const int32_t*>(choices->data_ptr());
     route.args.token_ids = static_cast<const int64_t*>(token_ids->data_ptr());
-    for (int64_t i = 0; i < choices->numel(); ++i)
-      STD_TORCH_CHECK(route.args.choices[i] >= 0 && route.args.choices[i] < route.args.experts,
-                      "choices has expert ", route.args.choices[i], ", and there are ", route.args.experts);
+    for (int64_t token = 0; token < route.args.tokens; ++token)  // not the whole table, which may be large
+      for (int64_t j = 0; j < top_k; ++j) {
+        const int32_t expert = chosen_experts(route.args, token)[j];
+        STD_TORCH_CHECK(expert >= 0 && expert < route.args.experts, "choices has expert ", expert,
+                        " for token id ", route.args.token_ids[token], ", and there are ",
+                        route.args.experts);
+      }
   }
   std::vector<int64_t> shape;
   for (int64_t d = 0; d + 1 < logits.dim(); ++d) shape.push_back(logits.size(d));

@@ -209,8 +209,7 @@ void route(const RouteArgs& args, int64_t token) {
     choice = choices;
   }
   if (args.choices != nullptr) {
-    const int64_t row = args.token_ids[token], last = args.vocabulary - 1;
-    const int32_t* known_ids = args.choices + (row < 0 ? 0 : row > last ? last : row) * args.top_k;
+    const int32_t* known_ids = chosen_experts(args, token);
     for (int64_t j = 0; j < args.top_k; ++j) ids[j] = known_ids[j];
   } else {
     choose(args, choice, weights, ids);

@@ -64,6 +64,30 @@ def test_matches_reference(data: st.DataObject) -> None:
     )
 
 
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid", "sqrt_softplus"])
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 7])
+def test_table_names_the_experts_of_token_ids(scoring: str, renormalize: bool, tokens: int) -> None:
+    table = torch.stack([torch.randperm(12)[:3] for _ in range(5)]).to(torch.int32)
+    ids = torch.tensor([3, -9, 4, 0, 99, 3, 1])[:tokens]  # also ids outside of the table
+    check(torch.randn(tokens, 12), 3, scoring, renormalize, 1.5, token_ids=ids, choices=table)
+    chosen = moe.moe_route(torch.randn(tokens, 12), 3, scoring, False, token_ids=ids, choices=table)[1]
+    assert torch.equal(chosen, table[ids.clamp(0, 4)])
+
+
+def test_wrong_tables_of_experts_are_refused() -> None:
+    logits, ids, table = torch.randn(2, 4), torch.tensor([0, 1]), torch.tensor([[0], [4]], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="choices has expert 4 for token id 1, and there are 4"):
+        moe.moe_route(logits, 1, "sigmoid", False, token_ids=ids, choices=table)
+    moe.moe_route(logits, 1, "sigmoid", False, token_ids=ids * 0, choices=table)  # the row is not read
+    with pytest.raises(RuntimeError, match="given together"):
+        moe.moe_route(logits, 1, "sigmoid", False, choices=table)
+    with pytest.raises(RuntimeError, match="one for each of the 2 tokens"):
+        moe.moe_route(logits, 1, "sigmoid", False, token_ids=ids[:1], choices=table)
+    with pytest.raises(RuntimeError, match=r"shape \(vocabulary, 2\)"):
+        moe.moe_route(logits, 2, "sigmoid", False, token_ids=ids, choices=table)
+
+
 @pytest.mark.parametrize(
     ("experts", "top_k", "options"),
     [

@@ -138,9 +138,7 @@ def _warn(key: PlanKey, limit: MemoryLimit) -> None:
 def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanKey | None:
     if not isinstance(source, str) or os.environ.get(SETTING) == "0":
         return None
-    if reads_hidden_states(
-        config.speculative_config
-    ):  # draft layers take the embedding and the modules' class
+    if reads_hidden_states(config.speculative_config):  # draft layers take the model's modules
         return None
     return plan_key(
         source, {name: repr(value) for name, value in options.items()} | {"kv": config.kv_cache_dtype}
