@@ -66,6 +66,12 @@ def loaded(folder: Path, quantization: str | None = "int4") -> Any:
     return model
 
 
+def drafter_of(engine: LLMEngine) -> HiddenStateProposer:
+    decoder = engine.speculative_decoder
+    assert decoder is not None and isinstance(decoder.proposer, HiddenStateProposer)
+    return decoder.proposer
+
+
 def sampled(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 30, "ignore_eos": True, "logprobs": 1, "seed": 7, **settings})
 
@@ -145,10 +151,7 @@ def eagle3_reference(folder: Path, model: Any) -> Any:
 def test_layers_compute_what_references_do(family: str, folders: Any) -> None:
     folder, model, settings = folders(family)
     engine = small_engine(loaded(folder, None), max_num_batched_tokens=16, speculative_config=settings)
-    decoder = engine.speculative_decoder
-    assert decoder is not None
-    proposer, found = decoder.proposer, []
-    assert isinstance(proposer, HiddenStateProposer)
+    proposer, found = drafter_of(engine), []
     head = proposer._layer.head
 
     def record(hidden: Tensor) -> Tensor:
@@ -222,15 +225,36 @@ def test_drafts_survive_preemption(family: str, swap_space: int, models: Any) ->
     model, settings = models(family)
     forward = patched_forward(model)
     assert forward is not None
-    shape = forward.shape
+    shape, own = forward.shape, drafter_of(small_engine(model, speculative_config=settings))._layer.shape
     states = 12 * shape.states.bytes_per_sequence  # of three sequences, and before three draft tokens of each
-    memory = max(2 * states, states + 5 * shape.block_size * shape.bytes_per_token)
+    block = shape.block_size * (shape.bytes_per_token + own.bytes_per_token)
+    spare = 3 * shape.block_size * own.bytes_per_token
+    memory = spare + max(2 * states, states + 5 * block)
     crowded = {**CROWDED, "kv_cache_memory": memory, "swap_space": swap_space}
     plain = functools.cache(lambda: small_engine(model, speculative_config=None))
     engine = small_engine(model, speculative_config=settings, **crowded)
     check_preempted(engine, plain)
     drafted, _ = accepted(engine)
     assert drafted > 30
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text", "eagle3"])
+def test_the_cache_of_a_layer_is_part_of_the_memory(
+    family: str, models: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, settings = models(family)
+    memory, swap = 1 << 20, 1 << 19
+    with caplog.at_level(logging.INFO, "torch_armllm.engine.build"):
+        engine = small_engine(
+            model, speculative_config=settings, kv_cache_memory=memory, swap_space=swap, max_num_seqs=4
+        )
+    decoder, drafter, runner = engine.speculative_decoder, drafter_of(engine), engine.runner
+    taken = sum(tensor.nbytes for tensor in drafter.cache if tensor is not None)
+    assert decoder is not None and taken == decoder.kv_bytes > 0
+    assert "; the drafter's own cache" in caplog.text
+    assert 0.4 * memory < runner.kv_bytes + taken <= memory
+    swapped = [drafter._swap, runner._swap, runner._swapped_states]  # type: ignore[attr-defined]
+    assert 0.4 * swap < sum(t.nbytes for each in swapped for t in each if t is not None) <= swap
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])

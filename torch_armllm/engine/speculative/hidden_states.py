@@ -20,6 +20,11 @@ from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.block_copies import copy_blocks
 
 
+def spare_blocks(block_size: int, max_draft_tokens: int, max_num_seqs: int) -> int:
+    """Returns the blocks that draft tokens need beside those of the model's cache."""
+    return max_num_seqs * -(-max_draft_tokens // block_size)
+
+
 class _Drafting(NamedTuple):
     sequence: Sequence
     shadow: Sequence
@@ -65,8 +70,9 @@ class HiddenStateProposer:
         self._purpose = DRAFT if rejection else 0
         self._max_length = max_length
         self._first_spare = num_blocks
-        self._spare_each = -(-max_draft_tokens // layer.shape.block_size)
-        blocks = num_blocks + max_num_seqs * self._spare_each
+        spare = spare_blocks(layer.shape.block_size, max_draft_tokens, max_num_seqs)
+        self._spare_each = spare // max_num_seqs
+        blocks = num_blocks + spare
         self.cache = layer.shape.tensors(blocks)
         self._swap = layer.shape.tensors(swap_blocks) if swap_blocks else None
         self._builder = StepBuilder(self.cache, layer.shape.block_size)
