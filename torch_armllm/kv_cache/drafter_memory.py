@@ -10,7 +10,7 @@ _LARGEST_SHARE = 4
 
 @dataclass(frozen=True)
 class DrafterNeeds:
-    """What a drafter keeps of its sequences.
+    """Memory that a drafter needs for what it keeps of its sequences.
 
     Attributes:
         bytes_per_token: bytes of keys and values at a position; it has as many positions as the model.

@@ -32,10 +32,12 @@ from tests.support.exact_outputs import (
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.speculative.adaptive import AdaptiveDrafts
 from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer
 from torch_armllm.engine.speculative.mtp import find_layer, mtp_modules
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
+from torch_armllm.plan.native import NativePlan
 
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 EAGLE_LAYERS = 6
@@ -307,6 +309,35 @@ def test_an_exact_eagle3_draft_is_right_about_the_next_token(tmp_path: Path) -> 
     exact_outputs(engine, [prompt(n, n) for n in (5, 40)], sampled(temperature=0.0))
     drafted, right = accepted(engine)
     assert drafted == right > 20
+
+
+def test_an_engine_after_one_with_an_eagle3_draft_has_the_plan_of_the_model(folders: Any) -> None:
+    folder, _, settings = folders("eagle3")
+    model = loaded(folder)
+    forward = patched_forward(model)
+    assert forward is not None
+    plan, texts, params = (
+        forward.plan,
+        [prompt(n, n) for n in (5, 40)],
+        sampled(temperature=0.0, logprobs=None),
+    )
+    assert isinstance(plan, NativePlan)
+    weights = packed_addresses(plan)
+    expected = exact_outputs(small_engine(model, speculative_config=None), texts, params)
+    drafting = small_engine(model, speculative_config=settings)
+    wider: Any = drafting.runner.plan  # type: ignore[attr-defined]
+    assert forward.plan is plan is not wider and weights == packed_addresses(plan) == packed_addresses(wider)
+    later = small_engine(model)
+    assert later.speculative_decoder is not None
+    assert isinstance(later.speculative_decoder.proposer, AdaptiveDrafts)
+    for engine in (drafting, later, drafting):
+        assert exact_outputs(engine, texts, params) == expected
+        assert engine.runner._fused_head is not None  # type: ignore[attr-defined]
+
+
+def packed_addresses(plan: NativePlan) -> set[int]:
+    """Returns where the packed weights of a plan are."""
+    return {t.data_ptr() for t in plan.program.constants if t.dtype == torch.uint8}
 
 
 def test_rejection_sampling_accepts_more_than_it_rejects(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def reads_hidden_states(settings: Settings) -> bool:
 def load_drafter(settings: Settings, model: Any, servable: ServableModel) -> Drafter | None:
     """Returns the model or layer that drafts; None if the settings name neither.
 
-    For EAGLE-3 the model gets another plan, which also returns the hidden states that the layer reads.
+    For EAGLE-3 ``servable`` gets another plan, which also returns the hidden states that the layer reads.
 
     Args:
         settings: `EngineConfig.speculative_config`.
