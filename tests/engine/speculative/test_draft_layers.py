@@ -432,6 +432,42 @@ def test_drafts_of_other_models_are_refused(tmp_path: Path, folders: Any) -> Non
         small_engine(model, speculative_config={**settings, "model": str(folder)})
 
 
+class Code:
+    """Runs when it is unpickled by a loader that allows it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def test_pickled_drafts_are_read_without_running_code(tmp_path: Path, folders: Any, models: Any) -> None:
+    model, settings = models("eagle3")
+    texts, params = [prompt(n, n) for n in (5, 40)], sampled(temperature=0.0)
+    folder, ran = tmp_path / "pickled", tmp_path / "ran"
+    folder.mkdir()
+    source = Path(settings["model"])
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    pickled = {**settings, "model": str(folder)}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    counts = []
+    for each in (settings, pickled):
+        engine = small_engine(model, speculative_config=each)
+        exact_outputs(engine, texts, params)
+        counts.append(accepted(engine))
+    assert counts[0] == counts[1] and counts[0][0] > 0
+    for content, told in (
+        ({**tensors, "more": Code(ran)}, "may run code"),
+        ([*tensors], "no tensors by name"),
+    ):
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(ValueError, match=told):
+            small_engine(model, speculative_config=pickled)
+    assert not ran.exists()
+
+
 def test_places_of_layers() -> None:
     assert find_layer(["model.layers.3.eh_proj.weight"], 4) is None
     place = find_layer(["model.language_model.layers.4.eh_proj.weight"], 4)

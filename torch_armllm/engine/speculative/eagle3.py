@@ -188,7 +188,15 @@ def _renamed(name: str) -> str:
 def _load(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         return load_file(file)
-    tensors: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the pickle's bytes lead to
+        raise ValueError(
+            f"{file} is damaged, or holds more than tensors, which is not read because it may run code: "
+            "download it again, or save its tensors as safetensors"
+        ) from error
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise ValueError(f"{file} holds no tensors by name: save the draft's state_dict as safetensors")
     return tensors
 
 
