@@ -23,7 +23,7 @@ from torch_armllm.engine.speculative.build import (
     load_drafter,
     most_draft_tokens,
 )
-from torch_armllm.engine.speculative.draft_layer import DraftLayer
+from torch_armllm.engine.speculative.draft_layer import DraftLayers
 from torch_armllm.engine.text.detokenizer import TokenPieces
 from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
@@ -107,7 +107,7 @@ def build_engine(
         state_slots = memory.state_slots + memory.spare_state_slots, memory.swap_state_slots
         runner = PlanRunner(
             *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
-            kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayer) else None,
+            kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
         )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)

@@ -34,6 +34,7 @@ from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.adaptive import AdaptiveDrafts
 from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer
+from torch_armllm.engine.speculative.layer_runner import LayerResult
 from torch_armllm.engine.speculative.mtp import find_layer, mtp_modules
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
@@ -153,15 +154,17 @@ def eagle3_reference(folder: Path, model: Any) -> Any:
 def test_layers_compute_what_references_do(family: str, folders: Any) -> None:
     folder, model, settings = folders(family)
     engine = small_engine(loaded(folder, None), max_num_batched_tokens=16, speculative_config=settings)
-    proposer, found = drafter_of(engine), []
-    head = proposer._layer.head
+    (runner,) = drafter_of(engine).runners
+    runner.may_fuse, compute_step, found = False, runner.compute, []
 
-    def record(hidden: Tensor) -> Tensor:
-        (sequence,) = engine._requests["0"].sequences
-        found.append((list(sequence.token_ids), hidden.clone(), head(hidden).clone()))
-        return found[-1][2].clone()
+    def record(scheduled: Any, given: Tensor, rows: list[int], best: bool) -> LayerResult:
+        result = compute_step(scheduled, given, rows, best)
+        if result.logits is not None:
+            (sequence,) = engine._requests["0"].sequences
+            found.append((list(sequence.token_ids), result.following[rows].clone(), result.logits.clone()))
+        return result
 
-    proposer._layer.head = record
+    runner.compute = record  # type: ignore[method-assign]
     params = sampled(temperature=0.0, logprobs=None)  # the head is fused with the plan after the first step
     ((tokens, _),) = exact_outputs(engine, [text := prompt(40, 1)], params)[0]
     assert family != "eagle3" or engine.runner._fused_head is not None  # type: ignore[attr-defined]
@@ -221,13 +224,36 @@ def test_drafts_change_no_output(family: str, temperature: float, models: Any) -
     assert drafted > 100
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, "eagle3"])
+def test_a_fused_head_drafts_the_same_tokens(family: str, models: Any) -> None:
+    model, settings = models(family)
+    prompts, params = [prompt(n, n) for n in (5, 40, 3)], sampled(temperature=0.0, logprobs=None)
+    drafts: list[list[Any]] = []
+    for fuses in (False, True):
+        engine = small_engine(model, speculative_config=settings)
+        proposer = drafter_of(engine)
+        (runner,) = proposer.runners
+        runner.may_fuse, propose = fuses, proposer.propose
+        drafts.append([])
+
+        def record(sequences: Any, counts: Any, propose: Any = propose) -> list[list[int]]:
+            drafts[-1].append((list(counts), found := propose(sequences, counts)))
+            return found
+
+        proposer.propose = record  # type: ignore[method-assign]
+        exact_outputs(engine, prompts, params)
+        assert (runner.fused_head is not None) == fuses
+    assert drafts[0] == drafts[1] and len(drafts[0]) > 10
+
+
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text", "eagle3"])
 @pytest.mark.parametrize("swap_space", [0, 1 << 20])
 def test_drafts_survive_preemption(family: str, swap_space: int, models: Any) -> None:
     model, settings = models(family)
     forward = patched_forward(model)
     assert forward is not None
-    shape, own = forward.shape, drafter_of(small_engine(model, speculative_config=settings))._layer.shape
+    (runner,) = drafter_of(small_engine(model, speculative_config=settings)).runners
+    shape, own = forward.shape, runner.layer.shape
     states = 12 * shape.states.bytes_per_sequence  # of three sequences, and before three draft tokens of each
     block = shape.block_size * (shape.bytes_per_token + own.bytes_per_token)
     spare = 3 * shape.block_size * own.bytes_per_token
@@ -250,12 +276,13 @@ def test_the_cache_of_a_layer_is_part_of_the_memory(
         engine = small_engine(
             model, speculative_config=settings, kv_cache_memory=memory, swap_space=swap, max_num_seqs=4
         )
-    decoder, drafter, runner = engine.speculative_decoder, drafter_of(engine), engine.runner
+    decoder, runner = engine.speculative_decoder, engine.runner
+    (drafter,) = drafter_of(engine).runners
     taken = sum(tensor.nbytes for tensor in drafter.cache if tensor is not None)
     assert decoder is not None and taken == decoder.kv_bytes > 0
     assert "; the drafter's own cache" in caplog.text
     assert 0.4 * memory < runner.kv_bytes + taken <= memory
-    swapped = [drafter._swap, runner._swap, runner._swapped_states]  # type: ignore[attr-defined]
+    swapped = [drafter.swap, runner._swap, runner._swapped_states]  # type: ignore[attr-defined]
     assert 0.4 * swap < sum(t.nbytes for each in swapped for t in each if t is not None) <= swap
 
 

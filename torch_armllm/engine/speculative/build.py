@@ -10,7 +10,7 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.speculative.adaptive import MAX_DRAFT_TOKENS, AdaptiveDrafts
 from torch_armllm.engine.speculative.config import SpeculativeConfig
-from torch_armllm.engine.speculative.draft_layer import DraftLayer
+from torch_armllm.engine.speculative.draft_layer import DraftLayers
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer, spare_blocks
@@ -36,7 +36,7 @@ class DraftModel:
     max_length: int | None
 
 
-Drafter = DraftLayer | DraftModel
+Drafter = DraftLayers | DraftModel
 """A drafter with a cache of its own."""
 
 
@@ -90,7 +90,7 @@ def load_drafter(settings: Settings, model: Any, servable: ServableModel) -> Dra
     config = SpeculativeConfig.parse(settings)
     if config.method == "draft_model":
         return _draft_model(config)
-    return _draft_layer(config, model, servable) if reads_hidden_states(settings) else None
+    return _draft_layers(config, model, servable) if reads_hidden_states(settings) else None
 
 
 def drafter_needs(settings: Settings, drafter: Drafter | None, max_num_seqs: int) -> DrafterNeeds:
@@ -104,37 +104,36 @@ def drafter_needs(settings: Settings, drafter: Drafter | None, max_num_seqs: int
     if drafter is None:
         return NO_DRAFTER
     tokens = most_draft_tokens(settings)
-    if isinstance(drafter, DraftLayer):
-        shape = drafter.shape
-        spare = spare_blocks(shape.block_size, tokens, max_num_seqs) * shape.block_size
-        return DrafterNeeds(shape.bytes_per_token, spare_bytes=spare * shape.bytes_per_token, swapped=True)
+    if isinstance(drafter, DraftLayers):
+        size, spare = drafter.bytes_per_token, spare_blocks(drafter.block_size, tokens, max_num_seqs)
+        return DrafterNeeds(size, spare_bytes=spare * drafter.block_size * size, swapped=True)
     shape = drafter.servable.shape
     # a state of each sequence, and one before each token that it drafts but the first
     slots = max_num_seqs * tokens if shape.states else 0
     return DrafterNeeds(shape.bytes_per_token, state_bytes=shape.states.bytes_per_sequence, state_slots=slots)
 
 
-def _draft_layer(config: SpeculativeConfig, model: Any, servable: ServableModel) -> DraftLayer:
+def _draft_layers(config: SpeculativeConfig, model: Any, servable: ServableModel) -> DraftLayers:
     from torch_armllm.capture.export import CaptureError
-    from torch_armllm.engine.speculative.eagle3 import eagle3_layer
-    from torch_armllm.engine.speculative.mtp import mtp_layer
+    from torch_armllm.engine.speculative.eagle3 import eagle3_layers
+    from torch_armllm.engine.speculative.mtp import mtp_layers
     from torch_armllm.patching.kept_layers import keep_layer_inputs
     from torch_armllm.patching.patched_model import PatchedModel
 
     assert isinstance(config.model, str | None)
     try:
         if config.method == "mtp":
-            layer = mtp_layer(model, servable, config.model)
+            drafter = mtp_layers(model, servable, config.model)
         else:
             assert config.model is not None and isinstance(servable, PatchedModel)
-            layer, layers = eagle3_layer(model, config.model)
+            drafter, layers = eagle3_layers(model, config.model)
             servable.plan = keep_layer_inputs(model, layers)
     except CaptureError as error:
         raise ValueError(
             f"method {config.method} cannot draft for this {servable.name}: {error}; choose another method"
         ) from error
-    assert layer.shape.block_size == servable.shape.block_size
-    return layer
+    assert drafter.block_size == servable.shape.block_size
+    return drafter
 
 
 def build_speculative_decoder(
@@ -167,7 +166,7 @@ def build_speculative_decoder(
     proposer: Proposer
     if config.method == "ngram":
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
-    elif isinstance(drafter, DraftLayer):
+    elif isinstance(drafter, DraftLayers):
         proposer = HiddenStateProposer(
             *(drafter, memory.num_blocks, memory.swap_blocks, sampler),
             *(config.num_speculative_tokens, max_num_seqs, max_length),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from torch_armllm.checkpoint.load import resolve
 from torch_armllm.checkpoint.tensor_headers import TensorHeader, read_headers
 from torch_armllm.checkpoint.weight_files import SAFETENSORS, read_index, weight_files
-from torch_armllm.engine.speculative.draft_layer import DraftLayer, NormedHead
+from torch_armllm.engine.speculative.draft_layer import DraftHead, DraftLayer, DraftLayers
 from torch_armllm.engine.speculative.draft_modules import (
     DraftBase,
     dtype_of,
@@ -121,7 +121,7 @@ class _Merge(nn.Module):
         return merged
 
 
-def mtp_layer(model: Any, servable: ServableModel, source: str | None) -> DraftLayer:
+def mtp_layers(model: Any, servable: ServableModel, source: str | None) -> DraftLayers:
     """Builds the draft layer that a model's checkpoint carries.
 
     Args:
@@ -134,13 +134,13 @@ def mtp_layer(model: Any, servable: ServableModel, source: str | None) -> DraftL
         OSError: the checkpoint is not found.
     """
     base, norms_at_head = mtp_modules(model, source)
-    head: Callable[[Tensor], Tensor] = servable.head
     if norms_at_head:
-        head = NormedHead(base.stack.norm, servable.head)
-        base.stack.norm = nn.Identity()
+        base.head_norm, base.stack.norm = base.stack.norm, nn.Identity()
     quantize_like(model, base)
     plan, shape = plan_of(base, model)
-    return DraftLayer(plan, shape, head, lambda kept: kept, range(hidden_size_of(model)))
+    head = DraftHead(servable.head, servable.vocab_size)
+    layer = DraftLayer(plan, shape, head, *base.columns_of_rows)
+    return DraftLayers((layer,), lambda kept: kept, range(hidden_size_of(model)))
 
 
 def mtp_modules(model: Any, source: str | None) -> tuple[DraftBase, bool]:
@@ -150,8 +150,8 @@ def mtp_modules(model: Any, source: str | None) -> tuple[DraftBase, bool]:
     one drafts all tokens.
 
     Args:
-        model: see `mtp_layer`.
-        source: see `mtp_layer`.
+        model: see `mtp_layers`.
+        source: see `mtp_layers`.
 
     Returns:
         The modules, and True if their final norm belongs to the head: the next token is drafted from the
