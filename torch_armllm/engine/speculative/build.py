@@ -123,7 +123,7 @@ def _draft_layers(config: SpeculativeConfig, model: Any, servable: ServableModel
     assert isinstance(config.model, str | None)
     try:
         if config.method == "mtp":
-            drafter = mtp_layers(model, servable, config.model)
+            drafter = mtp_layers(model, servable, config.model, config.num_speculative_tokens)
         else:
             assert config.model is not None and isinstance(servable, PatchedModel)
             drafter, layers = eagle3_layers(model, config.model)
