@@ -201,6 +201,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *(torch.randn(1, 2, t, 16), torch.randn(1, 1, t, 16), torch.randn(1, t, 16)),
         *(0, 0.25, 3, None, 2),
     ),
+    "given_rows": lambda t: (torch.arange(t)[None], 8, torch.bfloat16),
     "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
     "expand_kv": lambda t: (
         torch.randn(1, 1, t, 16),

@@ -39,7 +39,7 @@ def test_note_names_every_kind_of_layer_without_instructions() -> None:
     router = (
         "layers.0.self_attention.experts.router (JetMoeTopKGating) chooses or groups rows by their values"
     )
-    assert f"node by node: {router} (topk, zeros, scatter, unbind and 3 more); " in note
+    assert f"node by node: {router} (topk, zeros, scatter, sort and 2 more); " in note
     assert "layers.0.mlp (JetMoeMoE) chooses" in note
     assert "rotary_emb (JetMoeRotaryEmbedding) computes sines and cosines" in note
 
