@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     aten,
@@ -20,6 +19,7 @@ from torch_armllm.passes.lib.graph import (
     value,
 )
 from torch_armllm.passes.lib.linear_call import LinearCall
+from torch_armllm.passes.lib.merged_weights import merge_pairs
 
 
 def _activation(node: Any) -> str | None:
@@ -48,7 +48,7 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
     packed_gate, packed_up = constant(module, gate_layer.weight), constant(module, up_layer.weight)
     if packed_gate is None or packed_up is None or not _mergeable(gate_layer, up_layer):
         return False
-    merged = interleave_panels(packed_gate, packed_up)
+    merged = merge_pairs(packed_gate, packed_up)
     pairs = merged.view(-1, 2, merged.shape[-1])
     gate_name, up_name = str(gate_layer.weight.target), str(up_layer.weight.target)
     context.on_new_weight(gate_name, pairs[:, 0])

@@ -20,6 +20,7 @@ from torch_armllm.passes.lib.graph import (
     value,
 )
 from torch_armllm.passes.lib.linear_call import LinearCall
+from torch_armllm.passes.lib.merged_weights import merge_panels
 
 PANEL = 16  # output rows of a packed panel
 
@@ -44,7 +45,7 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
     node, layers = nodes[0], [LinearCall.of(n) for n in nodes]
     first = layers[0]
     tensors: list[Any] = [constant(module, layer.weight) for layer in layers]
-    merged = torch.cat(tensors)
+    merged = merge_panels(tensors)
     panel = 0
     for layer in layers:
         end = panel + layer.out_features // PANEL

@@ -134,6 +134,20 @@ def test_draft_model_with_few_slots_drafts_for_few() -> None:
         assert proposer.states.free == slots
 
 
+@pytest.mark.parametrize("target", ["lfm2", "falcon_mamba"])
+def test_the_cache_of_a_draft_model_is_part_of_the_memory(target: str) -> None:
+    draft = {"method": "draft_model", "model": model("lfm2"), "num_speculative_tokens": 3}
+    memory = 2 << 20
+    running = engine(target, speculative_config=draft, kv_cache_memory=memory, max_model_len=256)
+    decoder = running.speculative_decoder
+    assert decoder is not None and isinstance(decoder.proposer, DraftModelProposer)
+    drafter: Any = decoder.proposer._runner
+    assert drafter.kv_bytes == decoder.kv_bytes > 0
+    assert 0.4 * memory < running.runner.kv_bytes + drafter.kv_bytes <= memory
+    exact_outputs(running, [prompt(length, length) for length in (1, 40)], greedy(20))
+    assert decoder.acceptance.drafted > 0
+
+
 @pytest.mark.parametrize("family", ["qwen3_5_moe_text", "lfm2"])
 def test_prompts_share_what_they_have_in_common(family: str) -> None:
     common = prompt(100, 7)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from torch_armllm.kv_cache.budget import shape_by_config, size_kv_memory
+from torch_armllm.kv_cache.drafter_memory import DrafterNeeds
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape
 from torch_armllm.model_survey.tiny_models import tiny_config
 from torch_armllm.system import host
@@ -66,6 +67,24 @@ def test_budget_is_printed() -> None:
         "KV cache 94.4 MB for 8192 tokens (float16, 11520 bytes a token), and 999.8 MB of swap: "
         "2.0 texts of max_model_len = 4096"
     )
+
+
+def test_a_drafter_is_part_of_the_memory() -> None:
+    drafter = DrafterNeeds(TOKEN // 4, spare_bytes=10**6, state_bytes=10**6, state_slots=7, swapped=True)
+    found = size_kv_memory(
+        SHAPE, 2048, memory=GB, max_num_seqs=10**6, swap_space=GB, free=8 * GB, drafter=drafter
+    )
+    assert found.drafter_tokens == found.tokens and found.drafter_state_slots == 7
+    assert found.drafter_bytes == found.tokens * TOKEN // 4 + 8 * 10**6
+    used = found.num_blocks * found.block_bytes + found.drafter_bytes
+    assert GB - 2 * found.block_bytes < used <= GB
+    assert found.swap_blocks == GB // (40 * TOKEN)
+    assert str(found).endswith("of max_model_len = 2048; the drafter's own cache 206.4 MB")
+    assert "and 999.8 MB of swap" in str(found)
+    scarce = size_kv_memory(SHAPE, 2048, max_model_len=64, memory=12 * 10**6, free=GB, drafter=drafter)
+    assert scarce.drafter_state_slots == 3
+    with pytest.raises(ValueError, match=r"beside 2\.0 MB for drafts: raise kv_cache_memory"):
+        size_kv_memory(SHAPE, 2048, max_model_len=640, memory=6 * 10**6, free=GB, drafter=drafter)
 
 
 def test_growing_transformers_caches_are_sized_by_config() -> None:

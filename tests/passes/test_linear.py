@@ -10,9 +10,11 @@ from torch import Tensor, fx, nn
 
 from tests.support.graphs import export, ops
 from torch_armllm import Recipe
+from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.passes import clean, dense_linear, gated_mlp, qkv
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.linear_call import LinearCall
+from torch_armllm.passes.lib.merged_weights import merge_pairs, merge_panels
 from torch_armllm.quant.inplace import quantize
 
 
@@ -63,6 +65,19 @@ def test_quantized_gate_and_up_become_one_layer(act: nn.Module, bias: bool) -> N
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
     for view, original in zip(moved.values(), packed, strict=True):
         assert torch.equal(view, original)
+
+
+def test_parts_of_a_merged_weight_are_not_copied() -> None:
+    panels = torch.arange(60, dtype=torch.uint8).view(6, 10)
+    assert merge_panels([panels[:1], panels[1:4], panels[4:]]).data_ptr() == panels.data_ptr()
+    assert merge_pairs(panels[::2], panels[1::2]).data_ptr() == panels.data_ptr()
+    others = [panels[1:4], panels[:1], panels[4:]], [panels[:1], panels[1:4]], [panels[:2], panels[4:]]
+    for parts in others:
+        found = merge_panels(parts)
+        assert torch.equal(found, torch.cat(parts)) and found.data_ptr() != panels.data_ptr()
+    for gate, up in ((panels[1::2], panels[::2]), (panels[:3], panels[3:]), (panels[:2], panels[2:4])):
+        found = merge_pairs(gate, up)
+        assert torch.equal(found, interleave_panels(gate, up)) and found.data_ptr() != panels.data_ptr()
 
 
 def set_digits(*layers: nn.Module) -> None:

@@ -33,20 +33,23 @@ def _norm(generator: torch.Generator, family: str, size: int) -> Tensor:
     return _random(generator, size) + (0 if is_qwen(family) else 1)
 
 
-def mtp_folder(folder: Path, family: str, exact: bool = False, dtype: torch.dtype = torch.float32) -> Any:
-    """Writes a model of `LAYERS` layers with one for multi-token prediction.
+def mtp_folder(
+    folder: Path, family: str, exact: bool = False, dtype: torch.dtype = torch.float32, drafting: int = 1
+) -> Any:
+    """Writes a model of `LAYERS` layers with some for multi-token prediction.
 
     Args:
         folder: to write to.
         family: a ``model_type``.
-        exact: no layer adds anything, and the draft layer reads the embedding alone: it predicts what the
-            model does.
+        exact: no layer adds anything, and draft layers read the embedding alone: they predict what the model
+            does.
         dtype: of the weights.
+        drafting: number of layers for multi-token prediction.
 
     Returns:
-        The model with the draft layer as its last layer, for references.
+        The model with the draft layers as its last layers, for references.
     """
-    overrides: dict[str, Any] = {"num_hidden_layers": LAYERS + 1, "tie_word_embeddings": False}
+    overrides: dict[str, Any] = {"num_hidden_layers": LAYERS + drafting, "tie_word_embeddings": False}
     if is_qwen(family):
         overrides["layer_types"] = ["linear_attention", "full_attention", "full_attention"]
     model = tiny_model(family, dtype, **overrides)
@@ -63,30 +66,35 @@ def mtp_folder(folder: Path, family: str, exact: bool = False, dtype: torch.dtyp
             settings[name] = settings[name][:LAYERS]
     (folder / "config.json").write_text(json.dumps(settings))
     tensors = load_file(folder / "model.safetensors")
-    own = f"model.layers.{LAYERS}."
-    place = "mtp.layers.0." if is_qwen(family) else own
-    tensors = {name.replace(own, place): tensor for name, tensor in tensors.items()}
     size, generator = model.config.hidden_size, torch.Generator().manual_seed(3)
-    joined = torch.eye(size, 2 * size) if exact else _random(generator, size, 2 * size)
-    neutral = torch.zeros(size) if is_qwen(family) else torch.ones(size)
-    norms = [neutral.clone() if exact else _norm(generator, family, size) for _ in range(2)]
-    last = tensors["model.norm.weight"].clone() if exact else _norm(generator, family, size)
-    names = (
-        ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
-        if is_qwen(family)
-        else (f"{own}enorm", f"{own}hnorm", f"{own}eh_proj", f"{own}shared_head.norm")
-    )
-    added = dict(zip(names, (*norms, joined, last), strict=True))
-    tensors |= {f"{name}.weight": tensor.to(dtype) for name, tensor in added.items()}
+    if is_qwen(family):
+        own = f"model.layers.{LAYERS}."
+        tensors = {name.replace(own, "mtp.layers.0."): tensor for name, tensor in tensors.items()}
+    for number in range(drafting):
+        joined = torch.eye(size, 2 * size) if exact else _random(generator, size, 2 * size)
+        neutral = torch.zeros(size) if is_qwen(family) else torch.ones(size)
+        norms = [neutral.clone() if exact else _norm(generator, family, size) for _ in range(2)]
+        last = tensors["model.norm.weight"].clone() if exact else _norm(generator, family, size)
+        added = dict(zip(merge_names(family, number), (*norms, joined, last), strict=True))
+        tensors |= {f"{name}.weight": tensor.to(dtype) for name, tensor in added.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return model
 
 
-def one_layer_of(model: Any) -> Any:
-    """Returns a base model whose only layer is a model's last one, without a final norm."""
+def merge_names(family: str, number: int = 0) -> tuple[str, ...]:
+    """Returns the names of a draft layer's two first norms, its projection and its last norm."""
+    if is_qwen(family):
+        return ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+    names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+    return tuple(f"model.layers.{LAYERS + number}.{name}" for name in names)
+
+
+def one_layer_of(model: Any, number: int = 0) -> Any:
+    """Returns a base model whose only layer is a draft layer of a model, without a final norm."""
     base = copy.deepcopy(model.base_model)
-    base.layers, base.norm = base.layers[-1:], nn.Identity()
+    base.layers, base.norm = base.layers[LAYERS + number :][:1], nn.Identity()
     base.config.num_hidden_layers = 1
+    base.layers[0].self_attn.layer_idx = 0
     if getattr(base.config, "layer_types", None):
         base.config.layer_types = ["full_attention"]
     return base

@@ -18,10 +18,12 @@ from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.speculative.build import (
     Settings,
-    build_draft_layer,
     build_speculative_decoder,
+    drafter_needs,
+    load_drafter,
     most_draft_tokens,
 )
+from torch_armllm.engine.speculative.draft_layer import DraftLayers
 from torch_armllm.engine.text.detokenizer import TokenPieces
 from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
@@ -75,7 +77,7 @@ def build_engine(
         max_model_len = resolve_max_model_len(config.max_model_len, *positions, servable.max_length)
     if config.state_dtype != "float32" and (reason := _why_no_states(servable)):
         logger.warning("%s: state_dtype = %s has no effect, as %s", name, config.state_dtype, reason)
-    layer = None if servable is None else build_draft_layer(config.speculative_config, model, servable)
+    drafter = None if servable is None else load_drafter(config.speculative_config, model, servable)
     memory = None
     limit, given = memory_limit(config), config.kv_cache_memory
     experts = _expert_store(servable)
@@ -91,6 +93,7 @@ def build_engine(
             free=max(0, left(config) - (0 if experts is None else experts.counts().unfilled)),
             checkpoints=config.enable_prefix_caching,
             draft_tokens=most_draft_tokens(config.speculative_config),
+            drafter=drafter_needs(config.speculative_config, drafter, config.max_num_seqs),
         )
         logger.info("%s: %s", name, memory)
         max_model_len = memory.max_model_len
@@ -104,7 +107,7 @@ def build_engine(
         state_slots = memory.state_slots + memory.spare_state_slots, memory.swap_state_slots
         runner = PlanRunner(
             *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
-            kept_columns=None if layer is None else layer.kept_columns,
+            kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
         )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
@@ -133,13 +136,10 @@ def build_engine(
     speculative_decoder = None
     drafts = config.speculative_config
     if drafts is not None and isinstance(runner, PlanRunner) and _drafts(drafts, runner, blocks):
-        num_positions = blocks.num_blocks * blocks.block_size
+        assert memory is not None
         speculative_decoder = build_speculative_decoder(
-            *(drafts, sampler, num_positions),
-            *(config.max_num_batched_tokens, max_num_seqs),
-            layer=layer,
-            swap_blocks=runner.swap_blocks,
-            max_length=max_model_len,
+            *(drafts, sampler, memory, drafter),
+            *(config.max_num_batched_tokens, max_num_seqs, max_model_len),
         )
     log_stats = not config.disable_log_stats
     return LLMEngine(

@@ -29,7 +29,7 @@ class EngineConfig:
             a step needs them. None: only where the weights are larger than the free memory, at 0.9 of it.
         kv_cache_memory: bytes, or a fraction of the free memory (0.0 … 1.0); None: at most a quarter of it,
             and no more than `max_num_seqs` sequences of `max_model_len` need. With `max_memory`: a fraction
-            of that; None: at most an eighth of it.
+            of that; None: at most an eighth of it. The cache of a drafter is part of it.
         kv_cache_dtype: ``auto`` is the model's dtype; ``int8`` and ``int4`` hold more tokens.
         state_dtype: dtype of the states of recurrent layers, ``float32`` or ``bfloat16``; vLLM calls it
             ``mamba_ssm_cache_dtype``. Convolutions keep their inputs in the model's dtype.

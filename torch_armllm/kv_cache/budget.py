@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_armllm.kv_cache.drafter_memory import NO_DRAFTER, DrafterNeeds
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import CacheShape, Shape, latent_groups
 from torch_armllm.kv_cache.state_budget import share_of_states
@@ -38,6 +39,9 @@ class KvMemory:
         state_bytes: bytes of a sequence's states.
         spare_state_slots: further slots, for checkpoints and for states before draft tokens.
         state_dtype: name of the dtype of the states that sum over all tokens; empty if there are none.
+        drafter: what a drafter keeps of its sequences.
+        drafter_tokens: number of positions of the drafter's cache.
+        drafter_state_slots: slots for states of the drafter.
     """
 
     num_blocks: int
@@ -51,16 +55,29 @@ class KvMemory:
     state_bytes: int = 0
     spare_state_slots: int = 0
     state_dtype: str = ""
+    drafter: DrafterNeeds = NO_DRAFTER
+    drafter_tokens: int = 0
+    drafter_state_slots: int = 0
 
     @property
     def tokens(self) -> int:
         """Number of positions that fit into the cache."""
         return self.num_blocks * self.block_size
 
+    @property
+    def drafter_bytes(self) -> int:
+        """Bytes of the drafter's cache, swap memory not included."""
+        keys_and_values = self.drafter_tokens * self.drafter.bytes_per_token + self.drafter.spare_bytes
+        return keys_and_values + self.drafter_state_slots * self.drafter.state_bytes
+
     def __str__(self) -> str:
         swap_bytes = self.swap_blocks * self.block_bytes + self.swap_state_slots * self.state_bytes
+        if self.drafter.swapped:
+            swap_bytes += self.swap_blocks * self.block_size * self.drafter.bytes_per_token
         swap = f", and {format_bytes(swap_bytes)} of swap" if swap_bytes else ""
         states = self._describe_states() if self.state_slots else ""
+        if self.drafter_bytes:
+            states += f"; the drafter's own cache {format_bytes(self.drafter_bytes)}"
         if not self.block_bytes:
             return f"no keys and values{swap}{states}"
         return (
@@ -91,6 +108,7 @@ def size_kv_memory(
     free: int | None = None,
     checkpoints: bool = False,
     draft_tokens: int = 0,
+    drafter: DrafterNeeds = NO_DRAFTER,
 ) -> KvMemory:
     """Computes the number of blocks that the memory holds.
 
@@ -107,6 +125,7 @@ def size_kv_memory(
         free: bytes that the process may allocate; measured by default.
         checkpoints: gives memory to checkpoints of the states of recurrent layers.
         draft_tokens: most draft tokens of a sequence, before each of which a step saves the states.
+        drafter: what a drafter keeps of its sequences, which is part of the memory.
 
     Raises:
         ValueError: a sequence of ``max_model_len`` tokens does not fit, more memory is requested than is
@@ -115,6 +134,8 @@ def size_kv_memory(
     free = free_memory() if free is None else free
     length = max_length if max_model_len is None else max_model_len
     block_bytes = shape.block_size * shape.bytes_per_token
+    bytes_per_token = shape.bytes_per_token + drafter.bytes_per_token
+    both_bytes = shape.block_size * bytes_per_token
     granted, origin = _granted(memory, free, most)
     if granted + swap_space > free:
         raise ValueError(
@@ -122,12 +143,21 @@ def size_kv_memory(
             f"than the {format_bytes(free)} that are free: ask for less, or for a share such as "
             "kv_cache_memory=0.5"
         )
+    drafter_slots = drafter.slots(granted)
+    if reserved := drafter.spare_bytes + drafter_slots * drafter.state_bytes:
+        granted = max(0, granted - reserved)
+        origin = f"{origin}, beside {format_bytes(reserved)} for drafts"
     state_bytes, stored = shape.states.bytes_per_sequence, shape.states.accumulated_dtype
     state_dtype = "" if stored is None else dtype_name(stored)
     blocks_per_sequence = -(-length // shape.block_size)
+    drafter_tokens = 0
+    if not block_bytes:  # the drafter's positions come first, as those of the model take no memory
+        most = max_num_seqs * blocks_per_sequence * shape.block_size
+        drafter_tokens = drafter.alone(granted, most) // shape.block_size * shape.block_size
+        granted -= drafter_tokens * drafter.bytes_per_token
     states = share_of_states(
         *(state_bytes, granted, origin, max_num_seqs),
-        needed=0 if max_model_len is None else blocks_per_sequence * block_bytes,
+        needed=0 if max_model_len is None else blocks_per_sequence * both_bytes,
         checkpoints=checkpoints,
         draft_tokens=draft_tokens,
         alone=not block_bytes,
@@ -139,27 +169,29 @@ def size_kv_memory(
         return KvMemory(
             *(blocks, swap_blocks, shape.block_size, 0, length, kv_cache_dtype_name(shape.dtype)),
             *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
+            *(drafter, drafter_tokens, drafter_slots),
         )
     swap_state_slots = min(max_num_seqs, swap_space // 2 // state_bytes) if state_bytes else 0
     swap_space -= swap_state_slots * state_bytes
     granted -= states.slots * state_bytes
-    blocks = granted // block_bytes
+    blocks = granted // both_bytes
     if blocks < blocks_per_sequence:
         fitting = blocks * shape.block_size
         if max_model_len is not None or fitting == 0:
             raise ValueError(
                 f"one sequence of max_model_len = {length} tokens needs "
-                f"{format_bytes(blocks_per_sequence * block_bytes)} of keys and values "
-                f"({shape.bytes_per_token} bytes per token), but the KV cache has {format_bytes(granted)}, "
+                f"{format_bytes(blocks_per_sequence * both_bytes)} of keys and values "
+                f"({bytes_per_token} bytes per token), but the KV cache has {format_bytes(granted)}, "
                 f"{origin}: {_remedies(shape, fitting)}"
             )
         length = fitting
     if memory is None:
         blocks = min(blocks, max_num_seqs * blocks_per_sequence)
-    swap_blocks = swap_space // block_bytes
+    swap_blocks = swap_space // (both_bytes if drafter.swapped else block_bytes)
     return KvMemory(
         *(blocks, swap_blocks, shape.block_size, block_bytes, length, kv_cache_dtype_name(shape.dtype)),
         *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
+        *(drafter, blocks * shape.block_size, drafter_slots),
     )
 
 

@@ -120,8 +120,9 @@ class LLMBase:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV cache; 0 for a model that runs module by module."""
-        return self.llm_engine.runner.kv_bytes
+        """Bytes of the KV cache and the drafter's; 0 for a model that runs module by module."""
+        decoder = self.llm_engine.speculative_decoder
+        return self.llm_engine.runner.kv_bytes + (0 if decoder is None else decoder.kv_bytes)
 
     @property
     def promised_bytes(self) -> int:

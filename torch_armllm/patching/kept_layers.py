@@ -1,4 +1,4 @@
-"""A patched model whose plan also returns the inputs of some of its layers."""
+"""A further plan of a patched model, which also returns the inputs of some of its layers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.state import patched_forward
-from torch_armllm.plan.step import Plan, StepInputs
+from torch_armllm.plan.step import Plan
 from torch_armllm.quant.inspection import is_packed
 
 
-class _FirstColumns:
-    """A plan without the columns that follow the last hidden state."""
-
-    def __init__(self, plan: Plan, columns: int) -> None:
-        self._plan, self._columns = plan, columns
-
-    def run(self, inputs: StepInputs) -> Tensor:
-        """See `Plan.run`."""
-        return self._plan.run(inputs)[:, : self._columns]
-
-
 def keep_layer_inputs(model: Any, layers: Sequence[int]) -> Plan:
-    """Replaces a patched model's plan by one that also returns the inputs of some layers.
+    """Makes another plan of a patched model, which also returns the inputs of some layers.
 
-    The model itself uses the new plan too, so that no weight that passes merged is stored twice.
+    The model keeps its own plan, and both share the packed weights.
 
     Args:
         model: a patched model that runs a plan.
@@ -43,7 +31,6 @@ def keep_layer_inputs(model: Any, layers: Sequence[int]) -> Plan:
     """
     forward, base = patched_forward(model), base_model_of(model)
     assert forward is not None
-    size = int(base.config.get_text_config().hidden_size)
     del base.forward  # captured are the modules
     try:
         with torch.no_grad():
@@ -51,5 +38,4 @@ def keep_layer_inputs(model: Any, layers: Sequence[int]) -> Plan:
     finally:
         base.forward = forward
     assert built.shape == forward.shape
-    forward.plan = _FirstColumns(built.plan, size)
     return built.plan

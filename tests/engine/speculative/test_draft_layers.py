@@ -19,6 +19,7 @@ from tests.support.draft_folders import (
     LAYERS,
     eagle3_folder,
     is_qwen,
+    merge_names,
     mtp_folder,
     one_layer_of,
 )
@@ -32,13 +33,19 @@ from tests.support.exact_outputs import (
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.speculative.adaptive import AdaptiveDrafts
 from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer
-from torch_armllm.engine.speculative.mtp import find_layer, mtp_modules
+from torch_armllm.engine.speculative.layer_runner import LayerResult, LayerRunner
+from torch_armllm.engine.speculative.mtp import find_layers, mtp_modules
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
+from torch_armllm.plan.native import NativePlan
 
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 EAGLE_LAYERS = 6
+TIMES = ", layers: "
+SEVERAL = [f"{family}{TIMES}2" for family in ("deepseek_v3", "glm4_moe")]
+"""Families with two layers for multi-token prediction."""
 EPS = 1e-6
 
 
@@ -51,7 +58,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def make(family: str) -> tuple[Path, Any, dict[str, Any]]:
         folder = root / family
         if family != "eagle3":
-            return folder, mtp_folder(folder, family), MTP
+            name, _, drafting = family.partition(TIMES)
+            return folder, mtp_folder(folder, name, drafting=int(drafting or 1)), MTP
         model = tiny_model("llama", num_hidden_layers=EAGLE_LAYERS)
         model.save_pretrained(folder)
         eagle3_folder(root / "draft", model)
@@ -66,6 +74,12 @@ def loaded(folder: Path, quantization: str | None = "int4") -> Any:
     return model
 
 
+def drafter_of(engine: LLMEngine) -> HiddenStateProposer:
+    decoder = engine.speculative_decoder
+    assert decoder is not None and isinstance(decoder.proposer, HiddenStateProposer)
+    return decoder.proposer
+
+
 def sampled(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 30, "ignore_eos": True, "logprobs": 1, "seed": 7, **settings})
 
@@ -77,18 +91,13 @@ def rms(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-def mtp_reference(family: str, folder: Path, model: Any) -> Any:
+def mtp_reference(family: str, folder: Path, model: Any, number: int = 0) -> Any:
     """Returns a function from token ids and hidden states to the layer's hidden states and logits."""
     tensors = load_file(folder / "model.safetensors")
-    own = f"model.layers.{LAYERS}."
-    if is_qwen(family):
-        names = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
-    else:
-        names = (f"{own}enorm", f"{own}hnorm", f"{own}eh_proj", f"{own}shared_head.norm")
-    first, second, joins, last = (tensors[f"{name}.weight"] for name in names)
+    first, second, joins, last = (tensors[f"{name}.weight"] for name in merge_names(family, number))
     if is_qwen(family):
         first, second, last = first + 1, second + 1, last + 1
-    eps, layer = model.config.rms_norm_eps, one_layer_of(model)
+    eps, layer = model.config.rms_norm_eps, one_layer_of(model, number)
 
     def compute(ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         embedded = F.embedding(ids, tensors["model.embed_tokens.weight"])
@@ -140,23 +149,67 @@ def eagle3_reference(folder: Path, model: Any) -> Any:
     return compute
 
 
+def recorded(engine: LLMEngine) -> list[list[Any]]:
+    """Returns a list of each draft layer's results, to which every draft of the only request adds."""
+
+    def record(runner: LayerRunner) -> list[Any]:
+        found: list[Any] = []
+        compute = runner.compute
+        runner.may_fuse = False
+
+        def run(scheduled: Any, given: Tensor, rows: list[int], best: bool) -> LayerResult:
+            result = compute(scheduled, given, rows, best)
+            if result.logits is not None:
+                (sequence,) = engine._requests["0"].sequences
+                found.append(
+                    (list(sequence.token_ids), result.following[rows].clone(), result.logits.clone())
+                )
+            return result
+
+        runner.compute = run  # type: ignore[method-assign]
+        return found
+
+    return [record(runner) for runner in drafter_of(engine).runners]
+
+
+@pytest.mark.parametrize("family", SEVERAL)
+@torch.no_grad()
+def test_each_of_several_layers_drafts_a_token(family: str, folders: Any) -> None:
+    folder, model, settings = folders(family)
+    engine = small_engine(loaded(folder, None), max_num_batched_tokens=16, speculative_config=settings)
+    first, second = recorded(engine)
+    assert engine.speculative_decoder is not None
+    engine.speculative_decoder._draft_length = lambda _: 3  # type: ignore[method-assign]
+    params = sampled(temperature=0.0, logprobs=None)
+    ((tokens, _),) = exact_outputs(engine, [text := prompt(40, 1)], params)[0]
+    whole = torch.tensor([*text, *tokens])
+    hidden = (
+        load_model(str(folder), torch.float32).base_model(whole[None], use_cache=False).last_hidden_state[0]
+    )
+    name = family.partition(TIMES)[0]
+    states, _ = mtp_reference(name, folder, model)(whole[1:], hidden[:-1])
+    compute = mtp_reference(name, folder, model, 1)
+    drafted = {len(known): logits[0].argmax() for known, _, logits in first}
+    lengths: set[int] = set()
+    ids, given = whole[:0], states[:0]
+    for known, of_layer, logits in second:
+        length = len(known)
+        if length not in lengths:
+            ids, given = torch.cat([whole[2:length], drafted[length][None]]), states[: length - 1]
+        expected_states, expected = compute(ids, given)
+        torch.testing.assert_close(of_layer[0], expected_states[-1], rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(logits[0], expected[-1], rtol=2e-3, atol=2e-3)
+        lengths.add(length)
+        ids, given = torch.cat([ids, logits[0].argmax()[None]]), torch.cat([given, of_layer])
+    assert len(lengths) > 15 and len(second) > len(lengths)
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, "eagle3"])
 @torch.no_grad()
 def test_layers_compute_what_references_do(family: str, folders: Any) -> None:
     folder, model, settings = folders(family)
     engine = small_engine(loaded(folder, None), max_num_batched_tokens=16, speculative_config=settings)
-    decoder = engine.speculative_decoder
-    assert decoder is not None
-    proposer, found = decoder.proposer, []
-    assert isinstance(proposer, HiddenStateProposer)
-    head = proposer._layer.head
-
-    def record(hidden: Tensor) -> Tensor:
-        (sequence,) = engine._requests["0"].sequences
-        found.append((list(sequence.token_ids), hidden.clone(), head(hidden).clone()))
-        return found[-1][2].clone()
-
-    proposer._layer.head = record
+    (found,) = recorded(engine)
     params = sampled(temperature=0.0, logprobs=None)  # the head is fused with the plan after the first step
     ((tokens, _),) = exact_outputs(engine, [text := prompt(40, 1)], params)[0]
     assert family != "eagle3" or engine.runner._fused_head is not None  # type: ignore[attr-defined]
@@ -203,7 +256,7 @@ def accepted(engine: LLMEngine) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("family", "temperature"),
-    [*((family, 0.0) for family in (*FAMILIES, "eagle3")), ("qwen3_5_text", 0.8), ("eagle3", 0.8)],
+    [*((family, 0.0) for family in (*FAMILIES, *SEVERAL, "eagle3")), ("qwen3_5_text", 0.8), ("eagle3", 0.8)],
 )
 def test_drafts_change_no_output(family: str, temperature: float, models: Any) -> None:
     model, settings = models(family)
@@ -218,16 +271,43 @@ def test_drafts_change_no_output(family: str, temperature: float, models: Any) -
     assert drafted > 100
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_text", *SEVERAL[:1], "eagle3"])
+def test_a_fused_head_drafts_the_same_tokens(family: str, models: Any) -> None:
+    model, settings = models(family)
+    prompts, params = [prompt(n, n) for n in (5, 40, 3)], sampled(temperature=0.0, logprobs=None)
+    drafts: list[list[Any]] = []
+    for fuses in (False, True):
+        engine = small_engine(model, speculative_config=settings)
+        proposer = drafter_of(engine)
+        propose = proposer.propose
+        for runner in proposer.runners:
+            runner.may_fuse = fuses
+        drafts.append([])
+
+        def record(sequences: Any, counts: Any, propose: Any = propose) -> list[list[int]]:
+            drafts[-1].append((list(counts), found := propose(sequences, counts)))
+            return found
+
+        proposer.propose = record  # type: ignore[method-assign]
+        exact_outputs(engine, prompts, params)
+        assert all((runner.fused_head is not None) == fuses for runner in proposer.runners)
+    assert drafts[0] == drafts[1] and len(drafts[0]) > 10
+
+
 @pytest.mark.parametrize(
-    ("family", "swap_space"), [("glm4_moe", 1 << 20), ("qwen3_5_text", 0), ("eagle3", 0), ("eagle3", 1 << 20)]
+    ("family", "swap_space"),
+    [(SEVERAL[0], 1 << 20), ("glm4_moe", 1 << 20), ("qwen3_5_text", 0), ("eagle3", 0), ("eagle3", 1 << 20)],
 )
 def test_drafts_survive_preemption(family: str, swap_space: int, models: Any) -> None:
     model, settings = models(family)
     forward = patched_forward(model)
     assert forward is not None
-    shape = forward.shape
+    runners = drafter_of(small_engine(model, speculative_config=settings)).runners
+    shape, own = forward.shape, sum(runner.layer.shape.bytes_per_token for runner in runners)
     states = 12 * shape.states.bytes_per_sequence  # of three sequences, and before three draft tokens of each
-    memory = max(2 * states, states + 5 * shape.block_size * shape.bytes_per_token)
+    block = shape.block_size * (shape.bytes_per_token + own)
+    spare = 3 * shape.block_size * own
+    memory = spare + max(2 * states, states + 5 * block)
     crowded = {**CROWDED, "kv_cache_memory": memory, "swap_space": swap_space}
     plain = functools.cache(lambda: small_engine(model, speculative_config=None))
     engine = small_engine(model, speculative_config=settings, **crowded)
@@ -236,7 +316,27 @@ def test_drafts_survive_preemption(family: str, swap_space: int, models: Any) ->
     assert drafted > 30
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text", "eagle3"])
+def test_the_cache_of_a_layer_is_part_of_the_memory(
+    family: str, models: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, settings = models(family)
+    memory, swap = 1 << 20, 1 << 19
+    with caplog.at_level(logging.INFO, "torch_armllm.engine.build"):
+        engine = small_engine(
+            model, speculative_config=settings, kv_cache_memory=memory, swap_space=swap, max_num_seqs=4
+        )
+    decoder, runner = engine.speculative_decoder, engine.runner
+    (drafter,) = drafter_of(engine).runners
+    taken = sum(tensor.nbytes for tensor in drafter.cache if tensor is not None)
+    assert decoder is not None and taken == decoder.kv_bytes > 0
+    assert "; the drafter's own cache" in caplog.text
+    assert 0.4 * memory < runner.kv_bytes + taken <= memory
+    swapped = [drafter.swap, runner._swap, runner._swapped_states]  # type: ignore[attr-defined]
+    assert 0.4 * swap < sum(t.nbytes for each in swapped for t in each if t is not None) <= swap
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text", *SEVERAL[:1]])
 def test_forked_sequences_draft(family: str, models: Any) -> None:
     model, settings = models(family)
     prompts, params = [prompt(n, n) for n in (5, 40)], sampled(n=3, temperature=1.0)
@@ -247,9 +347,10 @@ def test_forked_sequences_draft(family: str, models: Any) -> None:
     assert drafted > 100
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_text", *SEVERAL[:1]])
 def test_an_exact_layer_is_always_right(family: str, tmp_path: Path) -> None:
-    mtp_folder(tmp_path, family, exact=True)
+    name, _, drafting = family.partition(TIMES)
+    mtp_folder(tmp_path, name, exact=True, drafting=int(drafting or 1))
     engine = small_engine(loaded(tmp_path, None), speculative_config=MTP)
     exact_outputs(engine, [prompt(n, n) for n in (5, 40)], sampled(temperature=0.0))
     drafted, right = accepted(engine)
@@ -286,6 +387,35 @@ def test_an_exact_eagle3_draft_is_right_about_the_next_token(tmp_path: Path) -> 
     exact_outputs(engine, [prompt(n, n) for n in (5, 40)], sampled(temperature=0.0))
     drafted, right = accepted(engine)
     assert drafted == right > 20
+
+
+def test_an_engine_after_one_with_an_eagle3_draft_has_the_plan_of_the_model(folders: Any) -> None:
+    folder, _, settings = folders("eagle3")
+    model = loaded(folder)
+    forward = patched_forward(model)
+    assert forward is not None
+    plan, texts, params = (
+        forward.plan,
+        [prompt(n, n) for n in (5, 40)],
+        sampled(temperature=0.0, logprobs=None),
+    )
+    assert isinstance(plan, NativePlan)
+    weights = packed_addresses(plan)
+    expected = exact_outputs(small_engine(model, speculative_config=None), texts, params)
+    drafting = small_engine(model, speculative_config=settings)
+    wider: Any = drafting.runner.plan  # type: ignore[attr-defined]
+    assert forward.plan is plan is not wider and weights == packed_addresses(plan) == packed_addresses(wider)
+    later = small_engine(model)
+    assert later.speculative_decoder is not None
+    assert isinstance(later.speculative_decoder.proposer, AdaptiveDrafts)
+    for engine in (drafting, later, drafting):
+        assert exact_outputs(engine, texts, params) == expected
+        assert engine.runner._fused_head is not None  # type: ignore[attr-defined]
+
+
+def packed_addresses(plan: NativePlan) -> set[int]:
+    """Returns where the packed weights of a plan are."""
+    return {t.data_ptr() for t in plan.program.constants if t.dtype == torch.uint8}
 
 
 def test_rejection_sampling_accepts_more_than_it_rejects(tmp_path: Path) -> None:
@@ -363,7 +493,7 @@ def test_fp8_weights_of_a_layer_become_floats(tmp_path: Path) -> None:
     narrow = (tensors[name] * 4).to(torch.float8_e4m3fn)
     tensors |= {name: narrow, f"{name}_scale_inv": torch.full((1, 1), 0.25)}
     save_file(tensors, file, metadata={"format": "pt"})
-    base, _ = mtp_modules(loaded(tmp_path), None)
+    (base,) = mtp_modules(loaded(tmp_path), None, 4)
     assert torch.equal(base.stack.layers[0].self_attn.o_proj.weight, narrow.float() * 0.25)
 
 
@@ -380,12 +510,50 @@ def test_drafts_of_other_models_are_refused(tmp_path: Path, folders: Any) -> Non
         small_engine(model, speculative_config={**settings, "model": str(folder)})
 
 
+class Code:
+    """Runs when it is unpickled by a loader that allows it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def test_pickled_drafts_are_read_without_running_code(tmp_path: Path, folders: Any, models: Any) -> None:
+    model, settings = models("eagle3")
+    texts, params = [prompt(n, n) for n in (5, 40)], sampled(temperature=0.0)
+    folder, ran = tmp_path / "pickled", tmp_path / "ran"
+    folder.mkdir()
+    source = Path(settings["model"])
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    pickled = {**settings, "model": str(folder)}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    counts = []
+    for each in (settings, pickled):
+        engine = small_engine(model, speculative_config=each)
+        exact_outputs(engine, texts, params)
+        counts.append(accepted(engine))
+    assert counts[0] == counts[1] and counts[0][0] > 0
+    for content, told in (
+        ({**tensors, "more": Code(ran)}, "may run code"),
+        ([*tensors], "no tensors by name"),
+    ):
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(ValueError, match=told):
+            small_engine(model, speculative_config=pickled)
+    assert not ran.exists()
+
+
 def test_places_of_layers() -> None:
-    assert find_layer(["model.layers.3.eh_proj.weight"], 4) is None
-    place = find_layer(["model.language_model.layers.4.eh_proj.weight"], 4)
-    assert place is not None
+    assert find_layers(["model.layers.3.eh_proj.weight", "eh_proj.weight"], 4) == []
+    names = [f"model.language_model.layers.{number}.eh_proj.weight" for number in (5, 4, 7)]
+    place, other = find_layers(names, 4)
     assert place.name("model.language_model.layers.4.mlp.up_proj.weight") == "layers.0.mlp.up_proj.weight"
     assert place.name("model.language_model.layers.4.shared_head.norm.weight") == "norm.weight"
     assert place.name("model.language_model.layers.4.shared_head.head.weight") is None
-    place = find_layer(["mtp.fc.weight"], 4)
-    assert place is not None and place.name("mtp.layers.1.mlp.up_proj.weight") is None
+    assert other.name("model.language_model.layers.4.mlp.up_proj.weight") is None
+    assert other.name("model.language_model.layers.5.mlp.up_proj.weight") == "layers.0.mlp.up_proj.weight"
+    (place,) = find_layers(["mtp.fc.weight"], 4)
+    assert place.name("mtp.layers.1.mlp.up_proj.weight") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from tests.support.patched_models import fresh
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.speculative.build import build_speculative_decoder
+from torch_armllm.engine.speculative.build import build_speculative_decoder, load_drafter
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.ngram import NgramProposer
 from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.kv_cache.budget import KvMemory
+from torch_armllm.patching.patched_model import servable_model
 
 VOCAB = 97
 
@@ -191,11 +194,16 @@ def test_drafts_respect_max_tokens() -> None:
 
 def test_speculative_decoder_is_built_from_settings() -> None:
     sampler = Sampler(VOCAB)
-    looked_up = build_speculative_decoder({"method": "ngram", "num_speculative_tokens": 3}, sampler, 100)
+    settings_: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3}
+    memory = KvMemory(4, 0, 32, 1, 128, "float32", drafter_tokens=128)
+    looked_up = build_speculative_decoder(settings_, sampler, memory)
     assert isinstance(looked_up.proposer, NgramProposer) and looked_up.max_draft_tokens == 3
     settings_ = {"method": "draft_model", "model": model(0)}
-    drafted = build_speculative_decoder(settings_, sampler, 100).proposer
+    drafter = load_drafter(settings_, None, servable_model(model(1)))  # type: ignore[arg-type]
+    drafted = build_speculative_decoder(settings_, sampler, memory, drafter).proposer
     assert isinstance(drafted, DraftModelProposer) and drafted.free_blocks == 4
+    with pytest.raises(ValueError, match="no room for the draft model's own cache: raise it"):
+        build_speculative_decoder(settings_, sampler, replace(memory, drafter_tokens=31), drafter)
 
 
 def test_draft_lengths_follow_the_acceptance() -> None:

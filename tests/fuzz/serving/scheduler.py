@@ -111,6 +111,19 @@ def _alone(family: str, state_dtype: StateDtype) -> LLMEngine:
     return build_engine(_model(family), tokenizer(), settings)
 
 
+def _memory(block: int, blocks: int, states: int, speculative: dict[str, Any] | None) -> int:
+    """Returns bytes for so many blocks, states and, beside them, the cache of a draft model."""
+    memory, model = block * blocks + states, (speculative or {}).get("model")
+    if model is None:
+        return memory
+    forward = patched_forward(model)
+    assert forward is not None
+    own = forward.shape.block_size * forward.shape.bytes_per_token
+    state = forward.shape.states.bytes_per_sequence
+    memory = memory + own * blocks if block else memory * 4 // 3 + 4 * own
+    return memory * 4 // 3 + 4 * state if state else memory
+
+
 def _engine(draw: random.Random, family: str, state_dtype: StateDtype) -> LLMEngine:
     """Builds an engine with few blocks, and with or without each of its features."""
     forward = patched_forward(_model(family))
@@ -133,7 +146,9 @@ def _engine(draw: random.Random, family: str, state_dtype: StateDtype) -> LLMEng
         max_step_time=draw.choice([None, 0.2, 1e-6]),
         enable_chunked_prefill=chunked,
         enable_prefix_caching=draw.random() < 0.7,
-        kv_cache_memory=block * draw.choice([least, least + 1, least + 2, 2 * least]) + states,
+        kv_cache_memory=_memory(
+            block, draw.choice([least, least + 1, least + 2, 2 * least]), states, speculative
+        ),
         state_dtype=state_dtype,
         swap_space=block * draw.choice([0, 0, 2, 12]),
         speculative_config=speculative,

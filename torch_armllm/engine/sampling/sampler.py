@@ -109,6 +109,11 @@ class Sampler:
         tokens = best.tolist()
         return tokens if self.greedy_only and -1 not in tokens else None
 
+    def takes_best(self, sequences: GenericSequence[Sequence]) -> bool:
+        """True if the most probable token of each row is drawn: all are greedy and change no logits."""
+        self._gather(sequences)
+        return self._batch.plain and not self._processors
+
     def verify(self, logits: Tensor, sequence: Sequence) -> list[SampledToken]:
         """Returns the accepted draft tokens of a sequence and one more token.
 

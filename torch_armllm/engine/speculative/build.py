@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.speculative.adaptive import MAX_DRAFT_TOKENS, AdaptiveDrafts
 from torch_armllm.engine.speculative.config import SpeculativeConfig
-from torch_armllm.engine.speculative.draft_layer import DraftLayer
+from torch_armllm.engine.speculative.draft_layer import DraftLayers
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
-from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer
+from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer, spare_blocks
 from torch_armllm.engine.speculative.ngram import NgramProposer
+from torch_armllm.kv_cache.budget import KvMemory
+from torch_armllm.kv_cache.drafter_memory import NO_DRAFTER, DrafterNeeds
 from torch_armllm.plan.servable_model import ServableModel
 
 Settings = Mapping[str, Any] | Literal["auto"] | None
 """`EngineConfig.speculative_config`."""
+
+
+@dataclass
+class DraftModel:
+    """A smaller model that drafts.
+
+    Attributes:
+        servable: the model as an engine runs it.
+        max_length: its maximum context length; None: unlimited.
+    """
+
+    servable: ServableModel
+    max_length: int | None
+
+
+Drafter = DraftLayers | DraftModel
+"""A drafter with a cache of its own."""
 
 
 def most_draft_tokens(settings: Settings) -> int:
@@ -50,10 +70,10 @@ def reads_hidden_states(settings: Settings) -> bool:
     return SpeculativeConfig.parse(settings).method in ("mtp", "eagle3")
 
 
-def build_draft_layer(settings: Settings, model: Any, servable: ServableModel) -> DraftLayer | None:
-    """Returns the layer that drafts from the model's hidden states; None if the settings name none.
+def load_drafter(settings: Settings, model: Any, servable: ServableModel) -> Drafter | None:
+    """Returns the model or layer that drafts; None if the settings name neither.
 
-    For EAGLE-3 the model gets another plan, which also returns the hidden states that the layer reads.
+    For EAGLE-3 ``servable`` gets another plan, which also returns the hidden states that the layer reads.
 
     Args:
         settings: `EngineConfig.speculative_config`.
@@ -61,59 +81,84 @@ def build_draft_layer(settings: Settings, model: Any, servable: ServableModel) -
         servable: the same as the engine serves it; its plan may be replaced.
 
     Raises:
-        ValueError: there is no such layer, or it does not fit the model.
+        ValueError: a setting is wrong, there is no such layer, it does not fit the model, or the draft model
+            has no plan.
         OSError: it is not found.
     """
-    if settings is None or settings == "auto" or not reads_hidden_states(settings):
+    if settings is None or settings == "auto":
         return None
+    config = SpeculativeConfig.parse(settings)
+    if config.method == "draft_model":
+        return _draft_model(config)
+    return _draft_layers(config, model, servable) if reads_hidden_states(settings) else None
+
+
+def drafter_needs(settings: Settings, drafter: Drafter | None, max_num_seqs: int) -> DrafterNeeds:
+    """Returns what a drafter keeps in memory.
+
+    Args:
+        settings: `EngineConfig.speculative_config`.
+        drafter: of `load_drafter`.
+        max_num_seqs: most sequences that run together.
+    """
+    if drafter is None:
+        return NO_DRAFTER
+    tokens = most_draft_tokens(settings)
+    if isinstance(drafter, DraftLayers):
+        size, spare = drafter.bytes_per_token, spare_blocks(drafter.block_size, tokens, max_num_seqs)
+        return DrafterNeeds(size, spare_bytes=spare * drafter.block_size * size, swapped=True)
+    shape = drafter.servable.shape
+    # a state of each sequence, and one before each token that it drafts but the first
+    slots = max_num_seqs * tokens if shape.states else 0
+    return DrafterNeeds(shape.bytes_per_token, state_bytes=shape.states.bytes_per_sequence, state_slots=slots)
+
+
+def _draft_layers(config: SpeculativeConfig, model: Any, servable: ServableModel) -> DraftLayers:
     from torch_armllm.capture.export import CaptureError
-    from torch_armllm.engine.speculative.eagle3 import eagle3_layer
-    from torch_armllm.engine.speculative.mtp import mtp_layer
+    from torch_armllm.engine.speculative.eagle3 import eagle3_layers
+    from torch_armllm.engine.speculative.mtp import mtp_layers
     from torch_armllm.patching.kept_layers import keep_layer_inputs
     from torch_armllm.patching.patched_model import PatchedModel
 
-    config = SpeculativeConfig.parse(settings)
     assert isinstance(config.model, str | None)
     try:
         if config.method == "mtp":
-            layer = mtp_layer(model, servable, config.model)
+            drafter = mtp_layers(model, servable, config.model, config.num_speculative_tokens)
         else:
             assert config.model is not None and isinstance(servable, PatchedModel)
-            layer, layers = eagle3_layer(model, config.model)
+            drafter, layers = eagle3_layers(model, config.model)
             servable.plan = keep_layer_inputs(model, layers)
     except CaptureError as error:
         raise ValueError(
             f"method {config.method} cannot draft for this {servable.name}: {error}; choose another method"
         ) from error
-    assert layer.shape.block_size == servable.shape.block_size
-    return layer
+    assert drafter.block_size == servable.shape.block_size
+    return drafter
 
 
 def build_speculative_decoder(
     settings: Mapping[str, Any] | Literal["auto"],
     sampler: Sampler,
-    positions: int,
+    memory: KvMemory,
+    drafter: Drafter | None = None,
     max_num_batched_tokens: int = 512,
     max_num_seqs: int = 64,
-    layer: DraftLayer | None = None,
-    swap_blocks: int = 0,
     max_length: int | None = None,
 ) -> SpeculativeDecoder:
-    """Returns the speculative decoder; loads the draft model, if there is one.
+    """Returns the speculative decoder.
 
     Args:
         settings: `EngineConfig.speculative_config`.
         sampler: the engine's.
-        positions: capacity of the engine's KV cache in tokens; the draft model's cache gets the same.
+        memory: of the engine, with a part for the drafter.
+        drafter: of `load_drafter`.
         max_num_batched_tokens: most prompt tokens per prefill step of the draft model.
         max_num_seqs: most sequences that run together.
-        layer: of `build_draft_layer`.
-        swap_blocks: blocks of the engine's swap memory.
-        max_length: maximum context length of the layer; None: unlimited.
+        max_length: maximum context length of a draft layer; None: unlimited.
 
     Raises:
-        ValueError: a setting is wrong, or the draft model has no plan or a smaller vocabulary.
-        OSError: the draft model is not found.
+        ValueError: a setting is wrong, the draft model has a smaller vocabulary, or there is no memory for
+            its cache.
     """
     if settings == "auto":
         return SpeculativeDecoder(AdaptiveDrafts(), sampler, MAX_DRAFT_TOKENS)
@@ -121,20 +166,27 @@ def build_speculative_decoder(
     proposer: Proposer
     if config.method == "ngram":
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
-    elif layer is not None:
+    elif isinstance(drafter, DraftLayers):
         proposer = HiddenStateProposer(
-            *(layer, positions // layer.shape.block_size, swap_blocks, sampler),
+            *(drafter, memory.num_blocks, memory.swap_blocks, sampler),
             *(config.num_speculative_tokens, max_num_seqs, max_length),
             rejection=config.draft_sampling == "rejection",
         )
     else:
-        proposer = _draft_model(config, sampler, positions, max_num_batched_tokens, max_num_seqs)
-    return SpeculativeDecoder(proposer, sampler, config.num_speculative_tokens)
+        assert drafter is not None
+        servable, slots = drafter.servable, memory.drafter_state_slots
+        num_blocks = memory.drafter_tokens // servable.shape.block_size
+        if not num_blocks or (servable.shape.states and not slots):
+            raise ValueError("kv_cache_memory has no room for the draft model's own cache: raise it")
+        runner = PlanRunner(servable, num_blocks, state_slots=slots)
+        rejection = config.draft_sampling == "rejection"
+        proposer = DraftModelProposer(
+            *(runner, num_blocks, sampler, max_num_batched_tokens, drafter.max_length, rejection, slots)
+        )
+    return SpeculativeDecoder(proposer, sampler, config.num_speculative_tokens, memory.drafter_bytes)
 
 
-def _draft_model(
-    config: SpeculativeConfig, sampler: Sampler, positions: int, chunk: int, max_num_seqs: int
-) -> DraftModelProposer:
+def _draft_model(config: SpeculativeConfig) -> DraftModel:
     from torch_armllm.checkpoint.load import load_model
     from torch_armllm.patching.patch import patch
     from torch_armllm.patching.patched_model import servable_model
@@ -147,13 +199,7 @@ def _draft_model(
     servable = servable_model(model)
     if servable is None:
         raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another model")
-    num_blocks = -(-positions // servable.shape.block_size)
-    max_length = _max_length(model, servable.max_length)
-    rejection = config.draft_sampling == "rejection"
-    # a state of each sequence, and one before each token that it drafts but the first
-    slots = max_num_seqs * config.num_speculative_tokens if servable.shape.states else 0
-    runner = PlanRunner(servable, num_blocks, state_slots=slots)
-    return DraftModelProposer(runner, num_blocks, sampler, chunk, max_length, rejection, slots)
+    return DraftModel(servable, _max_length(model, servable.max_length))
 
 
 def _max_length(model: Any, by_plan: int | None) -> int | None:

@@ -20,7 +20,7 @@ class SpeculativeConfig:
 
     Attributes:
         method: ``ngram`` drafts what followed the last occurrence of the current n-gram in the context;
-            ``draft_model`` lets a smaller model with the same vocabulary draft; ``mtp`` the layer for
+            ``draft_model`` lets a smaller model with the same vocabulary draft; ``mtp`` the layers for
             multi-token prediction that the checkpoint carries; ``eagle3`` an EAGLE-3 draft.
         num_speculative_tokens: most tokens of a draft.
         prompt_lookup_max: for ``ngram``, the number of last tokens that are looked up first, then fewer.

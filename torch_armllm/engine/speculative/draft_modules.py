@@ -33,6 +33,10 @@ class DraftBase(nn.Module):
         stack: a base model of the family with one layer.
         columns: columns of the given rows.
         dtype: of the given rows.
+
+    Attributes:
+        head_norm: norm before the head, if the step of the next token is given the hidden states before it.
+            Each row then has both.
     """
 
     def __init__(self, merge: nn.Module, stack: Any, columns: int, dtype: torch.dtype) -> None:
@@ -42,6 +46,7 @@ class DraftBase(nn.Module):
         self.merge = merge
         self.stack = stack
         self.columns, self.dtype = columns, dtype
+        self.head_norm: nn.Module | None = None
 
     def get_input_embeddings(self) -> nn.Module:
         """Returns the model's embedding, which the layer shares."""
@@ -53,7 +58,17 @@ class DraftBase(nn.Module):
         """Computes hidden states ``(1, T, hidden)`` of ids ``(1, T)``."""
         given = torch.ops.armllm.given_rows(input_ids, self.columns, self.dtype)
         merged = self.merge(self.embedding(input_ids), given)
-        return self.stack(inputs_embeds=merged, position_ids=position_ids, use_cache=False)
+        output = self.stack(inputs_embeds=merged, position_ids=position_ids, use_cache=False)
+        if self.head_norm is not None:
+            hidden = output.last_hidden_state
+            output.last_hidden_state = torch.cat([self.head_norm(hidden), hidden], -1)
+        return output
+
+    @property
+    def columns_of_rows(self) -> tuple[range, range]:
+        """Columns of a row that the head reads, and those that the step of the next token is given."""
+        size = int(self.config.hidden_size)
+        return range(size), range(size, 2 * size) if self.head_norm is not None else range(size)
 
 
 class _Outer(nn.Module):

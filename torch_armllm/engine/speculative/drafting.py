@@ -83,12 +83,16 @@ class SpeculativeDecoder:
         proposer: source of the drafts.
         sampler: samples the tokens that drafts are verified against.
         max_draft_tokens: most tokens per draft.
+        kv_bytes: bytes of the proposer's own cache.
     """
 
-    def __init__(self, proposer: Proposer, sampler: Sampler, max_draft_tokens: int) -> None:
+    def __init__(
+        self, proposer: Proposer, sampler: Sampler, max_draft_tokens: int, kv_bytes: int = 0
+    ) -> None:
         self.proposer = proposer
         self.sampler = sampler
         self.max_draft_tokens = max_draft_tokens
+        self.kv_bytes = kv_bytes
         self.acceptance = Acceptance()
         # Each draft token makes a step about 10 % longer, so draft lengths follow the recent acceptance.
         self._draft_lengths: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()

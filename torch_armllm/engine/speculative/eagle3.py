@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torch_armllm.checkpoint.load import resolve
 from torch_armllm.checkpoint.weight_files import weight_files
-from torch_armllm.engine.speculative.draft_layer import DraftLayer, NormedHead
+from torch_armllm.engine.speculative.draft_layer import DraftHead, DraftLayer, DraftLayers
 from torch_armllm.engine.speculative.draft_modules import (
     DraftBase,
     dtype_of,
@@ -23,6 +23,8 @@ from torch_armllm.engine.speculative.draft_modules import (
     quantize_like,
 )
 from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.patching.lm_head import weights_of
+from torch_armllm.plan.plan_model import HeadWeights
 
 _FUSED_LAYERS = 3
 _HEAD = "lm_head"
@@ -69,7 +71,6 @@ class Eagle3(nn.Module):
     Attributes:
         base: from ids and given rows to hidden states, without the embedding.
         fc: from the hidden states of three layers to given rows.
-        norm: before the head.
         lm_head: hidden states to logits of the draft's vocabulary.
         token_ids: int64, the model's token id of each of the draft's; None: they are the same.
     """
@@ -83,28 +84,27 @@ class Eagle3(nn.Module):
         bias = bool(getattr(config, "fc_bias", False))
         stack = LlamaModel(one_layer(config))
         stack.layers = nn.ModuleList([_Layer(stack.config)])
-        self.norm = stack.norm
-        stack.norm = nn.Identity()
+        norm, stack.norm = stack.norm, nn.Identity()
         self.base = DraftBase(_Join(), stack.to(dtype), size, dtype)
+        self.base.head_norm = norm
         self.fc = nn.Linear(columns, size, bias=bias)
         self.lm_head = nn.Linear(size, vocabulary, bias=False)
         self.token_ids: Tensor | None = None
         self.to(dtype)
 
 
-class _DraftHead:
-    """Logits of the model's vocabulary; tokens that the draft does not know have none."""
+class _OwnHead:
+    """The draft's own output layer."""
 
-    def __init__(self, head: nn.Module, token_ids: Tensor | None, vocab_size: int) -> None:
-        self._head, self._token_ids, self._vocab_size = head, token_ids, vocab_size
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._head(hidden)
-        if self._token_ids is None:
-            return logits
-        spread = logits.new_full((len(logits), self._vocab_size), float("-inf"))
-        spread[:, self._token_ids] = logits
-        return spread
+        logits: Tensor = self._layer(hidden)
+        return logits
+
+    def weights(self, _: Tensor) -> HeadWeights | None:
+        return weights_of(self._layer)
 
 
 def eagle3_modules(model: Any, source: str) -> tuple[Eagle3, nn.Module | None, tuple[int, ...]]:
@@ -188,18 +188,27 @@ def _renamed(name: str) -> str:
 def _load(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         return load_file(file)
-    tensors: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the pickle's bytes lead to
+        raise ValueError(
+            f"{file} is damaged, or holds more than tensors, which is not read because it may run code: "
+            "download it again, or save its tensors as safetensors"
+        ) from error
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise ValueError(f"{file} holds no tensors by name: save the draft's state_dict as safetensors")
     return tensors
 
 
 def _fill(draft: Eagle3, tensors: dict[str, Tensor], source: str) -> None:
     parts = {
         "fc.": draft.fc,
-        "norm.": draft.norm,
+        "norm.": draft.base.head_norm,
         "lm_head.": draft.lm_head,
         "layers.0.": draft.base.stack.layers[0],
     }
     for prefix, module in parts.items():
+        assert module is not None
         own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         expected = module.state_dict()
         for name, tensor in expected.items():
@@ -212,7 +221,7 @@ def _fill(draft: Eagle3, tensors: dict[str, Tensor], source: str) -> None:
         module.load_state_dict({name: own[name] for name in expected})
 
 
-def eagle3_layer(model: Any, source: str) -> tuple[DraftLayer, tuple[int, ...]]:
+def eagle3_layers(model: Any, source: str) -> tuple[DraftLayers, tuple[int, ...]]:
     """Builds the draft layer of an EAGLE-3 draft.
 
     Args:
@@ -231,6 +240,6 @@ def eagle3_layer(model: Any, source: str) -> tuple[DraftLayer, tuple[int, ...]]:
     quantize_like(model, draft, _HEAD)
     plan, shape = plan_of(draft.base, model, embedding)
     vocabulary = model.get_input_embeddings().num_embeddings
-    head = NormedHead(draft.norm, _DraftHead(draft.lm_head, draft.token_ids, vocabulary))
-    size = hidden_size_of(model)
-    return DraftLayer(plan, shape, head, draft.fc, range(size, (1 + _FUSED_LAYERS) * size)), layers
+    head = DraftHead(_OwnHead(draft.lm_head), vocabulary, draft.token_ids)
+    layer, size = DraftLayer(plan, shape, head, *draft.base.columns_of_rows), hidden_size_of(model)
+    return DraftLayers((layer,), draft.fc, range(size, (1 + _FUSED_LAYERS) * size)), layers

@@ -1,43 +1,64 @@
-"""Drafts by a layer that reads the hidden states of the model's own steps."""
+"""Drafts by layers that read the hidden states of the model's own steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as GenericSequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.batch import is_greedy
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.speculative.draft_layer import DraftLayer
+from torch_armllm.engine.speculative.draft_layer import DraftLayers
+from torch_armllm.engine.speculative.layer_runner import LayerRunner
 from torch_armllm.engine.speculative.rejection import DRAFT
 from torch_armllm.engine.step import Scheduled, Step
-from torch_armllm.kv_cache.block_copies import copy_blocks
 
 
-class _Drafting(NamedTuple):
+def spare_blocks(block_size: int, max_draft_tokens: int, max_num_seqs: int) -> int:
+    """Returns the blocks that draft tokens need beside those of the model's cache."""
+    return max_num_seqs * -(-max_draft_tokens // block_size)
+
+
+@dataclass
+class _Part:
+    """A sequence's positions that a draft layer computes, and its draft.
+
+    Attributes:
+        sequence: the model's.
+        start: first position.
+        end: position after the last one.
+        length: tokens to draft.
+        blocks: of the layers' caches.
+        draft: the tokens drafted so far.
+    """
+
     sequence: Sequence
-    shadow: Sequence
+    start: int
+    end: int
     length: int
-    draft: list[int]
+    blocks: list[int]
+    draft: list[int] = field(default_factory=list)
 
 
 class HiddenStateProposer:
-    """Drafts tokens with a draft layer: multi-token prediction, or EAGLE-3.
+    """Drafts tokens with draft layers: multi-token prediction, or EAGLE-3.
 
-    The layer's token at a position is the model's next one, beside the model's hidden state there.  So it
-    computes each position of a step right after the model did, prompts included, and needs no hidden state
-    of an earlier step.  Its keys and values lie in the blocks of the model's cache, by the same numbers:
-    where a block is shared, copied, swapped or found by the prefix cache, they are too.  Only draft tokens
-    beyond a sequence's own blocks have others, whose content lasts for one call.
+    The first layer's token at a position is the model's next one, beside the model's hidden state there.  So
+    it computes each position of a step right after the model did, prompts included, and needs no hidden state
+    of an earlier step.  Keys and values lie in the blocks of the model's cache, by the same numbers: where a
+    block is shared, copied, swapped or found by the prefix cache, they are too.  Only draft tokens beyond a
+    sequence's own blocks have others, whose content lasts for one call.
+
+    A further layer's token is one more token ahead, beside the hidden state of the layer before.  The token
+    of its last positions is drafted; the next call computes them again with the one that was sampled.
 
     Args:
-        layer: the draft layer.
+        layers: the draft layers.
         num_blocks: blocks of the model's KV cache.
         swap_blocks: blocks of its swap memory.
         sampler: the engine's.
@@ -45,13 +66,16 @@ class HiddenStateProposer:
         max_num_seqs: most sequences of a step.
         max_length: maximum context length; None: unlimited.
         rejection: samples for rejection sampling at temperatures above 0.
+
+    Attributes:
+        runners: of the layers.
     """
 
     chooses_lengths = False
 
     def __init__(
         self,
-        layer: DraftLayer,
+        layers: DraftLayers,
         num_blocks: int,
         swap_blocks: int,
         sampler: Sampler,
@@ -60,20 +84,26 @@ class HiddenStateProposer:
         max_length: int | None = None,
         rejection: bool = False,
     ) -> None:
-        self._layer = layer
+        self._given = layers.given
         self._sampler = sampler
         self._purpose = DRAFT if rejection else 0
         self._max_length = max_length
+        self._block_size = layers.block_size
         self._first_spare = num_blocks
-        self._spare_each = -(-max_draft_tokens // layer.shape.block_size)
-        blocks = num_blocks + max_num_seqs * self._spare_each
-        self.cache = layer.shape.tensors(blocks)
-        self._swap = layer.shape.tensors(swap_blocks) if swap_blocks else None
-        self._builder = StepBuilder(self.cache, layer.shape.block_size)
-        self._shadows: WeakKeyDictionary[Sequence, Sequence] = WeakKeyDictionary()
+        spare = spare_blocks(layers.block_size, max_draft_tokens, max_num_seqs)
+        self._spare_each = spare // max_num_seqs
+        self.runners = [
+            LayerRunner(layer, num_blocks + spare, swap_blocks, sampler.vocab_size) for layer in layers.layers
+        ]
+        self._shadows: list[WeakKeyDictionary[Sequence, Sequence]] = [
+            WeakKeyDictionary() for _ in self.runners
+        ]
+        # of each layer but the first: the position before the next step, and the row that it is given there
+        self._earlier: list[WeakKeyDictionary[Sequence, tuple[int, Tensor]]] = [
+            WeakKeyDictionary() for _ in self.runners
+        ]
         self._probabilities: WeakKeyDictionary[Sequence, list[Tensor]] = WeakKeyDictionary()
         self._step: Step | None = None
-        self._hidden = torch.empty(0)
 
     def record_step(self, sequences: int, drafted: int, seconds: float) -> None:
         """Does nothing: lengths do not depend on times."""
@@ -95,56 +125,84 @@ class HiddenStateProposer:
         """
         step, self._step = self._step, None
         assert step is not None
-        copy_blocks(self.cache, self._swap, step.swaps_out, step.swaps_in, step.copies)
+        for runner in self.runners:
+            runner.copy_blocks(step)
         lengths = dict(zip(sequences, counts, strict=True))
-        scheduled: list[Scheduled] = []
+        parts: list[_Part] = []
         rows: list[range] = []
-        drafting: list[_Drafting] = []
-        last_rows: list[int] = []
-        at = row = 0
+        at = num_drafting = 0
         for sequence, start, count in step.scheduled:
             computed = min(count, sequence.computed - start)  # rejected draft tokens do not count
             if sequence.status is Status.RUNNING and computed > 0:
-                shadow = self._follow(sequence, start)
-                scheduled.append(Scheduled(shadow, start, computed))
-                rows.append(range(at, at + computed))
-                row += computed
                 length = self._fit(len(sequence.token_ids), lengths.get(sequence, 0))
-                self._reserve(sequence, shadow, length, len(drafting))
-                if length:
-                    drafting.append(_Drafting(sequence, shadow, length, []))
-                    last_rows.append(row - 1)
+                blocks = self._blocks(sequence, length, num_drafting)
+                parts.append(_Part(sequence, start, start + computed, length, blocks))
+                rows.append(range(at, at + computed))
+                num_drafting += length > 0
             at += count
-        if not scheduled:
+        if not parts:
             return [[] for _ in sequences]
         chosen = [number for part in rows for number in part]
         hidden = self._hidden if len(chosen) == at else self._hidden[chosen]
-        hidden = self._compute(scheduled, self._layer.given(hidden))
-        self._draft(drafting, hidden[last_rows])
-        drafts = {each.sequence: each.draft for each in drafting}
+        self._draft(parts, self._given(hidden))
+        drafts = {part.sequence: part.draft for part in parts}
         return [drafts.get(sequence, []) for sequence in sequences]
 
-    def _draft(self, drafting: list[_Drafting], hidden: Tensor) -> None:
-        """Draws the drafts, each token from the hidden states that the layer computed with the last one."""
-        for each in drafting:
-            self._probabilities[each.sequence] = []
-        while drafting:
-            tokens = self._draw(self._layer.head(hidden), drafting)
-            for each, token in zip(drafting, tokens, strict=True):
-                each.draft.append(token)
-            going = [number for number, each in enumerate(drafting) if len(each.draft) < each.length]
+    def _draft(self, parts: list[_Part], given: Tensor) -> None:
+        """Draws the drafts: each layer its own token, and the last one those that follow."""
+        for part in parts:
+            if part.length:
+                self._probabilities[part.sequence] = []
+        for number, runner in enumerate(self.runners):
+            if number:
+                given = self._with_earlier(number, parts, given)
+            scheduled, last_rows, end = [], [], 0
+            for part in parts:
+                count = part.end - part.start
+                scheduled.append(Scheduled(self._follow(number, part), part.start, count))
+                end += count
+                if part.length > number:
+                    last_rows.append(end - 1)
+            drafting = [part for part in parts if part.length > number]
+            given = self._compute(runner, scheduled, given, last_rows, drafting)
+        rows, shadows = last_rows, self._shadows[-1]
+        while True:
+            going = [number for number, part in enumerate(drafting) if len(part.draft) < part.length]
             if not going:
                 return
-            hidden = hidden if len(going) == len(drafting) else hidden[going]
+            given = given[[rows[number] for number in going]] if len(going) < len(given) else given
             drafting = [drafting[number] for number in going]
-            for each in drafting:
-                each.shadow.token_ids.append(each.draft[-1])
-            scheduled = [Scheduled(each.shadow, len(each.shadow.token_ids) - 1, 1) for each in drafting]
-            hidden = self._compute(scheduled, hidden)
+            rows = list(range(len(drafting)))
+            scheduled = []
+            for part in drafting:
+                shadow = shadows[part.sequence]
+                shadow.token_ids.append(part.draft[-1])
+                scheduled.append(Scheduled(shadow, len(shadow.token_ids) - 1, 1))
+            given = self._compute(runner, scheduled, given, rows, drafting)
 
-    def _draw(self, logits: Tensor, drafting: GenericSequence[_Drafting]) -> list[int]:
-        sequences = [each.sequence for each in drafting]
-        prefixes = [each.draft for each in drafting]
+    def _compute(
+        self,
+        runner: LayerRunner,
+        scheduled: list[Scheduled],
+        given: Tensor,
+        rows: list[int],
+        drafting: list[_Part],
+    ) -> Tensor:
+        """Computes a step of a layer, and draws a token after each of its rows ``rows``.
+
+        Returns:
+            The rows that the step of the next token is given, of all tokens.
+        """
+        sequences = [part.sequence for part in drafting]
+        best = bool(rows) and self._sampler.takes_best(sequences)
+        following, logits, tokens = runner.compute(scheduled, given, rows, best)
+        if tokens is None and logits is not None:
+            tokens = self._draw(logits, sequences, [part.draft for part in drafting])
+        for part, token in zip(drafting, tokens or (), strict=True):
+            part.draft.append(token)
+        return following
+
+    def _draw(self, logits: Tensor, sequences: list[Sequence], prefixes: list[list[int]]) -> list[int]:
         if self._purpose and not all(is_greedy(sequence.params) for sequence in sequences):
             distributions = self._sampler.probabilities(logits, sequences, prefixes, keep=True)
             for sequence, distribution in zip(sequences, distributions, strict=True):
@@ -152,41 +210,59 @@ class HiddenStateProposer:
                     self._probabilities[sequence].append(distribution)
         return self._sampler.draw_after(logits, sequences, prefixes, self._purpose)
 
-    def _compute(self, scheduled: list[Scheduled], given: Tensor) -> Tensor:
-        inputs, _ = self._builder.build(Step(scheduled))
-        inputs.given = given.contiguous()
-        return self._layer.plan.run(inputs)
+    def _with_earlier(self, number: int, parts: list[_Part], rows: Tensor) -> Tensor:
+        """Returns the rows that a further layer is given, and lets parts begin where they do.
 
-    def _follow(self, sequence: Sequence, start: int) -> Sequence:
-        """Returns the sequence in the layer's steps; its tokens are the model's from the second one on."""
-        shadow = self._shadows.get(sequence)
+        They are the rows of the layer before.  A row of the last step comes before them: its position had a
+        drafted token then.
+        """
+        earlier, given, at = self._earlier[number], [], 0
+        for part in parts:
+            own = rows[at : at + part.end - part.start]
+            at += len(own)
+            kept = part.end - number - part.start
+            position, row = earlier.pop(part.sequence, (-1, own))
+            if kept >= 0:
+                earlier[part.sequence] = part.end - number, own[kept : kept + 1].clone()
+            if 0 <= position == part.start - 1:
+                given.append(row)
+                part.start = position
+            given.append(own)
+        return torch.cat(given)
+
+    def _follow(self, number: int, part: _Part) -> Sequence:
+        """Returns a part's sequence in a layer's steps; its tokens are the model's later ones."""
+        sequence, shadows, shift = part.sequence, self._shadows[number], number + 1
+        shadow = shadows.get(sequence)
         if shadow is None:
             request = sequence.request
             shadow = Request(request.request_id, request.prompt_token_ids, SamplingParams(), 0).sequences[0]
-            shadow.token_ids = sequence.token_ids[1:]
-            self._shadows[sequence] = shadow
-        elif len(shadow.token_ids) < start:
-            shadow.token_ids[:] = sequence.token_ids[1:]
-        else:
-            shadow.token_ids[start:] = sequence.token_ids[start + 1 :]
+            shadow.token_ids = []
+            shadows[sequence] = shadow
+        tokens = shadow.token_ids
+        start = min(part.start, len(tokens))
+        tokens[start:] = sequence.token_ids[start + shift :]
+        if number:
+            tokens += part.draft[max(0, start + shift - len(sequence.token_ids)) :]
+            # positions of tokens that no layer drafted are computed again before anything reads them
+            tokens += sequence.token_ids[-1:] * (part.end - len(tokens))
+        shadow.blocks[:] = part.blocks
         return shadow
 
     def _fit(self, length: int, count: int) -> int:
         """Returns how many of ``count`` tokens are drafted, within the maximum context length."""
         return count if self._max_length is None else max(0, min(count, self._max_length - length))
 
-    def _reserve(self, sequence: Sequence, shadow: Sequence, count: int, number: int) -> None:
-        """Sets the blocks of a sequence in the layer's steps.
+    def _blocks(self, sequence: Sequence, count: int, number: int) -> list[int]:
+        """Returns the blocks of a sequence in the layers' steps.
 
         Args:
             sequence: the model's.
-            shadow: the layer's.
-            count: draft tokens; the layer computes all but the last one.
+            count: draft tokens; the layers compute all but the last one.
             number: of the sequence among those that draft.
         """
-        size = self._layer.shape.block_size
-        needed = -(-(len(sequence.token_ids) - 1 + max(0, count - 1)) // size)
+        needed = -(-(len(sequence.token_ids) - 1 + max(0, count - 1)) // self._block_size)
         first = self._first_spare + number * self._spare_each
         spare = range(first, first + max(0, needed - len(sequence.blocks)))
         assert len(spare) <= self._spare_each
-        shadow.blocks[:] = [*sequence.blocks[:needed], *spare]
+        return [*sequence.blocks[:needed], *spare]

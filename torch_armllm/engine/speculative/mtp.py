@@ -1,9 +1,10 @@
-"""Multi-token prediction: the layer that some checkpoints carry after their last one, to draft tokens."""
+"""Multi-token prediction: the layers that some checkpoints carry after their last one, to draft tokens."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from torch_armllm.checkpoint.load import resolve
 from torch_armllm.checkpoint.tensor_headers import TensorHeader, read_headers
 from torch_armllm.checkpoint.weight_files import SAFETENSORS, read_index, weight_files
-from torch_armllm.engine.speculative.draft_layer import DraftLayer, NormedHead
+from torch_armllm.engine.speculative.draft_layer import DraftHead, DraftLayer, DraftLayers
 from torch_armllm.engine.speculative.draft_modules import (
     DraftBase,
     dtype_of,
@@ -51,7 +52,7 @@ _BLOCK = 128
 
 @dataclass
 class _Place:
-    """The place of a checkpoint's first layer for multi-token prediction.
+    """The place of one of a checkpoint's layers for multi-token prediction.
 
     Attributes:
         prefix: beginning of the layer's names.
@@ -78,19 +79,23 @@ class _Place:
         return f"layers.0.{rest}"
 
 
-def find_layer(names: Iterable[str], layers: int) -> _Place | None:
-    """Returns the place of a layer for multi-token prediction; None if the checkpoint has none.
+def find_layers(names: Iterable[str], layers: int) -> list[_Place]:
+    """Returns the places of the layers for multi-token prediction; none if the checkpoint has none.
 
     Args:
         names: of the checkpoint's tensors.
         layers: number of the model's decoder layers.
     """
+    prefixes: dict[int, str] = {}
     for name in names:
         if name.endswith("mtp.fc.weight"):
-            return _Place(name.removesuffix("fc.weight"), _QWEN, False)
-        if name.endswith(f"layers.{layers}.eh_proj.weight"):
-            return _Place(name.removesuffix("eh_proj.weight"), _DEEPSEEK, True)
-    return None
+            return [_Place(name.removesuffix("fc.weight"), _QWEN, False)]
+        prefix = name.removesuffix("eh_proj.weight")
+        number = prefix.split(".")[-2:-1]
+        if prefix != name and number and number[0].isdecimal():
+            prefixes[int(number[0])] = prefix
+    numbers = itertools.takewhile(prefixes.__contains__, itertools.count(layers))
+    return [_Place(prefixes[number], _DEEPSEEK, True) for number in numbers]
 
 
 def carries_layer(folder: Path, layers: int) -> bool:
@@ -106,7 +111,7 @@ def carries_layer(folder: Path, layers: int) -> bool:
         names = read_index(index)["weight_map"]
     elif single.is_file():
         names = read_headers([single])
-    return find_layer(names, layers) is not None
+    return bool(find_layers(names, layers))
 
 
 class _Merge(nn.Module):
@@ -121,54 +126,55 @@ class _Merge(nn.Module):
         return merged
 
 
-def mtp_layer(model: Any, servable: ServableModel, source: str | None) -> DraftLayer:
-    """Builds the draft layer that a model's checkpoint carries.
+def mtp_layers(model: Any, servable: ServableModel, source: str | None, most: int) -> DraftLayers:
+    """Builds the draft layers that a model's checkpoint carries.
 
     Args:
         model: a patched model.
         servable: the same as the engine serves it.
         source: a folder or hub name with the weights; None: that of the model.
+        most: tokens of a draft; there are no more layers.
 
     Raises:
         ValueError: the checkpoint has no such layer, or its sizes are not the model's.
         OSError: the checkpoint is not found.
     """
-    base, norms_at_head = mtp_modules(model, source)
-    head: Callable[[Tensor], Tensor] = servable.head
-    if norms_at_head:
-        head = NormedHead(base.stack.norm, servable.head)
-        base.stack.norm = nn.Identity()
-    quantize_like(model, base)
-    plan, shape = plan_of(base, model)
-    return DraftLayer(plan, shape, head, lambda kept: kept, range(hidden_size_of(model)))
+    head, layers = DraftHead(servable.head, servable.vocab_size), []
+    for base in mtp_modules(model, source, most):
+        quantize_like(model, base)
+        plan, shape = plan_of(base, model)
+        layers.append(DraftLayer(plan, shape, head, *base.columns_of_rows))
+    return DraftLayers(tuple(layers), lambda kept: kept, range(hidden_size_of(model)))
 
 
-def mtp_modules(model: Any, source: str | None) -> tuple[DraftBase, bool]:
-    """Builds the modules of a draft layer, without the embedding, and loads their weights.
+def mtp_modules(model: Any, source: str | None, most: int) -> Iterator[DraftBase]:
+    """Builds the modules of the draft layers, without the embedding, and loads their weights.
 
-    transformers leaves these weights out, so they are read from the folder.  Of several such layers the first
-    one drafts all tokens.
+    transformers leaves these weights out, so they are read from the folder.
 
     Args:
-        model: see `mtp_layer`.
-        source: see `mtp_layer`.
-
-    Returns:
-        The modules, and True if their final norm belongs to the head: the next token is drafted from the
-        hidden states before it.
+        model: see `mtp_layers`.
+        source: see `mtp_layers`.
+        most: see `mtp_layers`.
     """
     source = source or str(model.name_or_path)
     base = base_model_of(model)
-    layers, size, dtype = base.config.num_hidden_layers, hidden_size_of(model), dtype_of(model)
+    layers = base.config.num_hidden_layers
     in_files = bool(source) and not Path(source).is_file()  # a GGUF file has no such layer
     headers = read_headers(weight_files(resolve(source), SAFETENSORS)) if in_files else {}
-    place = find_layer(headers, layers)
-    if place is None:
+    places = find_layers(headers, layers)
+    if not places:
         raise ValueError(
             f"{source or 'this model, which was loaded from no folder,'} has no layer for multi-token "
             f"prediction: neither mtp.fc nor a layer {layers} with eh_proj. Name the original checkpoint's "
             'folder, {"method": "mtp", "model": FOLDER}, or choose another method'
         )
+    for place in places[:most]:
+        yield _modules(model, source, headers, place)
+
+
+def _modules(model: Any, source: str, headers: Mapping[str, TensorHeader], place: _Place) -> DraftBase:
+    base, size, dtype = base_model_of(model), hidden_size_of(model), dtype_of(model)
     shape = headers[f"{place.prefix}{_projection(place)}"].shape
     if shape != (size, 2 * size):
         raise ValueError(
@@ -189,7 +195,10 @@ def mtp_modules(model: Any, source: str | None) -> tuple[DraftBase, bool]:
             f"{source} lacks {missing[0]} of its layer for multi-token prediction: download it again"
         )
     merge.load_state_dict(own)
-    return DraftBase(merge, stack, size, dtype), place.norms_at_head
+    modules = DraftBase(merge, stack, size, dtype)
+    if place.norms_at_head:  # the next token is drafted from the hidden states before it
+        modules.head_norm, stack.norm = stack.norm, nn.Identity()
+    return modules
 
 
 def _projection(place: _Place) -> str:
