@@ -6,7 +6,8 @@ An expanded key of head h is ``[W_k[h] · latent, k_rope]`` and its value ``W_v[
 
 Each new token is projected once, whereas `expand_kv` would expand every cached position.  The graph gets the
 inputs of `torch_armllm.passes.lib.paged_inputs`; ``k_cache`` holds the latents of all layers,
-``(layers, blocks, block size, rank + rope size)``, and ``k_cache_1`` … those of other sizes.
+``(layers, blocks, block size, rank + rope size)``, and ``k_cache_1`` … those of other sizes.  Rows of int8
+have 8 more bytes, for scales.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.fx.node import Node
 from torch_armllm.capture.markers.mla import float_weight
 from torch_armllm.capture.markers.selection import SELECTED
 from torch_armllm.ops.linear import pack_int8
+from torch_armllm.ops.mla import latent_width
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     as_float32,
@@ -180,7 +182,10 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     layout = latent_layout(attentions)
     dtype = context.cache_dtype or value(latents).dtype
     caches = {
-        cache_name("k_cache", group): (dtype, (layout.count(group), 8, BLOCK_SIZE, sum(sizes)))
+        cache_name("k_cache", group): (
+            dtype,
+            (layout.count(group), 8, BLOCK_SIZE, latent_width(sum(sizes), dtype)),
+        )
         for group, sizes in enumerate(layout.sizes)
     }
     inputs = add_paged_inputs(module, latents, value(latents).shape[2], caches)

@@ -113,6 +113,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     if not found or not inputs:
         return 0
     dtype = value(inputs["k_cache"]).dtype
+    if not dtype.is_floating_point:
+        dtype = value(found[0].args[1]).dtype
     rewriting = _Selection(module, inputs, add_index_input(module, found[0], dtype, index_sizes(module)))
     for number, marker in enumerate(found):
         rewriting.select(marker, number)

@@ -14,12 +14,13 @@ HEAD = 128
 """Values of a head before the absorbed projection of queries and after that of results."""
 
 
-@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float16, torch.float32, torch.int8], ids=str)
 @pytest.mark.parametrize(("new", "length"), [(1, 4096), (128, 4096)], ids=["decode", "chunk"])
 @pytest.mark.parametrize("heads", [16, 128])
 def test_mla_attention(measure: Any, heads: int, new: int, length: int, cache: torch.dtype) -> None:
     blocks = length // BLOCK
-    latents = mla.new_latent_cache(blocks, RANK, ROPE, BLOCK, cache).normal_()
+    latents = mla.new_latent_cache(blocks, RANK, ROPE, BLOCK, cache)
+    mla.mla_write(*torch.randn(length, RANK + ROPE).split([RANK, ROPE], -1), latents, torch.arange(length))
     table = torch.randperm(blocks).to(torch.int32)[None]
     q_latent, q_rope = torch.randn(new, heads, RANK + ROPE, dtype=torch.bfloat16).split([RANK, ROPE], -1)
     start, lengths = torch.tensor([0, new], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)

@@ -42,6 +42,20 @@ inline CacheType cache_type_of(const Tensor& cache) {
   }
 }
 
+// The type of a cache of latents.
+inline CacheType latent_type_of(const Tensor& cache) {
+  if (type_of(cache) == ScalarType::Char) return CacheType::i8;
+  dtype_of(cache, "cache");
+  return cache_type_of(cache);
+}
+
+// Sets the type of the latents that are attended to.
+inline void set_latent_type(AttentionArgs& a, CacheType type) {
+  a.latent = true;
+  a.int8_latents = type == CacheType::i8;
+  a.cache_type = a.int8_latents ? CacheType::bf16 : type;
+}
+
 inline std::string layout_of(CacheType type, bool nibbles, bool keys) {
   if (nibbles)
     return keys ? "(blocks, kv heads, head size / 32, block size, 19)"

@@ -33,10 +33,12 @@ namespace armllm {
 constexpr int64_t kSplit = 256;    // positions of a split; a multiple of every block size
 constexpr int64_t kKeyLanes = 16;  // block sizes are multiples of this
 constexpr int64_t kMostTileRows = 64;
-constexpr int64_t kNibbleGroup = 32;             // elements of an int4 cache that share a multiplier
-constexpr int64_t kNibbleBytes = 19;             // bytes of such a group at one position
-constexpr int64_t kMostNibbleHead = 1024;        // elements of a key or value in an int4 cache
-constexpr int64_t kMostSpan = int64_t{1} << 24;  // positions of a block that block_attention chooses
+constexpr int64_t kNibbleGroup = 32;       // elements of an int4 cache that share a multiplier
+constexpr int64_t kNibbleBytes = 19;       // bytes of such a group at one position
+constexpr int64_t kMostNibbleHead = 1024;  // elements of a key or value in an int4 cache
+constexpr int64_t kLatentBatch = 32;  // latents that are rearranged together: their rows stay in the L1 cache
+constexpr int64_t kLatentScales = 2 * sizeof(float);  // bytes at the end of a row of an int8 cache of latents
+constexpr int64_t kMostSpan = int64_t{1} << 24;       // positions of a block that block_attention chooses
 
 enum class CacheType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
 
@@ -46,6 +48,11 @@ constexpr int64_t size_of(CacheType type) {
 // Group size: dimensions of a key, or positions of values, that are adjacent in memory.
 constexpr int64_t group_of(CacheType type) {
   return type == CacheType::bf16 ? 4 : type == CacheType::i8 ? 8 : 1;
+}
+
+// Elements of a row of latents; those of an int8 cache are bytes and include the scales.
+constexpr int64_t latent_width(CacheType type, int64_t size) {
+  return type == CacheType::i8 ? size + kLatentScales : size;
 }
 
 struct KvWriteArgs {
@@ -60,11 +67,15 @@ struct KvWriteArgs {
   int64_t tokens = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
 };
 
-// Writes new latents to a cache of [block][block size][rank + rope size].
+// Writes new latents to a cache of [block][block size][rank + rope size].  A row of an int8 cache is
+//
+//   rank integers of the latent, rope size integers of the rotated key, two float32 scales
+//
+// in this order, without padding.
 struct LatentWriteArgs {
   Rows latent, rope;  // [tokens][rank], [tokens][rope size]
   void* cache = nullptr;
-  DType cache_type = DType::f32;
+  CacheType cache_type = CacheType::f32;
   const int64_t* slots = nullptr;  // see KvWriteArgs
   int64_t tokens = 0, rank = 0, rope_size = 0;
 };
@@ -90,8 +101,9 @@ struct AttentionArgs {
   const float* k_scales = nullptr;  // for int8 and int4 caches
   const float* v_scales = nullptr;
   CacheType cache_type = CacheType::f32;
-  bool nibbles = false;  // an int4 cache: cache_type is i8, which its splits are expanded to
-  bool latent = false;   // k_cache is [block][block size][head size]; a value is the first part of a key
+  bool nibbles = false;       // an int4 cache: cache_type is i8, which its splits are expanded to
+  bool latent = false;        // k_cache is [block][block size][head size]; a value is the first part of a key
+  bool int8_latents = false;  // rows as in LatentWriteArgs: cache_type is bf16, which they are expanded to
   const void* entries = nullptr;  // of a latent cache: compressed entries [block][per block][head size]
   EntryPlaces places;             // of the entries
   const int32_t* block_table = nullptr;  // [sequences][block_table_stride]
@@ -177,7 +189,10 @@ inline int64_t edge_bytes(int64_t value_size) {
 // Room for a split of latents or of an int4 cache, rearranged as keys and values.
 inline int64_t split_bytes(const AttentionArgs& a) {
   if (a.nibbles) return kSplit * (a.head_size + a.value_size + 2 * static_cast<int64_t>(sizeof(float))) + 64;
-  return a.latent ? kSplit * (round_up(a.head_size, 16) + a.value_size) * size_of(a.cache_type) + 64 : 0;
+  const int64_t row = round_up(a.head_size, 16) * size_of(a.cache_type);
+  return a.latent ? kSplit * (row + a.value_size * size_of(a.cache_type)) + 64 +
+                        (a.int8_latents ? kLatentBatch * row : 0)
+                  : 0;
 }
 
 struct AttentionKernels {

@@ -6,15 +6,27 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.attention.cache_layout import BLOCK_SIZES, zeros_on_huge_pages
-from torch_armllm.ops.mla.reference import reference_mla_attention, reference_mla_write
+from torch_armllm.ops.mla.reference import latents_by_token, reference_mla_attention, reference_mla_write
 
 __all__ = [
+    "latent_width",
+    "latents_by_token",
     "mla_attention",
     "mla_write",
     "new_latent_cache",
     "reference_mla_attention",
     "reference_mla_write",
 ]
+
+
+def latent_width(size: int, dtype: torch.dtype) -> int:
+    """Elements of a token's row in a cache.
+
+    Args:
+        size: elements of the latent and of the rotated key together.
+        dtype: dtype of the cache; rows of int8 end with two float32 scales.
+    """
+    return size + 2 * torch.float32.itemsize if dtype == torch.int8 else size
 
 
 def new_latent_cache(blocks: int, rank: int, rope_size: int, block_size: int, dtype: torch.dtype) -> Tensor:
@@ -25,29 +37,34 @@ def new_latent_cache(blocks: int, rank: int, rope_size: int, block_size: int, dt
         rank: elements of a latent, ``kv_lora_rank``.
         rope_size: elements of the rotated key, which all heads share.
         block_size: positions per block, one of :data:`torch_armllm.ops.attention.BLOCK_SIZES`.
-        dtype: float32, bfloat16 or float16.
+        dtype: float32, bfloat16, float16 or int8.
 
     Returns:
-        ``(blocks, block_size, rank + rope_size)``, zeros: a token's latent, then its rotated key.
+        ``(blocks, block_size, rank + rope_size)``, zeros: a token's latent, then its rotated key.  A row of
+        int8 has 8 more bytes: the float32 scales of the latent and of the rotated key.
 
     Raises:
         ValueError: the block size or dtype is not supported.
     """
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size} is not one of {', '.join(map(str, BLOCK_SIZES))}")
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"cache dtype {dtype} is not one of float32, bfloat16, float16")
-    return zeros_on_huge_pages((blocks, block_size, rank + rope_size), dtype)
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
+        raise ValueError(f"cache dtype {dtype} is not one of float32, bfloat16, float16, int8")
+    return zeros_on_huge_pages((blocks, block_size, latent_width(rank + rope_size, dtype)), dtype)
 
 
 def mla_write(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Writes new latents and rotated keys into the cache.
 
+    In an int8 cache a latent is ``integers · scale`` with ``scale = max |x| / 127``, and so is a rotated key.
+    If one of its values is not finite, all become NaN.
+
     Args:
         latent: ``(T, rank)``, float32, bfloat16 or float16, normalized; tokens may be strided, as in a slice
             of the projection that computes latents and keys.
         k_rope: ``(T, rope_size)``, the same dtypes.
-        cache: ``(blocks, block_size, rank + rope_size)``; changed in place, with values rounded to its dtype.
+        cache: ``(blocks, block_size, rank + rope_size)`` (:func:`new_latent_cache`); changed in place, with
+            values rounded to its dtype.
         slots: int64 ``(T,)``: ``block · block_size + offset`` of each token; negative slots are not written.
 
     Raises:
@@ -74,6 +91,8 @@ def mla_attention(
     The score of a query and a position is ``scale · (q_latent · latent + q_rope · k_rope)``; the result is
     the weighted sum of latents.  The projections from latents to keys and values are not applied to the
     cache, but once to the query (``q_latent = q_nope · W_uk``) and once to the result (``· W_uv``).
+
+    Rows of int8 are expanded to bfloat16, which the products then compute with.
 
     Args:
         q_latent: ``(T, heads, rank)``, float32, bfloat16 or float16; tokens may be strided.

@@ -7,30 +7,21 @@ namespace armllm {
 namespace {
 
 struct LatentCache {
-  int64_t blocks, block_size, width;
-  DType type;
+  int64_t blocks, block_size, width;  // elements of a row, scales included
+  CacheType type;
 };
 
 LatentCache check_latents(const Tensor& cache) {
   STD_TORCH_CHECK(cache.dim() == 3, "cache must have shape (blocks, block size, rank + rope size), not ",
                   shape_of(cache));
-  const LatentCache shape{cache.size(0), cache.size(1), cache.size(2), dtype_of(cache, "cache")};
+  const LatentCache shape{cache.size(0), cache.size(1), cache.size(2), latent_type_of(cache)};
   STD_TORCH_CHECK(shape.block_size > 0 && shape.block_size % kKeyLanes == 0 && kSplit % shape.block_size == 0,
                   "block size ", shape.block_size, " is not one of 16, 32, 64, 128, 256");
   STD_TORCH_CHECK(cache.is_contiguous(), "cache must be contiguous");
   return shape;
 }
 
-CacheType as_cache_type(DType type) {
-  switch (type) {
-    case DType::f32:
-      return CacheType::f32;
-    case DType::bf16:
-      return CacheType::bf16;
-    default:
-      return CacheType::f16;
-  }
-}
+const char* with_scales(CacheType type) { return type == CacheType::i8 ? ", with 8 bytes of scales" : ""; }
 
 Tensor with_whole_heads(const Tensor& t) { return t.size(2) <= 1 || t.stride(2) == 1 ? t : as_contiguous(t); }
 
@@ -78,9 +69,10 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
                   "q_latent must have at least one head and a rank of at least 1, not shape ",
                   shape_of(q_latent));
   const LatentCache latents = check_latents(cache);
-  STD_TORCH_CHECK(rank + q_rope.size(2) == latents.width, "q_latent and q_rope have together ",
-                  rank + q_rope.size(2), " values per head, but a position of cache ", shape_of(cache),
-                  " has ", latents.width);
+  const int64_t size = rank + q_rope.size(2);
+  STD_TORCH_CHECK(latent_width(latents.type, size) == latents.width, "q_latent and q_rope have together ",
+                  size, " values per head, but a position of cache ", shape_of(cache), " has ", latents.width,
+                  with_scales(latents.type));
   const int64_t sequences = seq_lens.numel();
   seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one per sequence");
   query_start = int32_vector(query_start, sequences + 1, "query_start", "one per sequence and the end");
@@ -97,14 +89,13 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
   if (side_by_side(set.latent, set.rope, size_of(type), heads)) {
     a.q = Rows{const_cast<char*>(set.latent.data), set.latent.token_stride, type};
   } else {
-    joined = new_tensor(q_latent, {tokens, heads, latents.width});
+    joined = new_tensor(q_latent, {tokens, heads, size});
     set.joined = joined.data_ptr();
-    a.q = Rows{set.joined, heads * latents.width, type};
+    a.q = Rows{set.joined, heads * size, type};
   }
   a.out = Rows{out.data_ptr(), heads * rank, type};
   a.k_cache = cache.data_ptr();
-  a.cache_type = as_cache_type(latents.type);
-  a.latent = true;
+  set_latent_type(a, latents.type);
   a.block_table = static_cast<const int32_t*>(block_table.data_ptr());
   a.block_table_stride = block_table.size(1);
   a.query_start = static_cast<const int32_t*>(query_start.data_ptr());
@@ -113,7 +104,7 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
   a.tokens = tokens;
   a.q_heads = heads;
   a.kv_heads = 1;
-  a.head_size = latents.width;
+  a.head_size = size;
   a.value_size = rank;
   a.block_size = latents.block_size;
   a.scale = static_cast<float>(scale);
@@ -151,9 +142,10 @@ void mla_write(Tensor latent, Tensor k_rope, Tensor cache, Tensor slots) {
   STD_TORCH_CHECK(k_rope.dim() == 2 && k_rope.size(0) == tokens, "k_rope has shape ", shape_of(k_rope),
                   ", but there are ", tokens, " latents");
   const LatentCache latents = check_latents(cache);
-  STD_TORCH_CHECK(latent.size(1) + k_rope.size(1) == latents.width, "latent and k_rope are ", latent.size(1),
-                  " and ", k_rope.size(1), " wide, but a position of cache ", shape_of(cache), " has ",
-                  latents.width);
+  STD_TORCH_CHECK(latent_width(latents.type, latent.size(1) + k_rope.size(1)) == latents.width,
+                  "latent and k_rope are ", latent.size(1), " and ", k_rope.size(1),
+                  " wide, but a position of cache ", shape_of(cache), " has ", latents.width,
+                  with_scales(latents.type));
   STD_TORCH_CHECK(type_of(slots) == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
                   "slots must be int64 of shape (", tokens, "), one per token");
   slots = as_contiguous(slots);

@@ -5,13 +5,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.attention.cache_layout import quantize_by_token
+
 
 def reference_mla_write(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Writes each token's latent and key to its slot; see :func:`torch_armllm.ops.mla.mla_write`."""
     rows = cache.view(-1, cache.shape[-1])
+    if cache.dtype == torch.int8:
+        parts = [quantize_by_token(x) if x.shape[1] else (x, x.sum(1)) for x in (latent, k_rope)]
+        scales = torch.stack([scale for _, scale in parts], -1)
+        written = torch.cat([*(q.to(torch.int8) for q, _ in parts), scales.float().view(torch.int8)], -1)
+    else:
+        written = torch.cat([latent.to(cache.dtype), k_rope.to(cache.dtype)], -1)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            rows[slot] = torch.cat([latent[token], k_rope[token]]).to(cache.dtype)
+            rows[slot] = written[token]
+
+
+def latents_by_token(cache: Tensor, rank: int) -> Tensor:
+    """Returns what the rows of a cache stand for.
+
+    Args:
+        cache: ``(…, rank + rope_size)`` as in :func:`torch_armllm.ops.mla.new_latent_cache`.
+        rank: elements of a latent.
+
+    Returns:
+        ``(…, rank + rope_size)``, float32 if the cache is int8, or else the cache.
+    """
+    if cache.dtype != torch.int8:
+        return cache
+    count = 2 * torch.float32.itemsize
+    integers, scales = cache[..., :-count], cache[..., -count:].contiguous().view(torch.float32)
+    of_element = (torch.arange(integers.shape[-1]) >= rank).long()
+    return integers.to(torch.float32) * scales[..., of_element]
 
 
 def reference_mla_attention(
@@ -37,7 +63,7 @@ def reference_mla_attention(
         if begin == end:
             continue
         blocks = block_table[index, : -(-length // cache.shape[1])]
-        keys = cache[blocks.long()].flatten(0, 1)[:length].to(torch.float32)
+        keys = latents_by_token(cache[blocks.long()], rank).flatten(0, 1)[:length].to(torch.float32)
         last = torch.arange(length - (end - begin), length)
         distance = last[:, None] - torch.arange(length)[None]
         hidden = distance < 0

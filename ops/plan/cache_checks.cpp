@@ -84,6 +84,7 @@ void check_fields(const Checks& c, const fields::mla_write& op) {
   if (op.rank > 0) c.needed(op.latent, "latent");
   if (op.rope_size > 0) c.needed(op.rope, "rope");
   CacheNeed need = latents_of(op.cache, op.layer, op.rank + op.rope_size);
+  need.or_int8 = true;
   need.slots = op.slots.index;
   c.cache(need);
 }
@@ -104,6 +105,7 @@ void check_fields(const Checks& c, const fields::mla_attention& op) {
   STD_TORCH_CHECK(op.top_k == 0 || op.window <= 0,
                   "plan: latent attention to selected positions has no window, not one of ", op.window);
   CacheNeed need = latents_of(op.cache, op.layer, op.latent_size + op.rope_size);
+  need.or_int8 = true;
   add_sequences(need, op);
   need.window = op.window;
   c.cache(need);

@@ -8,7 +8,7 @@ namespace armllm {
 
 // Address of a layer of latents, or of an indexer's keys.
 inline char* layer_of(const Tensor& all, int64_t layer) {
-  return static_cast<char*>(all.data_ptr()) + layer * all.stride(0) * size_of(dtype_of(all, "cache"));
+  return static_cast<char*>(all.data_ptr()) + layer * all.stride(0) * size_of(latent_type_of(all));
 }
 
 // The keys and values of all layers are two tensors (layers, blocks, kv heads, …); an int8 cache has two more

@@ -58,7 +58,7 @@ Instruction build(const fields::mla_write& op) {
     a.latent = frame.rows(op.latent);
     a.rope = frame.rows(op.rope);
     a.cache = layer_of(frame.input(op.cache), op.layer);
-    a.cache_type = dtype_of(frame.input(op.cache), "cache");
+    a.cache_type = latent_type_of(frame.input(op.cache));
     a.slots = frame.pointer<int64_t>(op.slots);
     a.tokens = frame.tokens;
   });
@@ -75,7 +75,6 @@ Instruction build(const fields::mla_attention& op) {
   set->rope.head_stride = op.rope_head_stride;
   args.scale = op.scale;
   args.window = op.window;
-  args.latent = true;
   args.kv_heads = 1;
   args.value_size = op.latent_size;
   args.head_size = op.latent_size + op.rope_size;
@@ -89,7 +88,7 @@ Instruction build(const fields::mla_attention& op) {
     a.out = frame.rows(op.out);
     a.sinks = frame.pointer<float>(op.sinks);
     a.k_cache = layer_of(cache, op.layer);
-    a.cache_type = cache_type_of(cache);
+    set_latent_type(a, latent_type_of(cache));
     a.block_size = cache.size(2);
     bind_sequences(frame, op, a);
     a.threads = team_size();

@@ -38,10 +38,12 @@ struct Blocks {
 
 Blocks check_latents(const CacheNeed& need, const std::vector<Tensor>& inputs) {
   const Tensor cache = layer_of(input_of(inputs, need.k), need.layer, need.k);
-  dtype_of(cache, "cache");
-  STD_TORCH_CHECK(cache.dim() == 3 && cache.size(2) == need.head_size && cache.is_contiguous(),
-                  "plan: a layer of the cache must be contiguous and have shape (blocks, block size, ",
-                  need.head_size, "), not ", shape_of(cache));
+  const CacheType type = latent_type_of(cache);
+  if (!need.or_int8) dtype_of(cache, "cache");
+  const int64_t width = latent_width(type, need.head_size);
+  STD_TORCH_CHECK(cache.dim() == 3 && cache.size(2) == width && cache.is_contiguous(),
+                  "plan: a layer of the cache must be contiguous and have shape (blocks, block size, ", width,
+                  "), not ", shape_of(cache));
   if (need.rate > 0) {
     const int64_t rows = EntryPlaces::most_per_block(need.block_size, need.rate);
     STD_TORCH_CHECK(cache.size(1) == rows, "plan: a cache of entries must have ", rows,

@@ -24,6 +24,7 @@ struct RowsNeed {
 // a row can hold.
 struct CacheNeed {
   bool latent = false;
+  bool or_int8 = false;                                           // latents in int8 fit too
   int64_t k = 0, v = 0, layer = 0, k_scales = -1, v_scales = -1;  // inputs; a latent cache is k
   int64_t head_size = 0;                                          // of a latent cache: rank + rope size
   int64_t q_heads = 0;                                            // 0: kv_write
@@ -37,8 +38,8 @@ struct CacheNeed {
 
   // True if the two differ in nothing but layers and rooms.
   bool alike(const CacheNeed& o) const {
-    return latent == o.latent && k == o.k && v == o.v && k_scales == o.k_scales && v_scales == o.v_scales &&
-           head_size == o.head_size && q_heads == o.q_heads && slots == o.slots &&
+    return latent == o.latent && or_int8 == o.or_int8 && k == o.k && v == o.v && k_scales == o.k_scales &&
+           v_scales == o.v_scales && head_size == o.head_size && q_heads == o.q_heads && slots == o.slots &&
            block_table == o.block_table && query_start == o.query_start && seq_lens == o.seq_lens &&
            window == o.window && span == o.span && choosers == o.choosers && rate == o.rate &&
            block_size == o.block_size;

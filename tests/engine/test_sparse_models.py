@@ -28,15 +28,16 @@ from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.ops import variants
 from torch_armllm.patching.state import patched_forward
 
-FAMILIES = ("deepseek_v32", "glm_moe_dsa", "dots3_note_text", BLOCKS)
-EACH_KIND = ("deepseek_v32", BLOCKS)
+INT8 = "deepseek_v32 with int8 latents"
+FAMILIES = ("deepseek_v32", INT8, "glm_moe_dsa", "dots3_note_text", BLOCKS)
+EACH_KIND = ("deepseek_v32", INT8, BLOCKS)
 """Families whose indexers select single tokens, and blocks."""
 
 
 @functools.cache
 def model(family: str) -> Any:
-    made = sparse_model(family, torch.bfloat16)
-    report = torch_armllm.patch(made, progress=False)
+    made = sparse_model(family.split()[0], torch.bfloat16)
+    report = torch_armllm.patch(made, progress=False, kv_cache_dtype="int8" if family == INT8 else None)
     assert report.captured and not report.notes, report
     return made
 
@@ -61,7 +62,7 @@ def test_batched_and_chunked_bits_equal_those_alone(
     assert found == [alone(family, length, seed) for seed, length in enumerate(lengths)]
 
 
-@pytest.mark.parametrize("family", ["deepseek_v32", "dots3_note_text", BLOCKS])
+@pytest.mark.parametrize("family", ["deepseek_v32", INT8, "dots3_note_text", BLOCKS])
 @pytest.mark.parametrize("swap", [0, 1 << 20], ids=["recomputed", "swapped"])
 def test_preempted_bits_equal_those_alone(swap: int, family: str) -> None:
     forward = patched_forward(model(family))

@@ -91,6 +91,8 @@ void test_rows(const AttentionKernels& kernels, const char* name, const CacheKin
         args.cache_type = type;
         args.nibbles = cache_kind.nibbles;
         args.latent = latent;
+        args.int8_latents = latent && type == CacheType::i8;
+        if (args.int8_latents) args.cache_type = CacheType::bf16;
         args.q_heads = args.kv_heads = latent ? 1 : kHeads;
         args.head_size = head_size;
         args.value_size = latent ? 24 : head_size;
@@ -148,7 +150,7 @@ void test_empty_split(const AttentionKernels& kernels, const char* name, Report&
 
 void test_attention_parts(const Variant& tested, Report& report) {
   for (const CacheKind& kind : kCacheKinds) test_rows(*tested.attention, tested.name, kind, false, report);
-  for (CacheType type : {CacheType::f32, CacheType::bf16, CacheType::f16})
+  for (CacheType type : {CacheType::f32, CacheType::bf16, CacheType::f16, CacheType::i8})
     test_rows(*tested.attention, tested.name, CacheKind{type}, true, report);
   test_empty_split(*tested.attention, tested.name, report);
 }

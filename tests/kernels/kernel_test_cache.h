@@ -32,7 +32,10 @@ struct Cache {
       fill_nibbles(k, kBlocks * heads * a.head_size / armllm::kNibbleGroup, random);
       fill_nibbles(v, kBlocks * heads * a.value_size / armllm::kNibbleGroup, random);
     } else {
-      fill(k, kBlocks * heads * kBlock * padded, a.cache_type, random, size);
+      if (a.int8_latents)
+        fill_int8_latents(k, padded, random, size);
+      else
+        fill(k, kBlocks * heads * kBlock * padded, a.cache_type, random, size);
       fill(v, kBlocks * heads * kBlock * a.value_size, a.cache_type, random, size);
     }
     for (int64_t i = 0; i < kBlocks * heads * kBlock; ++i) {
@@ -50,6 +53,16 @@ struct Cache {
   }
 
  private:
+  static void fill_int8_latents(std::vector<char>& bytes, int64_t width, Random& random, float size) {
+    for (int64_t row = 0; row < kBlocks * kBlock; ++row) {
+      fill(bytes, width, armllm::CacheType::i8, random, size);
+      for (int i = 0; i < 2; ++i) {
+        const float scale = random.uniform(0.3f, 1.0f) * size / 127.0f;
+        const char* first = reinterpret_cast<const char*>(&scale);
+        bytes.insert(bytes.end(), first, first + sizeof scale);
+      }
+    }
+  }
   static void fill_nibbles(std::vector<char>& bytes, int64_t groups, Random& random) {
     for (int64_t g = 0; g < groups; ++g) {
       for (int64_t i = 0; i < 16 * kBlock; ++i) bytes.push_back(char(random.below(256)));

@@ -87,6 +87,15 @@ def test_a_drafter_is_part_of_the_memory() -> None:
         size_kv_memory(SHAPE, 2048, max_model_len=640, memory=6 * 10**6, free=GB, drafter=drafter)
 
 
+def test_int8_latents_have_two_scales() -> None:
+    latents = LatentShape(10, 512, 64, torch.int8, indexers=2, index_size=128, index_dtype=torch.bfloat16)
+    assert latents.bytes_per_token == 10 * (512 + 64 + 8) + 2 * 128 * 2
+    assert sum(t.nbytes for t in latents.tensors(3)) == 3 * 32 * latents.bytes_per_token
+    floats = LatentShape(layers=10, rank=512, rope_size=64, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r'store them as int8 \(kv_cache_dtype="int8"\)'):
+        size_kv_memory(floats, 4096, max_model_len=4096, memory=32 * 11520, free=8 * GB)
+
+
 def test_growing_transformers_caches_are_sized_by_config() -> None:
     assert shape_by_config(tiny_config("bloom"), torch.float32).bytes_per_token == 2 * 2 * 64 * 4
     assert shape_by_config(tiny_config("mamba"), torch.float32) is None

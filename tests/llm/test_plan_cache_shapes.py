@@ -16,7 +16,7 @@ STATES = StateShape(
     (StateGroup(3, (4, 16, 8), torch.float32, True), StateGroup(2, (3, 40), torch.bfloat16, False))
 )
 KEYS = CacheShape(2, 4, 64, 32, torch.int8, 64, 2, 16, torch.bfloat16, STATES)
-LATENTS = LatentShape(5, 512, 64, torch.bfloat16, 16, 4096, 1, 128, STATES)
+LATENTS = LatentShape(5, 512, 64, torch.bfloat16, 16, 4096, 1, 128, torch.bfloat16, STATES)
 SHAPES = [
     KEYS,
     CacheShape(1, 1, 8, 8, torch.float16),

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch_armllm.ops import attention, mla, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+CACHES = (*FLOATS, torch.int8)
+# int8 latents are expanded to bfloat16
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.int8: 1e-2}
 if "dotprod" in variants.machine().runnable:
     TOLERANCE[torch.float16] = 5e-3  # Arm kernels accumulate 32 products in float16
 RUNNABLE = variants.machine().distinct("attention")
@@ -38,7 +40,7 @@ class Batch:
         lens = self.query_lens
         query_start = torch.tensor([sum(lens[:i]) for i in range(len(lens) + 1)], dtype=torch.int32)
         seq_lens = torch.tensor(self.seq_lens, dtype=torch.int32)
-        scale = 1.0 / math.sqrt(self.cache.shape[-1])
+        scale = 1.0 / math.sqrt(self.q_latent.shape[-1] + self.q_rope.shape[-1])
         return (
             *(self.q_latent, self.q_rope, self.cache, self.block_table),
             *(query_start, seq_lens, max(self.seq_lens, default=0), scale, self.sinks, None, self.window),
@@ -97,7 +99,7 @@ def make_batch(
     block_counts = [-(-n // block_size) for n in seq_lens]
     num_blocks = sum(block_counts) + 2
     cache = mla.new_latent_cache(num_blocks, rank, rope_size, block_size, cache_dtype)
-    cache.fill_(math.nan)
+    cache.fill_(-1 if cache_dtype == torch.int8 else math.nan)  # scales of bytes −1 are NaN
     order = torch.randperm(num_blocks, generator=generator).to(torch.int32)
     block_table = torch.full((len(seq_lens), max(block_counts, default=0)), -1, dtype=torch.int32)
     for i, (seq_len, count) in enumerate(zip(seq_lens, block_counts, strict=True)):
@@ -148,6 +150,14 @@ CASES = {
     ),
     "window of one position": make_batch((270,), (270,), window=1, cache_dtype=torch.float16),
     "window of all": make_batch((40,), (40,), window=40, sinks=True),
+    "int8": make_batch((300, 40, 0, 7), (1, 40, 0, 3), cache_dtype=torch.int8, sinks=True),
+    "one token in int8": make_batch((1,), (1,), cache_dtype=torch.int8),
+    "odd sizes in int8": make_batch((70,), (30,), sizes=(33, 7), cache_dtype=torch.int8),
+    "no rotary part in int8": make_batch((300,), (2,), sizes=(21, 0), cache_dtype=torch.int8),
+    "real sizes in int8": make_batch(
+        (540,), (2,), heads=20, sizes=(512, 64), cache_dtype=torch.int8, dtype=torch.bfloat16
+    ),
+    "window in int8": make_batch((900,), (3,), heads=16, window=500, block_size=64, cache_dtype=torch.int8),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=2),
 }
 
@@ -157,7 +167,7 @@ def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
-@pytest.mark.parametrize("cache_dtype", FLOATS)
+@pytest.mark.parametrize("cache_dtype", CACHES)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
     check(make_batch((30, 20), (22, 1), heads=2, cache_dtype=cache_dtype, dtype=dtype))
@@ -169,7 +179,7 @@ def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dt
     heads=st.integers(1, 20),
     sizes=st.tuples(st.integers(1, 70), st.integers(0, 30)),
     block_size=st.sampled_from(attention.BLOCK_SIZES),
-    cache_dtype=st.sampled_from(FLOATS),
+    cache_dtype=st.sampled_from(CACHES),
     sinks=st.booleans(),
     window=st.sampled_from((0, 0, 1, 5, 16, 200, 2**40)),
     seed=st.integers(0, 99),
@@ -236,7 +246,7 @@ def test_equals_attention_of_expanded_heads(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache_dtype", FLOATS)
+@pytest.mark.parametrize("cache_dtype", CACHES)
 @pytest.mark.parametrize("window", [0, 37, 300])
 def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype, window: int) -> None:
     query_lens = (60, 40, 1, 2)
@@ -256,7 +266,7 @@ def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.
                 assert torch.equal(batch.select(sequence, token).run()[0], together[sequence][token])
 
 
-@pytest.mark.parametrize("cache_dtype", FLOATS)
+@pytest.mark.parametrize("cache_dtype", CACHES)
 @pytest.mark.parametrize(
     ("seq_lens", "query_lens", "heads"),
     [((900, 300) + (17,) * 20, (1, 50) + (1,) * 20, 4), ((129,), (1,), 21)],
@@ -311,12 +321,13 @@ def test_empty_batch_returns_empty() -> None:
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache_dtype", FLOATS)
+@pytest.mark.parametrize("cache_dtype", CACHES)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_mla_write_matches_reference(variant: str, cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
     wide = torch.randn(19, 70).to(dtype)
     wide[2, 7] = math.nan
     wide[3, 60] = math.inf
+    wide[5, :51] = 0.0
     slots = torch.randperm(48)[:19]
     slots[4] = -1
     actual = mla.new_latent_cache(3, 50, 15, 16, cache_dtype)
@@ -324,7 +335,66 @@ def test_mla_write_matches_reference(variant: str, cache_dtype: torch.dtype, dty
     with variants.use(variant):
         mla.mla_write(wide[:, 1:51], wide[:, 53:68], actual, slots)
     mla.reference_mla_write(wide[:, 1:51], wide[:, 53:68], expected, slots)
+    if cache_dtype == torch.int8:  # one NaN is as good as another
+        actual, expected = (mla.latents_by_token(x, 50) for x in (actual, expected))
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize(("row", "part"), [(11, 0), (13, 1)], ids=["latent", "rotated key"])
+def test_int8_rows_that_are_not_finite_affect_tokens_that_see_them(variant: str, row: int, part: int) -> None:
+    random = torch.Generator().manual_seed(6)
+    cache = mla.new_latent_cache(2, 33, 7, 16, torch.int8)
+    parts = [torch.randn(30, size, generator=random) for size in (33, 7)]
+    queries = [torch.randn(30, 2, size, generator=random) for size in (33, 7)]
+    table, slots = torch.tensor([[1, 0]], dtype=torch.int32), torch.arange(30).add(16) % 32
+
+    def attend(tokens: int) -> Tensor:
+        starts, lengths = (torch.tensor(x, dtype=torch.int32) for x in ([0, tokens], [tokens]))
+        return mla.mla_attention(*(q[:tokens] for q in queries), cache, table, starts, lengths, tokens, 0.2)
+
+    with variants.use(variant):
+        mla.mla_write(*parts, cache, slots)
+        expected = attend(row)
+        parts[part][row, 3], parts[part][row, 5] = math.inf, math.nan
+        mla.mla_write(*parts, cache, slots)
+        assert torch.equal(attend(row), expected)
+        assert attend(30)[row:].isnan().all()
+        before = cache.clone()
+        mla.mla_write(*(x[:0] for x in parts), cache, slots[:0])
+    assert torch.equal(cache, before)
+
+
+@pytest.mark.parametrize("rope_factor", [1.0, 3.0])
+def test_int8_latents_error_is_bounded(rope_factor: float) -> None:
+    """The error is relative to the output with unrounded latents."""
+    random = torch.Generator().manual_seed(4)
+    latent, q = torch.randn(300, 512, generator=random), torch.randn(40, 16, 576, generator=random)
+    k_rope = rope_factor * torch.randn(300, 64, generator=random)
+    table = torch.arange(5, dtype=torch.int32)[None]
+    starts, lengths = (torch.tensor(x, dtype=torch.int32) for x in ([0, 40], [300]))
+
+    def run(cache_dtype: torch.dtype) -> Tensor:
+        cache = mla.new_latent_cache(5, 512, 64, 64, cache_dtype)
+        mla.mla_write(latent, k_rope, cache, torch.arange(300))
+        return mla.mla_attention(*q.split([512, 64], -1), cache, table, starts, lengths, 300, 576**-0.5)
+
+    expected = run(torch.float32)
+    errors = {d: float((run(d) - expected).norm() / expected.norm()) for d in (torch.bfloat16, torch.int8)}
+    assert errors[torch.int8] < 0.02, errors
+    assert errors[torch.bfloat16] < 0.008, errors
+
+
+def test_int8_rows_keep_the_scales_of_both_parts() -> None:
+    generator = torch.Generator().manual_seed(2)
+    latent = torch.randn(40, 512, generator=generator)
+    k_rope = 50.0 * torch.randn(40, 64, generator=generator)
+    cache = mla.new_latent_cache(3, 512, 64, 16, torch.int8)
+    assert cache.shape[-1] == 512 + 64 + 8 == mla.latent_width(512 + 64, torch.int8)
+    mla.mla_write(latent, k_rope, cache, torch.arange(40))
+    rows = mla.latents_by_token(cache, 512).flatten(0, 1)[:40]
+    for part, own in zip(rows.split([512, 64], -1), (latent, k_rope), strict=True):
+        assert ((part - own).abs().amax(-1) <= own.abs().amax(-1) / 253).all()
 
 
 def test_opcheck() -> None:
@@ -335,6 +405,11 @@ def test_opcheck() -> None:
     cache = mla.new_latent_cache(2, 32, 8, 16, torch.bfloat16)
     torch.library.opcheck(
         torch.ops.armllm.mla_write, (torch.randn(3, 32), torch.randn(3, 8), cache, torch.arange(3))
+    )
+    batch = make_batch((30, 20), (4, 1), cache_dtype=torch.int8)
+    torch.library.opcheck(torch.ops.armllm.mla_attention, batch.arguments())
+    torch.library.opcheck(
+        torch.ops.armllm.mla_write, (torch.randn(3, 32), torch.randn(3, 8), batch.cache, torch.arange(3))
     )
 
 

@@ -15,7 +15,7 @@ from tests.support.paged_steps import PagedPlaces, PagedSteps, starts
 from torch_armllm.ops import attention, mla, select, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 5e-3}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 5e-3, torch.int8: 1e-2}
 RUNNABLE = variants.machine().distinct("select", "attention")
 
 
@@ -66,6 +66,7 @@ def make_batch(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     cache_dtype: torch.dtype = torch.float32,
+    latent_dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> Batch:
     """Makes a random batch with blocks in random order and NaN in unused positions.
@@ -75,11 +76,12 @@ def make_batch(
     random = torch.Generator().manual_seed(seed)
     places = PagedPlaces.random(seq_lens, block_size, random)
     keys = torch.full((places.blocks, block_size, head_size), math.nan, dtype=cache_dtype)
-    latents = torch.full((places.blocks, block_size, 32), math.nan, dtype=cache_dtype)
+    latents = mla.new_latent_cache(places.blocks, 24, 8, block_size, latent_dtype or cache_dtype)
+    latents.fill_(-1 if latent_dtype == torch.int8 else math.nan)  # scales of bytes −1 are NaN
     for length, slots in places:
         whole = torch.randint(-2, 3, (length, head_size), generator=random)
         keys.view(-1, head_size)[slots] = whole.to(cache_dtype)
-        latents.view(-1, 32)[slots] = torch.randn(length, 32, generator=random).to(cache_dtype)
+        mla.mla_write(*torch.randn(length, 32, generator=random).split([24, 8], -1), latents, slots)
     tokens = sum(query_lens)
     q = torch.randint(-2, 3, (tokens, heads, head_size + 3), generator=random)[..., 2:-1]
     weights = torch.randint(-3, 4, (tokens, heads + 1), generator=random)[:, 1:] / 4
@@ -94,7 +96,7 @@ def check(batch: Batch) -> None:
     """Asserts that every variant selects what the reference does, and attends to it."""
     expected = batch.reference()
     attended = batch.attend_reference(expected)
-    tolerance = max(TOLERANCE[batch.q.dtype], TOLERANCE[batch.keys.dtype])
+    tolerance = max(TOLERANCE[t.dtype] for t in (batch.q, batch.keys, batch.latents))
     for name in RUNNABLE:
         with variants.use(name):
             selected = batch.run()
@@ -114,6 +116,7 @@ CASES = {
     "one head": make_batch((90,), (5,), heads=1, head_size=2),
     "more heads": make_batch((90,), (5,), heads=11, head_size=129),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, top_k=17),
+    "int8 latents": make_batch((300, 40, 7), (20, 1, 3), top_k=33, latent_dtype=torch.int8),
     "top_k of one": make_batch((50,), (50,), top_k=1),
 }
 
@@ -180,10 +183,14 @@ def test_any_scores_are_ordered(scores: list[float], top_k: int) -> None:
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache_dtype", FLOATS)
-def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype) -> None:
-    query_lens = (60, 40, 1, 2)
-    batch = make_batch((290, 40, 640, 5), query_lens, top_k=37, cache_dtype=cache_dtype, dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("cache_dtype", "latent_dtype"), [*((dtype, dtype) for dtype in FLOATS), (torch.bfloat16, torch.int8)]
+)
+def test_batch_and_chunking_do_not_change_bits(
+    variant: str, cache_dtype: torch.dtype, latent_dtype: torch.dtype
+) -> None:
+    query_lens, dtypes = (60, 40, 1, 2), {"cache_dtype": cache_dtype, "latent_dtype": latent_dtype}
+    batch = make_batch((290, 40, 640, 5), query_lens, top_k=37, dtype=torch.bfloat16, **dtypes)
     generator = torch.Generator().manual_seed(5)  # sums that round
     batch = replace(batch, q=torch.randn(batch.q.shape, generator=generator))
     with variants.use(variant):

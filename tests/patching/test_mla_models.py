@@ -196,10 +196,55 @@ def test_caches_of_each_dtype(name: str, tolerance: float) -> None:
     torch.testing.assert_close(found, expected[:, 30:], rtol=tolerance, atol=tolerance)
 
 
-def test_int8_latents_raise_and_leave_the_model_unchanged() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_int8_latents(family: str) -> None:
+    model = tiny(family)
+    ids = token_ids(2, 45)
+    expected = model(ids).logits
+    report = torch_armllm.patch(model, None, progress=False, kv_cache_dtype="int8")
+    assert report.captured, report.capture_reason
+    assert report.kv_bytes == 2 * (32 + 16 + 8)
+    assert f"KV cache       {report.kv_bytes} bytes a token as latents" in str(report)
+    found = model(ids).logits
+    assert (found - expected).norm() < 2e-2 * expected.norm()
+    past = model(ids[:, :30], use_cache=True).past_key_values
+    rest = [
+        model(ids[:, 30:33], past_key_values=past).logits,
+        model(ids[:, 33:], past_key_values=past).logits,
+    ]
+    torch.testing.assert_close(torch.cat(rest, 1), found[:, 30:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantize", [None, "int4"])
+def test_chunks_and_batches_on_int8_latents_are_bit_equal_to_one_prompt(quantize: str | None) -> None:
+    model = tiny("deepseek_v3", first_k_dense_replace=2)
+    report = torch_armllm.patch(model, quantize, progress=False, kv_cache_dtype="int8")
+    assert not report.notes
+    ids = token_ids(2, 70)
+    together, _ = hidden(model, ids)
+    past, chunks = None, []
+    for begin, end in ((0, 31), (31, 32), (32, 68), (68, 70)):
+        states, past = hidden(model, ids[:, begin:end], past)
+        chunks.append(states)
+    assert torch.equal(torch.cat(chunks, 1), together)
+    assert torch.equal(hidden(model, ids[1:])[0][0], together[1])
+
+
+def test_modules_continue_from_int8_latents() -> None:
+    model = tiny("deepseek_v3")
+    ids = token_ids(2, 40)
+    expected = model(ids).logits
+    torch_armllm.patch(model, None, progress=False, kv_cache_dtype="int8")
+    past = model(ids[:, :30], use_cache=True).past_key_values
+    modules = model(ids[:, 30:35], past_key_values=past, output_hidden_states=True).logits
+    found = torch.cat([modules, model(ids[:, 35:], past_key_values=past).logits], 1)
+    assert (found - expected[:, 30:]).norm() < 2e-2 * expected[:, 30:].norm()
+
+
+def test_int4_latents_raise_and_leave_the_model_unchanged() -> None:
     model = tiny("deepseek_v2")
-    with pytest.raises(ValueError, match="caches latents, which are not stored as int8"):
-        torch_armllm.patch(model, progress=False, kv_cache_dtype="int8")
+    with pytest.raises(ValueError, match="caches latents, which are not stored as int4; .* or to int8"):
+        torch_armllm.patch(model, progress=False, kv_cache_dtype="int4")
     assert not torch_armllm.patching.patch.is_patched(model)
     assert type(model.model.layers[0].self_attn.kv_b_proj) is torch.nn.Linear
 

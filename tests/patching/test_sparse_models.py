@@ -135,3 +135,14 @@ def test_caches_of_each_dtype(name: str, tolerance: float) -> None:
     # rounded keys select other tokens here and there
     differences = (model(ids).logits - expected).abs().amax(-1) / expected.abs().max()
     assert float(differences.median()) < tolerance
+
+
+def test_int8_latents_stand_beside_index_keys_of_floats() -> None:
+    ids = tiny_ids(1, 50)
+    expected = own_logits(sparse_model("deepseek_v32", **DENSE_LAYERS), ids)
+    model = sparse_model("deepseek_v32", **DENSE_LAYERS)
+    report = torch_armllm.patch(model, None, progress=False, kv_cache_dtype="int8")
+    assert not report.notes
+    assert report.kv_bytes == 2 * (32 + 16 + 8) + 2 * 24 * 4
+    differences = (model(ids).logits - expected).abs().amax(-1) / expected.abs().max()
+    assert float(differences.median()) < 5e-2

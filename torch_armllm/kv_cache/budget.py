@@ -9,7 +9,7 @@ import torch
 
 from torch_armllm.kv_cache.drafter_memory import NO_DRAFTER, DrafterNeeds
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
-from torch_armllm.kv_cache.shapes import CacheShape, Shape, latent_groups
+from torch_armllm.kv_cache.shapes import CacheShape, CompressedShape, Shape
 from torch_armllm.kv_cache.state_budget import share_of_states
 from torch_armllm.ops.attention import SCALED
 from torch_armllm.system.dtypes import dtype_name
@@ -222,7 +222,7 @@ def _remedies(shape: Shape, fitting: int) -> str:
     remedies = ["raise kv_cache_memory"]
     if fitting:
         remedies.append(f"set max_model_len to {fitting} or less")
-    if not latent_groups(shape) and shape.dtype not in SCALED:
+    if not isinstance(shape, CompressedShape) and shape.dtype not in SCALED:
         remedies.append('store them as int8 (kv_cache_dtype="int8")')
     return ", or ".join(remedies)
 

@@ -19,11 +19,14 @@ from torch_armllm.ops.attention import (
 )
 from torch_armllm.ops.attention.cache_layout import zeros_on_huge_pages
 from torch_armllm.ops.compress import most_per_block
-from torch_armllm.ops.mla import new_latent_cache
+from torch_armllm.ops.mla import latent_width, latents_by_token, new_latent_cache
 
 
 class LatentCache(NamedTuple):
-    """Latents of one layer ``(blocks, block_size, rank + rope_size)``, or of all, with layers in front."""
+    """Latents of one layer ``(blocks, block_size, rank + rope_size)``, or of all, with layers in front.
+
+    Rows of int8 have 8 more bytes, for scales.
+    """
 
     latents: Tensor
     index_keys: Tensor | None = None
@@ -192,14 +195,16 @@ class LatentShape:
     """Number of indexers, which keep a key of each position."""
     index_size: int = 0
     """Elements of an indexer's key."""
+    index_dtype: torch.dtype = torch.float32
+    """Dtype of the indexers' keys."""
     states: StateShape = NO_STATES
     """States of the recurrent layers."""
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of all layers' latents, rotated keys and indexers' keys at one position."""
-        elements = self.layers * (self.rank + self.rope_size) + self.indexers * self.index_size
-        return elements * self.dtype.itemsize
+        row = latent_width(self.rank + self.rope_size, self.dtype) * self.dtype.itemsize
+        return self.layers * row + self.indexers * self.index_size * self.index_dtype.itemsize
 
     def tensors(self, blocks: int) -> Cache:
         """Allocates empty blocks of all layers."""
@@ -208,7 +213,7 @@ class LatentShape:
         latents = every.unflatten(0, (self.layers, blocks))
         if not self.indexers:
             return LatentCache(latents)
-        keys = _index_keys(self.indexers, blocks, self.index_size, self.block_size, self.dtype)
+        keys = _index_keys(self.indexers, blocks, self.index_size, self.block_size, self.index_dtype)
         return LatentCache(latents, keys)
 
     def at(self, index: int) -> LatentShape:
@@ -228,7 +233,8 @@ class LatentShape:
     def read(self, layer: Cache, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Returns latents ``(1, positions, rank)`` and rotated keys ``(1, positions, rope_size)``."""
         assert isinstance(layer, LatentCache)
-        latents, k_rope = layer.latents[blocks].flatten(0, 1)[None].split([self.rank, self.rope_size], -1)
+        rows = latents_by_token(layer.latents[blocks].flatten(0, 1)[None], self.rank)
+        latents, k_rope = rows.split([self.rank, self.rope_size], -1)
         return latents, k_rope
 
 

@@ -139,6 +139,19 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     return forward
 
 
+def _check_latent_dtype(model: Any, kv_cache_dtype: str | None) -> None:
+    """Raises if the model caches latents or compressed entries, which cannot have the dtype."""
+    if kv_cache_dtype not in ("int8", "int4"):
+        return
+    has_entries = any(is_compressor(module) for module in model.modules())
+    if has_entries or (kv_cache_dtype == "int4" and any(map(is_latent_attention, model.modules()))):
+        raise ValueError(
+            f"{type(model).__name__} caches {'compressed entries' if has_entries else 'latents'}, which are "
+            f"not stored as {kv_cache_dtype}; set kv_cache_dtype to bfloat16, float16 or float32"
+            + ("" if has_entries else ", or to int8")
+        )
+
+
 def patch(
     model: Any,
     quantization: str | Recipe | None = "int4",
@@ -159,9 +172,9 @@ def patch(
             float16.
         quantization: ``"int4"`` (the exact scheme g32iz), ``"int8"``, the name of another scheme (``g32``,
             ``row``, …), a `Recipe`, or None to keep the weights as they are.
-        kv_cache_dtype: element type of the KV cache: ``"int8"`` (with one scale per token and head),
-            ``"int4"`` (less accurate), ``"bfloat16"``, ``"float16"``, ``"float32"``, or None for the model's
-            own dtype.
+        kv_cache_dtype: element type of the KV cache: ``"int8"`` (with one scale per token and head, or with
+            two for the latents of a token), ``"int4"`` (less accurate, not for latents), ``"bfloat16"``,
+            ``"float16"``, ``"float32"``, or None for the model's own dtype.
         keep_original: keep the float weights, so that `unpatch` restores them exactly.
         progress: show a progress bar while quantizing.
         calibration: token ids ``(sequences, length)`` for the methods that calibrate.
@@ -177,13 +190,7 @@ def patch(
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache_dtype)
-    if kv_cache_dtype in ("int8", "int4") and any(
-        is_latent_attention(module) or is_compressor(module) for module in model.modules()
-    ):
-        raise ValueError(
-            f"{type(model).__name__} caches latents, which are not stored as {kv_cache_dtype}; "
-            "set kv_cache_dtype to bfloat16, float16 or float32"
-        )
+    _check_latent_dtype(model, kv_cache_dtype)
     if kv_cache_dtype == "int4" and (shape := shape_by_config(model.config, torch.uint8)) is not None:
         check_int4_size(shape.head_size)  # before minutes are spent on the weights
     records = None

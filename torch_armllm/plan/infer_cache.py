@@ -110,14 +110,16 @@ def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | 
         raise CaptureError(reason)
     layers = {latent.layer: latent for latent in attentions}
     layout = latent_layout(attentions)
-    cache_dtype = dtype or value(attentions[0].expansion.args[0]).dtype  # type: ignore[arg-type]
+    own: torch.dtype = value(attentions[0].expansion.args[0]).dtype  # type: ignore[arg-type]
+    cache_dtype = dtype or own
     groups = []
     for group, (rank, rope_size) in enumerate(layout.sizes):
         members = [layer for layer, (of, _) in layout.positions.items() if of == group]
         expanded = sum(layers[layer].expanded for layer in members)
         groups.append(LatentShape(len(members), rank, rope_size, cache_dtype, expanded=expanded))
     indexers, index_size = _index_sizes(module)
-    groups[-1] = replace(groups[-1], indexers=indexers, index_size=index_size)
+    index_dtype = cache_dtype if cache_dtype.is_floating_point else own
+    groups[-1] = replace(groups[-1], indexers=indexers, index_size=index_size, index_dtype=index_dtype)
     return _shape_of(groups, layout)
 
 

@@ -27,7 +27,7 @@ _MODELS: tuple[tuple[str, str | None, torch.dtype, str | None], ...] = (
     ("gpt_oss", "int4", torch.float32, "float16"),
     ("olmoe", "int4", torch.bfloat16, None),
     ("deepseek_v3", "int4", torch.float32, None),
-    ("deepseek_v2", "int4", torch.bfloat16, None),
+    ("deepseek_v2", "int4", torch.bfloat16, "int8"),
     ("deepseek_v32", "int4", torch.float32, None),
     ("minimax_m3_vl_text", "int4", torch.bfloat16, None),
     ("qwen3_5_moe_text", "int4", torch.bfloat16, None),

@@ -9,6 +9,7 @@ import torch
 from tests.fuzz.ops.arguments import FLOATS, Call, Spec
 from tests.fuzz.ops.calls.draws import TOKENS, Makers, any_float, maybe
 from torch_armllm.ops.attention import BLOCK_SIZES, SCALED, kv_cache_shapes
+from torch_armllm.ops.mla import latent_width
 
 
 def _cache(draw: Random, heads: int, size: int, value_size: int) -> tuple[Call, int, int]:
@@ -102,6 +103,12 @@ def _profiles(draw: Random, tokens: int, heads: int) -> Call:
 def _mla(draw: Random) -> tuple[Spec, int, int]:
     blocks, block_size = draw.choice((1, 2, 3)), draw.choice((16, 16, 32))
     rank, rope = draw.choice((1, 8, 20, 64)), draw.choice((0, 1, 4, 16, 32))
+    if draw.random() < 0.3:
+        return (
+            Spec((blocks, block_size, latent_width(rank + rope, torch.int8)), torch.int8, "bytes"),
+            rank,
+            rope,
+        )
     return Spec((blocks, block_size, rank + rope), any_float(draw)), rank, rope
 
 
