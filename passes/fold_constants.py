@@ -18,14 +18,21 @@ MAX_VALUES = 1 << 20
 def _folds(module: fx.GraphModule, node: Node) -> bool:
     if node.target is operator.getitem:  # one of the parts of a split constant
         source: Any = node.args[0]
-        return bool(source.all_input_nodes) and _computes_constant(module, source) and _is_small(node)
-    return _computes_constant(module, node) and isinstance(node.meta.get("val"), Tensor) and _is_small(node)
+        return bool(source.all_input_nodes) and _computes_constant(module, source) and _is_kept(node)
+    return _computes_constant(module, node) and isinstance(node.meta.get("val"), Tensor) and _is_kept(node)
 
 
-def _is_small(node: Node) -> bool:
-    """True if a result has a fixed size that is worth keeping."""
+_VIEWS = (
+    *(aten.view.default, aten.transpose.int, aten.t.default, aten.permute.default, aten.unsqueeze.default),
+    *(aten.squeeze.dim, aten.select.int, aten.slice.Tensor),
+)
+
+
+def _is_kept(node: Node) -> bool:
+    """True if a result has a fixed size and is worth keeping: it is small, or has no memory of its own."""
     result: Tensor = node.meta["val"]
-    return all(isinstance(size, int) for size in result.shape) and result.numel() <= MAX_VALUES
+    fixed = all(isinstance(size, int) for size in result.shape)
+    return fixed and (result.numel() <= MAX_VALUES or is_op(node, *_VIEWS))
 
 
 def _computes_constant(module: fx.GraphModule, node: Node) -> bool:
@@ -91,7 +98,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             num_rewritten += _shift_positions(module, node)
         if not _folds(module, node):
             continue
-        result = _computed(module, node).contiguous()
+        result = _computed(module, node)
+        if result.numel() <= MAX_VALUES:
+            result = result.contiguous()
         node.replace_all_uses_with(new_constant(module, node, "folded", result))
         module.graph.erase_node(node)
         num_rewritten += 1

@@ -15,7 +15,7 @@ class Machine:
     variant: str
     cpu: str
     cores: tuple[str, ...]
-    families: tuple[str, ...] = ("linear", "groups", "attention", "rows", "recurrent")
+    families: tuple[str, ...] = ("linear", "groups", "attention", "rows", "recurrent", "sparse")
     """Kernel families that this variant implements itself."""
 
 
@@ -24,7 +24,7 @@ V2, V1, N2, N1 = "neoverse-v2", "neoverse-v1", "neoverse-n2", "neoverse-n1"
 # SVE code is counted at the vector length of the modeled core; no model covers SME2.
 MACHINES = (
     Machine("i8mm", "i8mm", (V2, V1, N2)),
-    Machine("dotprod", "neoverse-n1", (V2, N1), ("linear", "groups", "attention", "rows")),
+    Machine("dotprod", "neoverse-n1", (V2, N1), ("linear", "groups", "attention", "rows", "sparse")),
     Machine("neon", "cortex-a72", (N1,)),
     Machine("svei8mm", "sve256", (V1,), ("linear",)),
     Machine("svei8mm", "sve128", (V2, N2), ("linear",)),
@@ -101,6 +101,10 @@ def _attention() -> Iterator[Case]:
         options = ("cache=bf16", f"q_heads={heads}")
         shape = f"{heads} heads, 512 + 64, context 1024"
         yield Case("mla_attention", f"decode {shape}", "bf16", options, family="attention")
+    options = ("cache=i8", "q_heads=16")
+    yield Case(
+        "mla_attention", "decode 16 heads, 512 + 64, context 1024", "int8", options, family="attention"
+    )
     options = ("cache=bf16", "q_heads=16", "queries=32")
     shape = "32 queries, 16 heads, 512 + 64, context 1024"
     yield Case("mla_attention", shape, "bf16", options, family="attention")
@@ -141,6 +145,28 @@ def _recurrent() -> Iterator[Case]:
         yield case("selective_scan", "8192 channels, 16 states", tokens, Work(8, 4, 4))
 
 
+def _sparse() -> Iterator[Case]:
+    def case(op: str, shape: str, *options: str, work: Work | None = None) -> Case:
+        return Case(op, shape, "bf16", options, family="sparse", work=work)
+
+    yield case("select_tokens", "decode 64 heads of 128, 2048 of 8192")
+    yield case("select_blocks", "decode 4 heads of 128, 16 of 64 blocks")
+    yield case("block_attention", "decode 64/4x128, 16 blocks of 128")
+    for rate, parts in ((4, 2), (128, 1)):
+        # Values and gates are read once, and the bias; the bias, the largest, the sum of weights and the
+        # product.  The exponential function itself is on top.
+        work = Work(2 + 2 + 4, 2 / (rate * parts), 4)
+        options = (f"rate={rate}", f"parts={parts}", "queries=128")
+        yield case("compress_windows", f"prompt of 128, 512 values, rate {rate}", *options, work=work)
+    yield case("select_entries", "decode 64 heads of 128, 512 of 2048")
+    for queries in (1, 32):
+        tokens = "decode" if queries == 1 else f"{queries} queries"
+        call = f"queries={queries}"
+        shape = f"{tokens} 64 heads of 512, 128 tokens and"
+        yield case("entry_attention", f"{shape} 512 selected", call, "selected=512")
+        yield case("entry_attention", f"{shape} 64 entries", call, "rate=128")
+
+
 def cases() -> list[Case]:
     """Return all cases."""
-    return [*_linears(), *_attention(), *_rows(), *_recurrent()]
+    return [*_linears(), *_attention(), *_rows(), *_recurrent(), *_sparse()]

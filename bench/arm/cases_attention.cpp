@@ -24,21 +24,19 @@ void add_cache(Call& call, ScalarType type, int64_t blocks, int64_t heads, int64
   call.with("v_scales", values({blocks, heads, block}, ScalarType::Float), true);
 }
 
-// `queries` tokens at the end of one sequence of `context`; the blocks lie in any order.
-void add_sequence(Call& call, int64_t queries, int64_t context, int64_t block) {
-  const int64_t blocks = (context + block - 1) / block;
-  call.with("block_table", integers({1, blocks}, [=](int64_t i) { return i * 7 % blocks; }));
-  call.with("query_start", integers({2}, [=](int64_t i) { return i * queries; }));
-  call.with("seq_lens", integers({1}, [=](int64_t) { return context; }));
-  call.with("max_seq_len", context).with("scale", 0.088);
-}
-
 // Pairs of a query and a position that it sees.
 double seen(int64_t queries, int64_t context) {
   return double(queries) * (double(context) - double(queries - 1) / 2);
 }
 
 }  // namespace
+
+void add_paged_sequence(Call& call, int64_t queries, int64_t context, int64_t block) {
+  const int64_t blocks = (context + block - 1) / block;
+  call.with("block_table", integers({1, blocks}, [=](int64_t i) { return i * 7 % blocks; }));
+  call.with("query_start", integers({2}, [=](int64_t i) { return i * queries; }));
+  call.with("seq_lens", integers({1}, [=](int64_t) { return context; }));
+}
 
 // A decode step (one query) is worth the elements of the cache too, each once.
 Case attention_case(const std::string& op, const Options& options) {
@@ -47,12 +45,14 @@ Case attention_case(const std::string& op, const Options& options) {
   const int64_t blocks = (context + block - 1) / block;
   const ScalarType cache = options.type("cache", "bf16"), type = options.type("dtype", "bf16");
   Call call(op);
-  add_sequence(call, queries, context, block);
+  add_paged_sequence(call, queries, context, block);
+  call.with("max_seq_len", context).with("scale", 0.088);
   if (op == "mla_attention") {
     constexpr int64_t kRank = 512, kRope = 64;
     call.with("q_latent", values({queries, q_heads, kRank}, type));
     call.with("q_rope", values({queries, q_heads, kRope}, type));
-    call.with("cache", values({blocks, block, kRank + kRope}, cache));
+    const int64_t scale_bytes = cache == ScalarType::Char ? 8 : 0;  // two float32 end a row of int8
+    call.with("cache", values({blocks, block, kRank + kRope + scale_bytes}, cache));
     return case_of(call, seen(queries, context) * double(q_heads * (2 * kRank + kRope)),
                    queries == 1 ? double(context * (kRank + kRope)) : 0.0);
   }

@@ -102,6 +102,7 @@ namespace {
 Case case_named(const std::string& op, const Options& options) {
   if (op == "int4_moe") return moe_case(options);
   if (op.find("linear") != std::string::npos) return linear_case(op, options);
+  if (is_sparse(op)) return sparse_case(op, options);
   if (op.find("attention") != std::string::npos) return attention_case(op, options);
   if (is_recurrent(op)) return recurrent_case(op, options);
   return row_case(op, options);

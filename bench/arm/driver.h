@@ -45,11 +45,16 @@ torch_shim::Tensor values(const std::vector<int64_t>& sizes, torch_shim::ScalarT
 torch_shim::Tensor integers(const std::vector<int64_t>& sizes, const std::function<int64_t(int64_t)>& value,
                             torch_shim::ScalarType type = torch_shim::ScalarType::Int);
 
+// Adds the operands of a step whose `queries` tokens end one sequence of `context`, in blocks of any order.
+void add_paged_sequence(torch_shim::Call& call, int64_t queries, int64_t context, int64_t block);
+
 Case linear_case(const std::string& op, const Options& options);
 Case moe_case(const Options& options);
 Case attention_case(const std::string& op, const Options& options);
 bool is_recurrent(const std::string& op);
 Case recurrent_case(const std::string& op, const Options& options);
+bool is_sparse(const std::string& op);
+Case sparse_case(const std::string& op, const Options& options);
 Case row_case(const std::string& op, const Options& options);
 
 }  // namespace bench

@@ -26,7 +26,11 @@ class Experts(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_with_constant_matrices_are_rewritten(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("most", [fold_constants.MAX_VALUES, 64], ids=["small", "large"])
+def test_products_with_constant_matrices_are_rewritten(
+    most: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold_constants, "MAX_VALUES", most)
     torch.manual_seed(0)
     x = torch.randn(1, 7, 16).to(dtype)
     graph = export(Experts().to(dtype), x)
