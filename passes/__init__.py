@@ -88,6 +88,7 @@ def run_passes(module: fx.GraphModule, context: PassContext | None = None) -> Pa
     context = context or PassContext()
     for _ in run_each_pass(module, context):
         pass
+    module.graph.lint()
     module.recompile()
     return context
 
@@ -98,7 +99,6 @@ def run_each_pass(module: fx.GraphModule, context: PassContext) -> Iterator[str]
         if name in context.skip:
             continue
         context.counts[name] = run(module, context)
-        module.graph.lint()
         yield name
 
 

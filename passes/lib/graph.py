@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
@@ -129,9 +130,41 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     mode = next((v.fake_mode for v in map(fake, node.all_input_nodes) if hasattr(v, "fake_mode")), None)
     if mode is None:
         mode = fake_mode(node.prev)
+    results = _RESULTS.setdefault(mode, {})
+    key = _call_key(target, args, kwargs)
+    if key in results:
+        node.meta["val"] = results[key]
+        return node
     with mode, torch.no_grad():
         node.meta["val"] = target(*fx.map_arg(args, fake), **fx.map_arg(kwargs, fake))
+    if key is not None:
+        results[key] = node.meta["val"]
     return node
+
+
+_RESULTS: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+"""Results of fake kernels by `_call_key`, for each fake tensor mode: a model's layers make equal calls."""
+_NEW_SYMBOLS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def _call_key(target: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """Returns what a fake kernel's result depends on; None if it is a new one at each call."""
+    if not isinstance(target, torch._ops.OpOverload) or _NEW_SYMBOLS & set(target.tags):
+        return None
+    return target, _described(args), tuple((name, _described(value)) for name, value in kwargs.items())
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Node):
+        return _described(value.meta["val"])
+    if isinstance(value, Tensor):
+        sizes = tuple(map(_described, value.shape)), tuple(map(_described, value.stride()))
+        return (*sizes, value.dtype, value.device, value.requires_grad)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_described, value))
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.expr
+    return type(value), value
 
 
 def tokens_first(graph: fx.Graph, node: Any) -> Node:

@@ -20,6 +20,7 @@ from torch_armllm.llm.loader import (
     verify_checksums,
 )
 from torch_armllm.plan.plan_model import PlanModel
+from torch_armllm.system.gc_pause import collection_paused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -55,7 +56,8 @@ class LLMBase:
         **settings: Any,
     ) -> None:
         config = engine_config({**self._DEFAULTS, **settings})
-        model, quantization = resolve_auto(model, quantization)
+        with collection_paused():  # it imports transformers
+            model, quantization = resolve_auto(model, quantization)
         if verify:
             verify_checksums(model)
 

@@ -28,6 +28,7 @@ from torch_armllm.llm.plan_cache.key import PlanKey, plan_key
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
 from torch_armllm.system.allocator import release_free_memory
 from torch_armllm.system.files import format_bytes
+from torch_armllm.system.gc_pause import collection_paused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,10 +78,11 @@ def load_with_plan_cache(
         # the tensors of a folder are mapped files, so that even a model larger than the memory is loaded once
         too_large = limit is not None and weight_bytes(Path(key["folder"])) > limit.weights
         is_given = config.max_memory is not None
-        loaded = load(
-            replace(config, max_memory=None, kv_cache_memory=None) if too_large and is_given else config
-        )
-        reason = _store(key, loaded, own_tokenizer=tokenizer is None)
+        with collection_paused():  # weights are mapped, so that little waits to be collected
+            loaded = load(
+                replace(config, max_memory=None, kv_cache_memory=None) if too_large and is_given else config
+            )
+            reason = _store(key, loaded, own_tokenizer=tokenizer is None)
         if limit is None or not too_large:
             return loaded
         if limit.is_chosen and (reason is not None or not _has_experts(loaded)):
