@@ -19,7 +19,7 @@ ROWS = (
     ("norm", "rope", "activation", "pointwise", "recurrent"),
     ("linear",),
     ("embedding", "attention", "moe"),
-    ("mla", "select", "sample", "compress"),
+    ("mla", "select", "sample", "compress", "rounding"),
     ("plan",),
     ("",),  # files at the root of ops: the table of schemas
 )

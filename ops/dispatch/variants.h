@@ -25,6 +25,7 @@ namespace armllm {
   X(PointwiseKernels, pointwise, kLanes)       \
   X(RecurrentKernels, recurrent, kLanes)       \
   X(CompressKernels, compress, kLanes)         \
+  X(RoundingKernels, rounding, kLanes)         \
   X(SelectKernels, select, kFloats)            \
   X(BlockSelectKernels, block_select, kFloats) \
   X(SampleKernels, sample, kLanes)

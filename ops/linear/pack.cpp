@@ -52,6 +52,34 @@ void set_narrow_zero_point(uint8_t* section, int64_t group, int64_t row, int zer
   four = uint8_t((four & ~(3 << at)) | ((zero - kLowestZeroPoint) & 3) << at);
 }
 
+constexpr int64_t kEight = 8;
+
+// Stores values k … k + 7 of row r, of which q has the first `count` and the others are `zero`; returns false
+// if one is out of range.  Each nibble's byte also holds a value of row r ± 8.
+bool pack_eight(const int8_t* q, int64_t count, int zero, bool has_zero_point, int64_t r, int64_t k,
+                uint8_t* values) {
+  constexpr uint64_t kOnes = 0x0101010101010101u;
+  uint64_t u = 0;
+  if (count >= kEight) {
+    std::memcpy(&u, q, kEight);
+  } else if (count > 0) {
+    std::memcpy(&u, q, size_t(count));
+  }
+  // sums of bytes: no carry leaves its byte
+  if (!has_zero_point) u = ((u & 0x7f * kOnes) + 8 * kOnes) ^ (u & 0x80 * kOnes);
+  if (count < kEight) {
+    const uint64_t given = count > 0 ? (uint64_t(1) << 8 * count) - 1 : 0;
+    u = (u & given) | (uint64_t(zero) * kOnes & ~given);
+  }
+  uint64_t bytes;
+  uint8_t* at = values + nibble_position(r, k).byte;
+  std::memcpy(&bytes, at, kEight);
+  const uint64_t low = u & 0x0f * kOnes;
+  bytes = r < 8 ? (bytes & 0xf0 * kOnes) | low : (bytes & 0x0f * kOnes) | (low ^ 8 * kOnes) << 4;
+  std::memcpy(at, &bytes, kEight);
+  return (u & 0xf0 * kOnes) == 0;
+}
+
 struct PlainWeight {
   const int8_t* q;
   const uint8_t* multipliers;  // schemes with multipliers only; int8 if they are signed
@@ -131,15 +159,8 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
       set_nibble(panel[layout.zero_points + c * 8 + r % 8], r >= 8, zero);
     }
     const int64_t first = c * span, end = std::min(first + span, groups * kGroup);
-    int peak = 0;
-    for (int64_t k = first; k < end; ++k) {
-      int u = zero;
-      if (k < s.in_features) u = has_zero_points(layout.scheme) ? q[k] : q[k] + 8;
-      in_range &= u >= 0 && u <= 15;
-      peak = std::max(peak, u > zero ? u - zero : zero - u);
-      const NibblePosition p = nibble_position(r, k);
-      set_nibble(values[p.byte], p.high, p.high ? u - 8 : u);
-    }
+    for (int64_t k = first; k < end; k += kEight)
+      in_range &= pack_eight(q + k, s.in_features - k, zero, has_zero_points(layout.scheme), r, k, values);
     if (step == 0) continue;
     float scale;
     if (has_bf16_scales(layout.scheme)) {
@@ -151,6 +172,9 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
       std::memcpy(panel + layout.scales + (c * kPanel + r) * 4, &scale, 4);
     }
     in_range &= std::isfinite(scale);
+    int peak = 0;
+    for (int64_t k = first; k < std::min(end, s.in_features); ++k)
+      peak = std::max(peak, std::abs(has_zero_points(layout.scheme) ? q[k] - zero : q[k]));
     largest = std::max(largest, std::fabs(scale) * float(peak));
   }
   const float row_scale = step ? largest / 127.0f : static_cast<const float*>(s.scales)[row];

@@ -55,6 +55,7 @@ int main(int count, char** names) {
     if (has_own_table(k_recurrent)) test_recurrent(v, *truth, report);
     if (has_own_table(k_select) && &v != truth) test_select(v, *truth, report);
     if (has_own_table(k_compress) && &v != truth) test_compress(v, *truth, report);
+    if (has_own_table(k_rounding) && &v != truth) test_rounding(v, *truth, report);
 #if defined(ARMLLM_TEST_SME)
     if (std::string(v.name) == "sme2") test_za_is_saved(v, report);
 #endif

@@ -147,6 +147,7 @@ void test_attention(const Variant& tested, const Variant& truth, Report& report)
 void test_recurrent(const Variant& tested, const Variant& truth, Report& report);
 void test_select(const Variant& tested, const Variant& truth, Report& report);
 void test_compress(const Variant& tested, const Variant& truth, Report& report);
+void test_rounding(const Variant& tested, const Variant& truth, Report& report);
 // Compares kernels with float32 arithmetic.
 void test_digits(const Variant& tested, Report& report);
 // Compare work cut into several calls with one call.

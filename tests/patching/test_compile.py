@@ -76,6 +76,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "dense_heads_linear": lambda t: (torch.randn(t, 2, 32), torch.randn(2, 16, 32)),
     "pack_int4": lambda t: (torch.ones(t, 32).char(), torch.ones(t, 1).byte(), torch.rand(t), "g32i"),
     "pack_int8": lambda t: (torch.ones(t, 32).char(), torch.rand(t)),
+    "search_steps": lambda t: (torch.randn(t, 2, 32), torch.ones(3, t, 2), torch.zeros(3, t, 2), None, -8, 7),
     "unpack_weight": lambda t: (packed(16, 32).repeat(t, 1, 1), 16, 32, "g32i"),
     "int4_moe": lambda t: (*experts(t), both(count=4), packed(32, 16, count=4), 16, "g32i", "silu"),
     "moe_route": lambda t: (rows(t, 16), 2, "sigmoid", True, 1.0, torch.randn(16), 4, 2),

@@ -17,8 +17,8 @@ GROUP = 32
 """Values along K that share a scale or a multiplier."""
 PANEL = 16
 """Output rows of one packed panel."""
-CHUNK = 1 << 17
-"""Weights rounded together: their temporaries fit in a core's L2 cache."""
+CHUNK = 1 << 18
+"""Weights rounded together: enough to outweigh the calls, few enough to be spread over many cores."""
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from torch_armllm.ops.rounding import search_steps
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,45 @@ def best_steps(
         The steps (r, G), the zero points (r, G) and the rounded values less their zero points (r, G, n), as
         floats.
     """
+    buffer = torch.empty_like(value)
+    root = None if importance is None else importance.sqrt()
+    if type(levels) is Levels:
+        best, best_zero = _chosen(value, list(candidates), root, levels)
+    else:
+        best, best_zero = _searched(value, candidates, root, levels, buffer)
+    levels.round(value, best, best_zero, buffer)
+    return best, best_zero, buffer
+
+
+def _chosen(
+    value: Tensor, candidates: Sequence[tuple[Tensor, int | Tensor]], root: Tensor | None, levels: Levels
+) -> tuple[Tensor, Tensor]:
+    """Returns the best steps and zero points (r, G), by one op for all candidates."""
+    steps = torch.stack([step for step, _ in candidates])
+    zeros = torch.stack(
+        [
+            zero if isinstance(zero, Tensor) else torch.full(step.shape, float(zero))
+            for step, zero in candidates
+        ]
+    )
+    found = search_steps(value, steps, zeros, root, levels.lowest, levels.highest).long()
+    index = found.clamp(min=0)[None]
+    best, best_zero = steps.gather(0, index)[0], zeros.gather(0, index)[0]
+    return best.masked_fill_(found < 0, 1), best_zero.masked_fill_(found < 0, 0)
+
+
+def _searched(
+    value: Tensor,
+    candidates: Iterable[tuple[Tensor, int | Tensor]],
+    root: Tensor | None,
+    levels: Levels,
+    buffer: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Returns the best steps and zero points (r, G), for levels of another meaning."""
     rows, groups, _ = value.shape
     best = torch.ones(rows, groups)
     best_zero = torch.zeros(rows, groups)
     least = torch.full((rows, groups), math.inf)
-    buffer = torch.empty_like(value)
-    root = None if importance is None else importance.sqrt()
     for step, zero in candidates:
         levels.round(value, step, zero, buffer)
         levels.restore(buffer, step, zero)
@@ -71,8 +106,7 @@ def best_steps(
         least = torch.where(better, error, least)
         best = torch.where(better, step, best)
         best_zero = torch.where(better, zero, best_zero)
-    levels.round(value, best, best_zero, buffer)
-    return best, best_zero, buffer
+    return best, best_zero
 
 
 def inverse(scale: Tensor) -> Tensor:

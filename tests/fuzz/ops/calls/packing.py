@@ -7,7 +7,7 @@ from random import Random
 import torch
 
 from tests.fuzz.ops.arguments import Call, Spec
-from tests.fuzz.ops.calls.draws import DTYPES, WIDTHS, Makers, leading, packed
+from tests.fuzz.ops.calls.draws import DTYPES, WIDTHS, Makers, leading, maybe, packed
 from torch_armllm.ops.linear.packed_layout import (
     SCHEMES,
     group_span,
@@ -75,9 +75,23 @@ def _split_embedding(draw: Random) -> Call:
     }
 
 
+def _search_steps(draw: Random) -> Call:
+    rows, groups, size = draw.choice((0, 1, 3)), draw.choice((1, 2, 5)), draw.choice(WIDTHS)
+    candidates = (draw.choice((0, 1, 4)), rows, groups)
+    return {
+        "values": Spec((rows, groups, size), torch.float32),
+        "steps": Spec(candidates, torch.float32),
+        "zeros": Spec(candidates, torch.float32),
+        "factors": maybe(draw, Spec((groups, size), torch.float32)),
+        "lowest": draw.choice((-8, 0)),
+        "highest": draw.choice((7, 15)),
+    }
+
+
 PACKING: Makers = {
     "pack_int4": _pack_int4,
     "pack_int8": _pack_int8,
     "unpack_weight": _unpack_weight,
+    "search_steps": _search_steps,
     "split_embedding": _split_embedding,
 }
