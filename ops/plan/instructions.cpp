@@ -344,13 +344,14 @@ Instruction build(const fields::pointwise& op) {
     if (!operand.whole_numbers) operand.type = x.x.dtype();
     operand.token_stride = x.by_token ? x.x.stride : 0;
     operand.head_stride = x.head_stride;
-    operand.by_column = x.by_column;
+    operand.column_stride = x.column_stride;
     args.operands.push_back(operand);
   }
   for (const fields::step& s : op.steps) args.steps.push_back({s.op, s.a, s.b, s.c, s.number});
   args.out_type = op.out.dtype();
   args.out_stride = op.out.stride;
   args.out_head_stride = op.out_head_stride;
+  args.out_column_stride = op.out_column_stride;
   args.heads = op.heads;
   args.width = op.width;
   return simple(std::move(task), [op](Pointwise& t, const Frame& frame) {

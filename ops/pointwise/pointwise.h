@@ -10,7 +10,7 @@
 namespace armllm {
 
 constexpr int kMostValues = 24;        // operands and steps of a program
-constexpr int64_t kProgramBlock = 64;  // columns that run through all steps together
+constexpr int64_t kProgramBlock = 256;  // columns that run through all steps together
 
 // A value that one operator computes from earlier ones: operands come first, then steps, in order.
 struct PointwiseStep {
@@ -24,7 +24,7 @@ struct PointwiseOperand {
   DType type = DType::f32;
   bool whole_numbers = false;                 // int64 instead of `type`, such as positions
   int64_t token_stride = 0, head_stride = 0;  // in elements; 0 repeats
-  bool by_column = true;                      // false: one element for all columns of a head
+  int64_t column_stride = 1;                  // in elements; 0: one element for all columns of a head
 
   int64_t element_size() const { return whole_numbers ? sizeof(int64_t) : size_of(type); }
 };
@@ -34,16 +34,17 @@ struct PointwiseArgs {
   std::vector<PointwiseStep> steps;
   char* out = nullptr;
   DType out_type = DType::f32;
-  int64_t out_stride = 0, out_head_stride = 0;
+  int64_t out_stride = 0, out_head_stride = 0, out_column_stride = 1;
   int64_t tokens = 0, heads = 0, width = 0;
 };
 
-// Some columns of a head.
+// Adjacent values: columns of a head, or a buffer of several heads.
 struct PointwiseBlock {
   const PointwiseArgs* args = nullptr;
   const char* operands[kMostValues];
+  bool repeated[kMostValues];  // operands with one element for all columns
   char* out = nullptr;
-  int64_t columns = 0;  // at most kProgramBlock
+  int64_t columns = 0;
 };
 
 struct PointwiseKernels {

@@ -314,13 +314,13 @@ def run_with_triton(name: str, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return source.detach().as_strided((len(rows), *sizes), (token, head, column), place)
 
     operands = [
-        tensor(o["x"], o["x"].stride * o["by_token"], o["head_stride"], int(o["by_column"]))
+        tensor(o["x"], o["x"].stride * o["by_token"], o["head_stride"], o["column_stride"])
         for o in fields["operands"]
     ]
     steps = [Step(**step) for step in fields["steps"]]
     out = fields["out"]
     results = torch.empty(len(rows), out.stride, dtype=out.dtype)
-    shape, strides = (len(rows), *sizes), (out.stride, fields["out_head_stride"], 1)
+    shape, strides = (len(rows), *sizes), (out.stride, fields["out_head_stride"], fields["out_column_stride"])
     results.as_strided(shape, strides, out.column).copy_(pointwise(operands, steps, out.dtype))
     return results
 

@@ -140,10 +140,6 @@ def parts_of(expression: Expression, out: Operand) -> Iterator[tuple[Expression,
     inner = expression.inner
     strides = [_strides(operand, inner) for operand in (out, *operands_of(expression))]
     groups = _groups(inner, strides)
-    if groups and any(row[groups[-1][-1]] not in (0, 1) for row in strides):
-        groups.append(
-            []
-        )  # the last dimension is not adjacent in memory: its entries are heads of one element
     if len(groups) <= 2:
         yield expression, out
         return
@@ -170,9 +166,7 @@ def _two_dimensions(
 ) -> tuple[tuple[int, int], list[tuple[int, int]]]:
     """Returns heads and width of elements, and each operand's strides of them."""
     groups = _groups(inner, strides)
-    columns: list[int] = []
-    if groups and all(row[groups[-1][-1]] in (0, 1) for row in strides):
-        columns = groups.pop()
+    columns = groups.pop() if groups else []
     heads = groups.pop() if groups else []
     assert not groups, "an expression of several parts"
     sizes = [math.prod(inner[d] for d in group) for group in (heads, columns)]
@@ -199,11 +193,12 @@ def pointwise_fields(expression: Expression, out: Operand) -> dict[str, Field]:
     strides = [_strides(operand, expression.inner) for operand in operands]
     strides.insert(0, _strides(out, expression.inner))
     (heads, width), merged = _two_dimensions(expression.inner, strides)
-    (out_heads, _), *by_operand = merged
+    (out_heads, out_columns), *by_operand = merged
     place = {id(value): index for index, value in enumerate([*leaves, *steps])}
     return {
         "out": out,
         "out_head_stride": out_heads,
+        "out_column_stride": out_columns if width > 1 else 1,
         "heads": heads,
         "width": width,
         "operands": [
@@ -211,7 +206,7 @@ def pointwise_fields(expression: Expression, out: Operand) -> dict[str, Field]:
                 "x": operand,
                 "head_stride": head,
                 "by_token": operand.space != "constant",
-                "by_column": column == 1 and width > 1,
+                "column_stride": column if width > 1 else 0,
             }
             for operand, (head, column) in zip(operands, by_operand, strict=True)
         ],
