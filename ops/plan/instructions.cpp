@@ -361,6 +361,18 @@ Instruction build(const fields::pointwise& op) {
   });
 }
 
+Instruction build(const fields::sinkhorn& op) {
+  auto task = std::make_unique<Sinkhorn>();
+  task->args.size = op.size;
+  task->args.rounds = op.rounds;
+  task->args.eps = op.eps;
+  return simple(std::move(task), [op](Sinkhorn& t, const Frame& frame) {
+    t.args.x = frame.rows(op.x);
+    t.args.out = frame.rows(op.out);
+    t.args.tokens = frame.tokens;
+  });
+}
+
 Instruction build(const fields::reorder& op) {
   auto task = std::make_unique<Reorder>();
   task->args.width = op.width;

@@ -235,6 +235,19 @@ void check_fields(const Checks& c, const fields::dense_heads& op) {
   c.table(op.weight, double(op.heads) * op.out_features, op.in_features);
 }
 
+void check_fields(const Checks& c, const fields::sinkhorn& op) {
+  c.written({op.out});
+  c.needed(op.x, "x"), c.needed(op.out, "out");
+  c.positive(op.size, "size");
+  STD_TORCH_CHECK(op.size <= kMostMatrixRows && op.rounds >= 0 && op.rounds <= kMostRounds,
+                  "plan: a matrix of ", op.size, " rows is normalized ", op.rounds, " times; up to ",
+                  kMostMatrixRows, " rows and ", kMostRounds, " times are expected");
+  for (const View& view : {op.x, op.out}) {
+    STD_TORCH_CHECK(view.type == ElementType::f32, "plan: a matrix must have the type float32");
+    c.rows(view, double(op.size) * op.size);
+  }
+}
+
 void check_fields(const Checks& c, const fields::reorder& op) {
   c.written({op.out});
   c.positive(op.width, "width");

@@ -9,6 +9,7 @@ namespace armllm {
 namespace {
 
 constexpr int64_t kTileValues = 4096;  // results of a tile
+constexpr int64_t kMatricesAtOnce = 16;
 
 int64_t tokens_per_tile(const PointwiseArgs& args) {
   const int64_t values = args.heads * args.width;
@@ -146,6 +147,13 @@ void Pointwise::tile(int, int64_t index) {
     for (int64_t column = 0; column < args.width; column += columns)
       run_packed(args, {heads.first + i, std::min(at_once, heads.count - i)}, column,
                  std::min(columns, args.width - column));
+}
+
+int64_t Sinkhorn::tiles(int) const { return ceil_div(args.tokens, kMatricesAtOnce); }
+
+void Sinkhorn::tile(int, int64_t index) {
+  const int64_t first = index * kMatricesAtOnce;
+  variant().pointwise->sinkhorn(args, first, std::min(kMatricesAtOnce, args.tokens - first));
 }
 
 }  // namespace armllm

@@ -1,5 +1,5 @@
 // Elementwise programs: out[token][head][column] = f(operands), in steps of one operator each.  All values
-// are float32; operands and the result are converted once.
+// are float32; operands and the result are converted once.  Sinkhorn normalization is an op of its own.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace armllm {
 
-constexpr int kMostValues = 24;        // operands and steps of a program
+constexpr int kMostValues = 24;         // operands and steps of a program
 constexpr int64_t kProgramBlock = 256;  // columns that run through all steps together
 
 // A value that one operator computes from earlier ones: operands come first, then steps, in order.
@@ -47,13 +47,34 @@ struct PointwiseBlock {
   int64_t columns = 0;
 };
 
+constexpr int64_t kMostMatrixRows = 8;
+constexpr int64_t kMostRounds = 1024;
+
+// Sinkhorn normalization of a square matrix of each token: columns, and then `rounds` times rows and columns,
+// are divided by their sum + eps.
+struct SinkhornArgs {
+  Rows x, out;  // float32, rows of a matrix one after the other
+  int64_t tokens = 0, size = 0, rounds = 0;
+  float eps = 0.0f;
+};
+
 struct PointwiseKernels {
   void (*run)(const PointwiseBlock& block);
+  // Normalizes the matrices of up to 16 tokens.
+  void (*sinkhorn)(const SinkhornArgs& args, int64_t first, int64_t tokens);
 };
 
 class Pointwise final : public TaskSet {
  public:
   PointwiseArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+class Sinkhorn final : public TaskSet {
+ public:
+  SinkhornArgs args;
   int phases() const override { return 1; }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;

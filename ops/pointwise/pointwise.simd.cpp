@@ -192,8 +192,42 @@ void run(const PointwiseBlock& block) {
   }
 }
 
+// Divides by their sums `size` lines of `size` vectors: entry i of line j is values[j · line + i · entry].
+void divide_by_sums(F32* values, int64_t size, int64_t line, int64_t entry, F32 eps) {
+  for (int64_t j = 0; j < size; ++j) {
+    F32* first = values + j * line;
+    F32 sum = first[0];
+    for (int64_t i = 1; i < size; ++i) sum = sum + first[i * entry];
+    const F32 factor = set1(1.0f) / (sum + eps);
+    for (int64_t i = 0; i < size; ++i) first[i * entry] = first[i * entry] * factor;
+  }
+}
+
+// Lanes are tokens; those without a token hold ones.
+void sinkhorn(const SinkhornArgs& args, int64_t first, int64_t tokens) {
+  const int64_t size = args.size, count = size * size;
+  alignas(64) float lanes[kMostMatrixRows * kMostMatrixRows][kLanes];
+  for (int64_t t = 0; t < kLanes; ++t) {
+    const float* x = t < tokens ? reinterpret_cast<const float*>(args.x.row(first + t)) : nullptr;
+    for (int64_t i = 0; i < count; ++i) lanes[i][t] = x == nullptr ? 1.0f : x[i];
+  }
+  F32 values[kMostMatrixRows * kMostMatrixRows];
+  for (int64_t i = 0; i < count; ++i) values[i] = load(lanes[i]);
+  const F32 eps = set1(args.eps);
+  divide_by_sums(values, size, 1, size, eps);
+  for (int64_t round = 0; round < args.rounds; ++round) {
+    divide_by_sums(values, size, size, 1, eps);
+    divide_by_sums(values, size, 1, size, eps);
+  }
+  for (int64_t i = 0; i < count; ++i) store(lanes[i], values[i]);
+  for (int64_t t = 0; t < tokens; ++t) {
+    float* out = reinterpret_cast<float*>(args.out.row(first + t));
+    for (int64_t i = 0; i < count; ++i) out[i] = lanes[i][t];
+  }
+}
+
 }  // namespace
 
-const PointwiseKernels pointwise = {run};
+const PointwiseKernels pointwise = {run, sinkhorn};
 
 }  // namespace armllm::ARMLLM_VARIANT

@@ -109,6 +109,18 @@ def test_elements_that_overlap_are_refused(stride: int, step: int) -> None:
         pointwise(HEADS, stride, SIZE, step)
 
 
+@pytest.mark.parametrize(("size", "rounds", "refused"), [
+    (0, 1, "size is 0"), (9, 1, "a matrix of 9 rows"), (4, -1, "plan"), (4, 2**40, "times are expected"),
+    (8, 1, "bytes of a memory"),
+])  # fmt: skip
+def test_matrices_of_other_sizes_are_refused(size: int, rounds: int, refused: str) -> None:
+    program, rows = begun()
+    out = program.allocate(WIDTH, torch.float32)
+    program.emit("sinkhorn", x=rows, out=out, size=size, rounds=rounds, eps=0.0)
+    with pytest.raises(RuntimeError, match=refused):
+        run(program, out)
+
+
 @pytest.mark.parametrize("read", [-1, WIDTH, 2**40])
 def test_elements_outside_of_rows_are_refused(read: int) -> None:
     with pytest.raises(RuntimeError, match="plan"):

@@ -45,6 +45,10 @@ class Expression:
         """Returns the expression for one entry of its first dimension."""
         return self._mapped(lambda leaf: _entry(leaf, len(self.inner), index), {})
 
+    def entries(self, dim: int, index: int, keep: bool) -> Expression:
+        """Returns the expression for one entry of a dimension, which may stay with a size of 1."""
+        return self._mapped(lambda leaf: _entries(leaf, dim - len(self.inner), index, keep), {})
+
     def _mapped(self, change: Callable[[Operand], Operand], known: dict[int, Expression]) -> Expression:
         """Returns the expression of changed operands."""
         if id(self) not in known:
@@ -76,6 +80,18 @@ def _entry(operand: Operand, dims: int, index: int) -> Operand:
         return operand
     column = 0 if operand.inner[0] == 1 else index * operand.steps[0]
     return operand.view(operand.inner[1:], operand.steps[1:], column)
+
+
+def _entries(operand: Operand, dim: int, index: int, keep: bool) -> Operand:
+    """Returns one entry of a dimension, counted from the last, of an operand that may repeat it."""
+    if -dim > len(operand.inner):
+        return operand
+    at = len(operand.inner) + dim
+    column = 0 if operand.inner[at] == 1 else index * operand.steps[at]
+    kept = (1,) if keep else ()
+    inner = operand.inner[:at] + kept + operand.inner[at + 1 :]
+    steps = operand.steps[:at] + kept + operand.steps[at + 1 :]
+    return operand.view(inner, steps, column)
 
 
 def viewed(inner: tuple[int, ...], steps: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -129,6 +145,14 @@ def operands_of(expression: Expression) -> list[Operand]:
     leaves: list[Expression] = []
     _collect(expression, leaves, [])
     return [leaf.operand for leaf in leaves if leaf.operand is not None]
+
+
+def count_values(expression: Expression) -> int:
+    """Returns the number of operands and operators of an expression."""
+    leaves: list[Expression] = []
+    steps: list[Expression] = []
+    _collect(expression, leaves, steps)
+    return len(leaves) + len(steps)
 
 
 def parts_of(expression: Expression, out: Operand) -> Iterator[tuple[Expression, Operand]]:
