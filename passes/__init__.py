@@ -45,6 +45,7 @@ from torch_armllm.passes import (
     share_reorders,
     sinkhorn,
     token_id_tables,
+    trailing_rope,
     transpose_last,
     weight_first,
 )
@@ -69,6 +70,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("lookups", lookups.run),
     ("transpose_last", transpose_last.run),
     ("rope", rope.run),
+    ("trailing_rope", trailing_rope.run),
     ("angle_tables", angle_tables.run),
     ("gated_mlp", gated_mlp.run),
     ("qkv", qkv.run),
