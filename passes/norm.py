@@ -87,6 +87,10 @@ def _is_rsqrt(node: Node) -> bool:
     return is_op(node, aten.rsqrt.default)
 
 
+def _is_power_of_two(node: Any) -> bool:
+    return is_op(node, aten.pow.Tensor_Scalar) and bool(node.args[1] == 2)
+
+
 def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     add = rsqrt.args[0]
     if not is_op(add, aten.add.Tensor) or not isinstance(add.args[1], float):
@@ -95,13 +99,17 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     if not is_op(mean, aten.mean.dim) or list(mean.args[1]) != [-1] or mean.args[2] is not True:
         return None
     square: Any = mean.args[0]
-    if not (is_op(square, aten.pow.Tensor_Scalar) and square.args[1] == 2):
+    if not (is_op(square, aten.square.default) or _is_power_of_two(square)):
         return None
     wide: Any = square.args[0]
-    product = only_user(rsqrt)
+    root = _skip_conversion(rsqrt)
+    product = only_user(root)
     if product is None or not is_op(product, aten.mul.Tensor):
         return None
-    if not _is_same(other_operand(product, rsqrt), wide):
+    scaled_rows = other_operand(product, root)
+    if scaled_rows is unwidened(wide) and value(product).dtype == value(scaled_rows).dtype:
+        wide = scaled_rows  # the factor alone is computed in float32
+    if not _is_same(scaled_rows, wide):
         return None
     centered = _centered(wide)
     x = unwidened(wide if centered is None else centered)

@@ -344,18 +344,31 @@ Instruction build(const fields::pointwise& op) {
     if (!operand.whole_numbers) operand.type = x.x.dtype();
     operand.token_stride = x.by_token ? x.x.stride : 0;
     operand.head_stride = x.head_stride;
-    operand.by_column = x.by_column;
+    operand.column_stride = x.column_stride;
     args.operands.push_back(operand);
   }
   for (const fields::step& s : op.steps) args.steps.push_back({s.op, s.a, s.b, s.c, s.number});
   args.out_type = op.out.dtype();
   args.out_stride = op.out.stride;
   args.out_head_stride = op.out_head_stride;
+  args.out_column_stride = op.out_column_stride;
   args.heads = op.heads;
   args.width = op.width;
   return simple(std::move(task), [op](Pointwise& t, const Frame& frame) {
     for (size_t i = 0; i < op.operands.size(); ++i) t.args.operands[i].data = frame.address(op.operands[i].x);
     t.args.out = frame.address(op.out);
+    t.args.tokens = frame.tokens;
+  });
+}
+
+Instruction build(const fields::sinkhorn& op) {
+  auto task = std::make_unique<Sinkhorn>();
+  task->args.size = op.size;
+  task->args.rounds = op.rounds;
+  task->args.eps = op.eps;
+  return simple(std::move(task), [op](Sinkhorn& t, const Frame& frame) {
+    t.args.x = frame.rows(op.x);
+    t.args.out = frame.rows(op.out);
     t.args.tokens = frame.tokens;
   });
 }

@@ -31,6 +31,18 @@ class Checks {
                     "; the plan is damaged: make it again");
     rows(view, (count - 1.0) * stride + columns);
   }
+  // Like heads, whose columns are `step` apart: heads may lie between the columns of others.
+  void grid(const View& view, int64_t count, int64_t stride, int64_t columns, int64_t step) const {
+    positive(count, "heads");
+    positive(columns, "the size of a head");
+    const double one = (columns - 1.0) * step, all = (count - 1.0) * stride;
+    const bool apart = (count == 1 || stride > 0) && (columns == 1 || step > 0) &&
+                       (count == 1 || columns == 1 || stride > one || step > all);
+    STD_TORCH_CHECK(apart, "plan: ", count, " heads of ", columns,
+                    " elements overlap in the memory that an instruction writes: their stride is ", stride,
+                    ", that of their elements ", step, "; the plan is damaged: make it again");
+    rows(view, all + one + 1);
+  }
   // Like rows, of float32; or one row for all tokens, which is a constant.
   void float_rows(const View& view, double columns) const {
     if (view.space == Space::none) return;

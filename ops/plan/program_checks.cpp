@@ -235,6 +235,19 @@ void check_fields(const Checks& c, const fields::dense_heads& op) {
   c.table(op.weight, double(op.heads) * op.out_features, op.in_features);
 }
 
+void check_fields(const Checks& c, const fields::sinkhorn& op) {
+  c.written({op.out});
+  c.needed(op.x, "x"), c.needed(op.out, "out");
+  c.positive(op.size, "size");
+  STD_TORCH_CHECK(op.size <= kMostMatrixRows && op.rounds >= 0 && op.rounds <= kMostRounds,
+                  "plan: a matrix of ", op.size, " rows is normalized ", op.rounds, " times; up to ",
+                  kMostMatrixRows, " rows and ", kMostRounds, " times are expected");
+  for (const View& view : {op.x, op.out}) {
+    STD_TORCH_CHECK(view.type == ElementType::f32, "plan: a matrix must have the type float32");
+    c.rows(view, double(op.size) * op.size);
+  }
+}
+
 void check_fields(const Checks& c, const fields::reorder& op) {
   c.written({op.out});
   c.positive(op.width, "width");
@@ -262,7 +275,7 @@ void check_fields(const Checks& c, const fields::best_tokens& op) {
 void check_fields(const Checks& c, const fields::pointwise& op) {
   c.written({op.out});
   c.needed(op.out, "out");
-  c.heads(op.out, op.heads, op.out_head_stride, op.width);
+  c.grid(op.out, op.heads, op.out_head_stride, op.width, op.out_column_stride);
   const int64_t operands = static_cast<int64_t>(op.operands.size()),
                 steps = static_cast<int64_t>(op.steps.size());
   STD_TORCH_CHECK(operands + steps >= 1 && operands + steps <= kMostValues,
@@ -270,7 +283,7 @@ void check_fields(const Checks& c, const fields::pointwise& op) {
                   " are expected");
   for (const fields::operand& x : op.operands) {
     c.needed(x.x, "operand");
-    const double elements = (op.heads - 1.0) * x.head_stride + (x.by_column ? op.width : 1);
+    const double elements = (op.heads - 1.0) * x.head_stride + (op.width - 1.0) * x.column_stride + 1;
     STD_TORCH_CHECK(x.by_token == (x.x.space != Space::constant),
                     "plan: constants, and only they, are the same for all tokens");
     if (x.by_token)

@@ -56,9 +56,9 @@ ARMLLM_INLINE inline void fill(float* out, int64_t n, Function function) {
 }
 
 template <typename T>
-void load_operand(const void* data, bool by_column, int64_t n, float* out) {
+void load_operand(const void* data, bool repeated, int64_t n, float* out) {
   const T* from = static_cast<const T*>(data);
-  if (by_column)
+  if (!repeated)
     return for_blocks(
         n, [&](int64_t i, int lanes) ARMLLM_INLINE { store(out + i, load_lanes(from + i, lanes)); });
   float one[kLanes];
@@ -66,22 +66,22 @@ void load_operand(const void* data, bool by_column, int64_t n, float* out) {
   fill(out, n, [&](int64_t) ARMLLM_INLINE { return set1(one[0]); });
 }
 
-void load_whole_numbers(const void* data, bool by_column, int64_t n, float* out) {
+void load_whole_numbers(const void* data, bool repeated, int64_t n, float* out) {
   const int64_t* from = static_cast<const int64_t*>(data);
   float found[kProgramBlock] = {};
-  for (int64_t i = 0; i < n; ++i) found[i] = static_cast<float>(from[by_column ? i : 0]);
+  for (int64_t i = 0; i < n; ++i) found[i] = static_cast<float>(from[repeated ? 0 : i]);
   fill(out, n, [&](int64_t i) ARMLLM_INLINE { return load(found + i); });
 }
 
-void load_operand(const PointwiseOperand& x, const void* data, int64_t n, float* out) {
-  if (x.whole_numbers) return load_whole_numbers(data, x.by_column, n, out);
+void load_operand(const PointwiseOperand& x, const void* data, bool repeated, int64_t n, float* out) {
+  if (x.whole_numbers) return load_whole_numbers(data, repeated, n, out);
   switch (x.type) {
     case DType::f32:
-      return load_operand<float>(data, x.by_column, n, out);
+      return load_operand<float>(data, repeated, n, out);
     case DType::bf16:
-      return load_operand<bf16>(data, x.by_column, n, out);
+      return load_operand<bf16>(data, repeated, n, out);
     case DType::f16:
-      return load_operand<f16>(data, x.by_column, n, out);
+      return load_operand<f16>(data, repeated, n, out);
   }
 }
 
@@ -153,29 +153,81 @@ void compute(const PointwiseStep& step, const float* a, const float* b, const fl
   }
 }
 
+void store_result(DType type, const float* from, char* out, int64_t n) {
+  switch (type) {
+    case DType::f32:
+      return store_result(from, reinterpret_cast<float*>(out), n);
+    case DType::bf16:
+      return store_result(from, reinterpret_cast<bf16*>(out), n);
+    case DType::f16:
+      return store_result(from, reinterpret_cast<f16*>(out), n);
+  }
+}
+
+// Values that are the same for all columns are computed once, in the first and longest piece.
 void run(const PointwiseBlock& block) {
   alignas(64) float values[kMostValues][kProgramBlock];
   const PointwiseArgs& args = *block.args;
   const int64_t operands = static_cast<int64_t>(args.operands.size()),
-                steps = static_cast<int64_t>(args.steps.size()), n = block.columns;
-  for (int64_t i = 0; i < operands; ++i) load_operand(args.operands[i], block.operands[i], n, values[i]);
+                steps = static_cast<int64_t>(args.steps.size());
+  bool same[kMostValues];
+  for (int64_t i = 0; i < operands; ++i) same[i] = block.repeated[i];
   for (int64_t i = 0; i < steps; ++i) {
     const PointwiseStep& s = args.steps[i];
-    compute(s, values[s.a], values[s.b], values[s.c], n, values[operands + i]);
+    same[operands + i] = s.op == PointwiseOp::number || (same[s.a] && same[s.b] && same[s.c]);
   }
-  const float* last = values[operands + steps - 1];
-  switch (args.out_type) {
-    case DType::f32:
-      return store_result(last, reinterpret_cast<float*>(block.out), n);
-    case DType::bf16:
-      return store_result(last, reinterpret_cast<bf16*>(block.out), n);
-    case DType::f16:
-      return store_result(last, reinterpret_cast<f16*>(block.out), n);
+  for (int64_t begin = 0; begin < block.columns; begin += kProgramBlock) {
+    const int64_t n = block.columns - begin < kProgramBlock ? block.columns - begin : kProgramBlock;
+    for (int64_t i = 0; i < operands; ++i) {
+      const PointwiseOperand& x = args.operands[i];
+      const int64_t offset = same[i] ? 0 : begin * x.element_size();
+      if (begin == 0 || !same[i]) load_operand(x, block.operands[i] + offset, same[i], n, values[i]);
+    }
+    for (int64_t i = 0; i < steps; ++i) {
+      const PointwiseStep& s = args.steps[i];
+      if (begin > 0 && same[operands + i]) continue;
+      compute(s, values[s.a], values[s.b], values[s.c], n, values[operands + i]);
+    }
+    store_result(args.out_type, values[operands + steps - 1], block.out + begin * size_of(args.out_type), n);
+  }
+}
+
+// Divides by their sums `size` lines of `size` vectors: entry i of line j is values[j · line + i · entry].
+void divide_by_sums(F32* values, int64_t size, int64_t line, int64_t entry, F32 eps) {
+  for (int64_t j = 0; j < size; ++j) {
+    F32* first = values + j * line;
+    F32 sum = first[0];
+    for (int64_t i = 1; i < size; ++i) sum = sum + first[i * entry];
+    const F32 factor = set1(1.0f) / (sum + eps);
+    for (int64_t i = 0; i < size; ++i) first[i * entry] = first[i * entry] * factor;
+  }
+}
+
+// Lanes are tokens; those without a token hold ones.
+void sinkhorn(const SinkhornArgs& args, int64_t first, int64_t tokens) {
+  const int64_t size = args.size, count = size * size;
+  alignas(64) float lanes[kMostMatrixRows * kMostMatrixRows][kLanes];
+  for (int64_t t = 0; t < kLanes; ++t) {
+    const float* x = t < tokens ? reinterpret_cast<const float*>(args.x.row(first + t)) : nullptr;
+    for (int64_t i = 0; i < count; ++i) lanes[i][t] = x == nullptr ? 1.0f : x[i];
+  }
+  F32 values[kMostMatrixRows * kMostMatrixRows];
+  for (int64_t i = 0; i < count; ++i) values[i] = load(lanes[i]);
+  const F32 eps = set1(args.eps);
+  divide_by_sums(values, size, 1, size, eps);
+  for (int64_t round = 0; round < args.rounds; ++round) {
+    divide_by_sums(values, size, size, 1, eps);
+    divide_by_sums(values, size, 1, size, eps);
+  }
+  for (int64_t i = 0; i < count; ++i) store(lanes[i], values[i]);
+  for (int64_t t = 0; t < tokens; ++t) {
+    float* out = reinterpret_cast<float*>(args.out.row(first + t));
+    for (int64_t i = 0; i < count; ++i) out[i] = lanes[i][t];
   }
 }
 
 }  // namespace
 
-const PointwiseKernels pointwise = {run};
+const PointwiseKernels pointwise = {run, sinkhorn};
 
 }  // namespace armllm::ARMLLM_VARIANT

@@ -52,20 +52,24 @@ class RotationFinder:
         self._sampled: dict[Node, Any] = {}
         self._rotations: dict[Any, Rotation | TabledRotation | None] = {}
 
-    def find(self, heads: Node, by_token: bool = False) -> tuple[Node, Rotation | TabledRotation] | None:
+    def find(
+        self, heads: Node, by_token: bool = False, entry_by_token: bool = True
+    ) -> tuple[Node, Rotation | TabledRotation] | None:
         """Returns the input ``(1, T, n, size)`` and the rotation that yield heads.
 
         Args:
             heads: rotated, ``(1, n, T, size)``.
             by_token: True if they are ``(1, T, n, size)``.
+            entry_by_token: False if the input has the shape ``(1, n, T, size)``.
         """
-        region = self._region(heads, by_token)
+        region = self._region(heads, by_token == entry_by_token)
         if region is None:
             return None
         entry, nodes = region
-        key = (by_token, self._signature(entry, nodes))
+        layout = (by_token, entry_by_token)
+        key = (layout, self._signature(entry, nodes))
         if key not in self._rotations:
-            self._rotations[key] = self._probe(heads, by_token, entry, nodes)
+            self._rotations[key] = self._probe(heads, layout, entry, nodes)
         rotation = self._rotations[key]
         return None if rotation is None else (entry, rotation)
 
@@ -82,10 +86,10 @@ class RotationFinder:
                     positional.add(node)
         return positional
 
-    def _region(self, heads: Node, by_token: bool) -> tuple[Node, list[Node]] | None:
-        """Returns the single input of ``heads``, laid out by token, and the nodes between them."""
+    def _region(self, heads: Node, same_layout: bool) -> tuple[Node, list[Node]] | None:
+        """Returns the single input of ``heads``, and the nodes between them."""
         first, second, size = value(heads).shape[1:]
-        entry_shape = (1, first, second, size) if by_token else (1, second, first, size)
+        entry_shape = (1, first, second, size) if same_layout else (1, second, first, size)
         nodes: set[Node] = set()
         pending = {heads}
         has_rotation = False
@@ -147,14 +151,15 @@ class RotationFinder:
         return node.target(*args, **kwargs)  # type: ignore[operator,misc]
 
     def _probe(
-        self, heads: Node, by_token: bool, entry: Node, nodes: list[Node]
+        self, heads: Node, layout: tuple[bool, bool], entry: Node, nodes: list[Node]
     ) -> Rotation | TabledRotation | None:
-        count, size = value(entry).shape[2:]
+        by_token, entry_by_token = layout
+        count, size = value(entry).shape[2 if entry_by_token else 1], value(entry).shape[-1]
 
         def rotate(x: Tensor, positions: Tensor) -> Tensor:
             if not torch.equal(positions, self._positions):
                 self._positions, self._sampled = positions, {}
-            values: dict[Node, Any] = {entry: x.clone()}
+            values: dict[Node, Any] = {entry: (x if entry_by_token else x.transpose(1, 2)).clone()}
             for node in nodes:
                 values[node] = self._run(node, values)
             result: Tensor = values[heads]

@@ -129,8 +129,9 @@ def by_position(operand: Operand, constant: torch.Tensor | None = None) -> int:
         p.constant(constant)
     out = p.allocate(1, torch.float32)
     step = {"op": "log1p", "number": 0.0, "a": 0, "b": 0, "c": 0}
-    read = {"x": operand, "head_stride": 0, "by_token": operand.space != "constant", "by_column": False}
-    p.emit("pointwise", out=out, out_head_stride=0, heads=1, width=1, operands=[read], steps=[step])
+    read = {"x": operand, "head_stride": 0, "by_token": operand.space != "constant", "column_stride": 0}
+    sizes = {"out_head_stride": 0, "out_column_stride": 1, "heads": 1, "width": 1}
+    p.emit("pointwise", out=out, **sizes, operands=[read], steps=[step])
     assert out.storage is not None
     p.outputs.append(out.storage)
     encoded = p.encode()

@@ -62,6 +62,19 @@ def test_norms_with_pow_and_without_weights_are_recognized(dtype: torch.dtype) -
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_whose_factor_alone_is_computed_in_float32_are_recognized(dtype: torch.dtype) -> None:
+    class Factor(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5).to(x.dtype)
+
+    x = torch.randn(1, 5, 3, 40).to(dtype)
+    _, after, expected, got = run_norm(Factor(), x)
+    assert after == ["armllm::rms_norm"]
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+
+
 def test_torch_norms_are_recognized() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(

@@ -38,13 +38,13 @@ def run(program: Program, result: Operand) -> torch.Tensor:
     return found
 
 
-def pointwise(heads: int, stride: int, width: int) -> torch.Tensor:
-    """Copies heads of embeddings."""
+def pointwise(heads: int, stride: int, width: int, step: int = 1, read: int = 1) -> torch.Tensor:
+    """Copies heads of embeddings, whose elements are ``step`` apart where they are written."""
     program, rows = begun()
     out = program.allocate(WIDTH, torch.float32, (HEADS, SIZE))
-    operand = {"x": rows, "head_stride": 0, "by_token": True, "by_column": True}
-    program.emit("pointwise", out=out, out_head_stride=stride, heads=heads, width=width, operands=[operand],
-                 steps=[])  # fmt: skip
+    operand = {"x": rows, "head_stride": 0, "by_token": True, "column_stride": read}
+    program.emit("pointwise", out=out, out_head_stride=stride, out_column_stride=step, heads=heads,
+                 width=width, operands=[operand], steps=[])  # fmt: skip
     return run(program, out)
 
 
@@ -90,6 +90,7 @@ def test_heads_that_lie_apart_run() -> None:
     assert pointwise(HEADS, SIZE, SIZE).shape == (3, WIDTH)
     assert pointwise(WIDTH, 1, 1).shape == (3, WIDTH)
     assert pointwise(1, 0, WIDTH).shape == (3, WIDTH)
+    assert pointwise(HEADS, 1, SIZE, HEADS).shape == (3, WIDTH)
     for name in ("q", "k"):
         assert rope(HEADS, SIZE, SIZE, name).shape == (3, WIDTH)
         assert rope(1, 0, WIDTH, name).shape == (3, WIDTH)
@@ -100,6 +101,30 @@ def test_elementwise_heads_that_overlap_are_refused(heads: int, stride: int, wid
     message = f"{heads} heads of {width} elements overlap .* their stride is {stride}"
     with pytest.raises(RuntimeError, match=message):
         pointwise(heads, stride, width)
+
+
+@pytest.mark.parametrize(("stride", "step"), [(SIZE, 0), (1, HEADS - 1), (0, 1), (2, 2)])
+def test_elements_that_overlap_are_refused(stride: int, step: int) -> None:
+    with pytest.raises(RuntimeError, match=f"stride is {stride}, that of their elements {step};"):
+        pointwise(HEADS, stride, SIZE, step)
+
+
+@pytest.mark.parametrize(("size", "rounds", "refused"), [
+    (0, 1, "size is 0"), (9, 1, "a matrix of 9 rows"), (4, -1, "plan"), (4, 2**40, "times are expected"),
+    (8, 1, "bytes of a memory"),
+])  # fmt: skip
+def test_matrices_of_other_sizes_are_refused(size: int, rounds: int, refused: str) -> None:
+    program, rows = begun()
+    out = program.allocate(WIDTH, torch.float32)
+    program.emit("sinkhorn", x=rows, out=out, size=size, rounds=rounds, eps=0.0)
+    with pytest.raises(RuntimeError, match=refused):
+        run(program, out)
+
+
+@pytest.mark.parametrize("read", [-1, WIDTH, 2**40])
+def test_elements_outside_of_rows_are_refused(read: int) -> None:
+    with pytest.raises(RuntimeError, match="plan"):
+        pointwise(1, 0, WIDTH, read=read)
 
 
 @pytest.mark.parametrize("name", ["q", "k"])

@@ -42,6 +42,12 @@ ONE_INSTRUCTION = (
 """Results that one instruction computes."""
 
 
+def doubly_stochastic(matrices: Tensor) -> Tensor:
+    for dim in (-2, -1, -2, -1, -2):
+        matrices = matrices / (matrices.sum(dim, keepdim=True) + 1e-6)
+    return matrices.flatten(2)
+
+
 class Chains(nn.Module):
     """Chains of elementwise operators as families of transformers have them, applied to embeddings."""
 
@@ -108,6 +114,10 @@ class Chains(nn.Module):
             "taken apart": (1.0 / (x.view(1, -1, 3, 30).unbind(-2)[1].abs() + 1.0)),
             "mean of streams": torch.stack([first, second, third]).mean(0),
             "matrices": (x.view(1, -1, 15, 6)[..., :4] @ x[..., :20].view(1, -1, 4, 5)).flatten(2),
+            "doubly stochastic": doubly_stochastic(torch.sigmoid(x[..., :16].float()).view(1, -1, 4, 4)),
+            "weighted streams": (torch.sigmoid(x[..., :3].float())[..., None] * x.view(1, -1, 3, 30))
+            .sum(2)
+            .to(dtype),
             "read twice": torch.sigmoid(first) + torch.sigmoid(first) * second,
         }
 
@@ -176,6 +186,7 @@ def program_of(name: str, dtype: torch.dtype) -> Program:
     from torch_armllm.passes import PassContext
     from torch_armllm.passes.clean import run as clean
     from torch_armllm.passes.fold_constants import run as fold
+    from torch_armllm.passes.sinkhorn import run as sinkhorn
 
     _, graph, nodes = exported_chains(dtype, KINDS[name])
     module = copy.deepcopy(graph)
@@ -184,6 +195,7 @@ def program_of(name: str, dtype: torch.dtype) -> Program:
     module.graph.eliminate_dead_code()
     clean(module, PassContext())
     fold(module, PassContext())
+    sinkhorn(module, PassContext())
     return lower(module)
 
 
@@ -236,6 +248,16 @@ def test_row_result_is_independent_of_batch(name: str) -> None:
 def test_chain_is_one_instruction(name: str) -> None:
     opcodes = [instruction.opcode for instruction in program_of(name, torch.bfloat16).instructions]
     assert opcodes == ["embed", "pointwise"]
+
+
+def test_weighted_sum_of_streams_is_one_instruction() -> None:
+    instructions = program_of("weighted streams", torch.bfloat16).instructions
+    assert [i.opcode for i in instructions] == ["embed", "pointwise", "pointwise"]  # the weights come first
+
+
+def test_matrices_are_normalized_by_one_instruction() -> None:
+    opcodes = [instruction.opcode for instruction in program_of("doubly stochastic", FLOATS[1]).instructions]
+    assert opcodes == ["embed", "pointwise", "sinkhorn"]
 
 
 @pytest.mark.parametrize(
@@ -314,13 +336,13 @@ def run_with_triton(name: str, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return source.detach().as_strided((len(rows), *sizes), (token, head, column), place)
 
     operands = [
-        tensor(o["x"], o["x"].stride * o["by_token"], o["head_stride"], int(o["by_column"]))
+        tensor(o["x"], o["x"].stride * o["by_token"], o["head_stride"], o["column_stride"])
         for o in fields["operands"]
     ]
     steps = [Step(**step) for step in fields["steps"]]
     out = fields["out"]
     results = torch.empty(len(rows), out.stride, dtype=out.dtype)
-    shape, strides = (len(rows), *sizes), (out.stride, fields["out_head_stride"], 1)
+    shape, strides = (len(rows), *sizes), (out.stride, fields["out_head_stride"], fields["out_column_stride"])
     results.as_strided(shape, strides, out.column).copy_(pointwise(operands, steps, out.dtype))
     return results
 

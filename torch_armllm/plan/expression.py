@@ -45,6 +45,10 @@ class Expression:
         """Returns the expression for one entry of its first dimension."""
         return self._mapped(lambda leaf: _entry(leaf, len(self.inner), index), {})
 
+    def entries(self, dim: int, index: int, keep: bool) -> Expression:
+        """Returns the expression for one entry of a dimension, which may stay with a size of 1."""
+        return self._mapped(lambda leaf: _entries(leaf, dim - len(self.inner), index, keep), {})
+
     def _mapped(self, change: Callable[[Operand], Operand], known: dict[int, Expression]) -> Expression:
         """Returns the expression of changed operands."""
         if id(self) not in known:
@@ -76,6 +80,18 @@ def _entry(operand: Operand, dims: int, index: int) -> Operand:
         return operand
     column = 0 if operand.inner[0] == 1 else index * operand.steps[0]
     return operand.view(operand.inner[1:], operand.steps[1:], column)
+
+
+def _entries(operand: Operand, dim: int, index: int, keep: bool) -> Operand:
+    """Returns one entry of a dimension, counted from the last, of an operand that may repeat it."""
+    if -dim > len(operand.inner):
+        return operand
+    at = len(operand.inner) + dim
+    column = 0 if operand.inner[at] == 1 else index * operand.steps[at]
+    kept = (1,) if keep else ()
+    inner = operand.inner[:at] + kept + operand.inner[at + 1 :]
+    steps = operand.steps[:at] + kept + operand.steps[at + 1 :]
+    return operand.view(inner, steps, column)
 
 
 def viewed(inner: tuple[int, ...], steps: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -131,6 +147,14 @@ def operands_of(expression: Expression) -> list[Operand]:
     return [leaf.operand for leaf in leaves if leaf.operand is not None]
 
 
+def count_values(expression: Expression) -> int:
+    """Returns the number of operands and operators of an expression."""
+    leaves: list[Expression] = []
+    steps: list[Expression] = []
+    _collect(expression, leaves, steps)
+    return len(leaves) + len(steps)
+
+
 def parts_of(expression: Expression, out: Operand) -> Iterator[tuple[Expression, Operand]]:
     """Yields the parts of an expression that one instruction each computes, and where to.
 
@@ -140,10 +164,6 @@ def parts_of(expression: Expression, out: Operand) -> Iterator[tuple[Expression,
     inner = expression.inner
     strides = [_strides(operand, inner) for operand in (out, *operands_of(expression))]
     groups = _groups(inner, strides)
-    if groups and any(row[groups[-1][-1]] not in (0, 1) for row in strides):
-        groups.append(
-            []
-        )  # the last dimension is not adjacent in memory: its entries are heads of one element
     if len(groups) <= 2:
         yield expression, out
         return
@@ -170,9 +190,7 @@ def _two_dimensions(
 ) -> tuple[tuple[int, int], list[tuple[int, int]]]:
     """Returns heads and width of elements, and each operand's strides of them."""
     groups = _groups(inner, strides)
-    columns: list[int] = []
-    if groups and all(row[groups[-1][-1]] in (0, 1) for row in strides):
-        columns = groups.pop()
+    columns = groups.pop() if groups else []
     heads = groups.pop() if groups else []
     assert not groups, "an expression of several parts"
     sizes = [math.prod(inner[d] for d in group) for group in (heads, columns)]
@@ -199,11 +217,12 @@ def pointwise_fields(expression: Expression, out: Operand) -> dict[str, Field]:
     strides = [_strides(operand, expression.inner) for operand in operands]
     strides.insert(0, _strides(out, expression.inner))
     (heads, width), merged = _two_dimensions(expression.inner, strides)
-    (out_heads, _), *by_operand = merged
+    (out_heads, out_columns), *by_operand = merged
     place = {id(value): index for index, value in enumerate([*leaves, *steps])}
     return {
         "out": out,
         "out_head_stride": out_heads,
+        "out_column_stride": out_columns if width > 1 else 1,
         "heads": heads,
         "width": width,
         "operands": [
@@ -211,7 +230,7 @@ def pointwise_fields(expression: Expression, out: Operand) -> dict[str, Field]:
                 "x": operand,
                 "head_stride": head,
                 "by_token": operand.space != "constant",
-                "by_column": column == 1 and width > 1,
+                "column_stride": column if width > 1 else 0,
             }
             for operand, (head, column) in zip(operands, by_operand, strict=True)
         ],

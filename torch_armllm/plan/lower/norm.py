@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, with the residual add in front of them."""
+"""RMSNorm and LayerNorm, with the residual add in front of them, and Sinkhorn normalization."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from torch_armllm.plan.lowering import Lowering, Writer
-from torch_armllm.plan.program import NOTHING
+from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
+from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
@@ -64,9 +64,18 @@ def _add_layer_norm(low: Lowering, node: Node, x: Any, r: Any, weight: Any, bias
     return _norm(low, node, "layer_norm", x, r, weight, bias, eps, 0.0)
 
 
+def _sinkhorn(low: Lowering, node: Node, x: Any, rounds: int, eps: float) -> Operand:
+    rows, out = low.rows(x), low.new(node)
+    if len(rows.inner) != 2:
+        raise Unlowerable("normalizes several matrices of each token")
+    low.emit("sinkhorn", x=rows, out=out, size=rows.inner[-1], rounds=rounds, eps=eps)
+    return out
+
+
 WRITERS: dict[Any, Writer] = {
     armllm.rms_norm.default: _rms_norm,
     armllm.add_rms_norm.default: _add_rms_norm,
     armllm.layer_norm.default: _layer_norm,
     armllm.add_layer_norm.default: _add_layer_norm,
+    armllm.sinkhorn.default: _sinkhorn,
 }

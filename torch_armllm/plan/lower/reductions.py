@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx.node import Node
 
-from torch_armllm.passes.lib.graph import aten, constant
-from torch_armllm.plan.expression import Expression, apply, number
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, constant, is_op, only_user
+from torch_armllm.plan.expression import Expression, apply, count_values, number
 from torch_armllm.plan.lowering import FLOATS, Lowering, Unlowerable, Writer
 from torch_armllm.plan.program import Operand
 
@@ -23,6 +24,8 @@ _SHAPES_AND_TYPES = (
 )
 MOST_TERMS = 8
 """Terms that a program adds; longer sums are products with a row of ones."""
+_MOST_JOINED = 16
+"""Values of a program that computes the terms of a sum and adds them."""
 
 
 def _dims(low: Lowering, node: Node, source: Node, given: Any) -> list[int]:
@@ -49,7 +52,7 @@ def _weighted_sum(low: Lowering, rows: Operand, d: int, factor: float, dtype: to
         total = _leaf(parts[0])
         for part in parts[1:]:
             total = apply("add", dtype, total, _leaf(part))
-        return low.compute(apply("multiply", dtype, total, number(factor)))
+        return low.compute(_scaled(replace(total, dtype=dtype), factor))
     if d != len(rows.inner) - 1:
         raise Unlowerable(f"sums {size} entries of another dimension than the last")
     if rows.strides and rows.strides[-1] != 1:
@@ -72,6 +75,29 @@ def _weighted_sum(low: Lowering, rows: Operand, d: int, factor: float, dtype: to
     return out
 
 
+def _scaled(total: Expression, factor: float) -> Expression:
+    return total if factor == 1.0 else apply("multiply", total.dtype, total, number(factor))
+
+
+def _joined(
+    low: Lowering, node: Node, source: Node, dims: Sequence[int], factor: float
+) -> Expression | Operand | None:
+    """Adds the few entries of an expression without storing them; None if they are too many."""
+    pending = low.locations.get(source)
+    if not isinstance(pending, Expression) or len(dims) != 1:
+        return None
+    size, parts = pending.inner[dims[0]], count_values(pending)
+    if size * (parts + 1) > _MOST_JOINED:
+        return None
+    value, inner = low.expression(source), low.inner_sizes(node.meta["val"])
+    keep = len(inner) == len(value.inner)
+    total = value.entries(dims[0], 0, keep)
+    for index in range(1, size):
+        total = apply("add", total.dtype, total, value.entries(dims[0], index, keep))
+    total = _scaled(replace(total, dtype=node.meta["val"].dtype), factor)
+    return total if is_op(only_user(node), *CONVERSIONS) and total.inner == inner else low.compute(total)
+
+
 def _reduced(low: Lowering, rows: Operand, dims: Sequence[int], factor: float, dtype: torch.dtype) -> Operand:
     """Returns ``factor`` times a sum, in float32 until it is stored."""
     for d in dims[1:]:
@@ -91,15 +117,25 @@ def _leaf(operand: Operand) -> Expression:
     return Expression(operand.inner, operand.dtype, operand=operand)
 
 
+def _total(low: Lowering, node: Node, source: Node, dims: Sequence[int], factor: float) -> Any:
+    """Returns ``factor`` times the sum over some dimensions."""
+    if source.meta["val"].dtype in FLOATS and node.meta["val"].dtype in FLOATS:
+        joined = _joined(low, node, source, dims, factor)
+        if joined is not None:
+            return joined
+    rows, dtype = _floats(low, node, source)
+    return _reduced(low, rows, dims, factor, dtype)
+
+
 def _mean(low: Lowering, node: Node, source: Node, dims: Any = None, *_: Any, **__: Any) -> Any:
-    (rows, dtype), which = _floats(low, node, source), _dims(low, node, source, dims)
-    count = math.prod(rows.inner[d] for d in which)
-    return low.sized(node, _reduced(low, rows, which, 1 / count, dtype))
+    which = _dims(low, node, source, dims)
+    inner = low.inner_sizes(source.meta["val"])
+    factor = 1 / math.prod(inner[d] for d in which)
+    return low.sized(node, _total(low, node, source, which, factor))
 
 
 def _sum(low: Lowering, node: Node, source: Node, dims: Any = None, *_: Any, **__: Any) -> Any:
-    rows, dtype = _floats(low, node, source)
-    return low.sized(node, _reduced(low, rows, _dims(low, node, source, dims), 1.0, dtype))
+    return low.sized(node, _total(low, node, source, _dims(low, node, source, dims), 1.0))
 
 
 def _deviation(

@@ -1,0 +1,90 @@
+"""Rotations of the last elements of heads, in place of a copy of their first ones, become ``rope_``.
+
+DeepSeek-V4 rotates so the queries and keys of its attention, and by the opposite angles what it attended to.
+The pass of rotary embeddings takes care of rotations in front of other attentions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import aten, call, is_op, only_user, value
+from torch_armllm.passes.lib.rope_match import RopeTables
+from torch_armllm.passes.lib.rope_probe import RotationFinder
+
+armllm = torch.ops.armllm
+_VIEWS = (aten.transpose.int, aten.view.default, aten.reshape.default, aten.unsqueeze.default)
+_PRODUCERS = (
+    armllm.rms_norm.default,
+    armllm.layer_norm.default,
+    armllm.attention.default,
+    armllm.attention_to_entries.default,
+)
+"""Ops whose result is a tensor of its own."""
+
+
+def _split(node: Node) -> tuple[Node, Node, Node] | None:
+    """Matches ``cat([x[..., :-n], f(x[..., -n:])], -1)``; returns x, its last elements and ``f`` of them."""
+    parts: Any = node.args[0] if is_op(node, aten.cat.default) else ()
+    if len(parts) != 2:
+        return None
+    first, rotated = parts
+    if not is_op(first, aten.slice.Tensor) or value(node).dim() != 4:
+        return None
+    x: Any = first.args[0]
+    others = [user for user in x.users if user is not first]
+    if len(others) != 1 or not is_op(others[0], aten.slice.Tensor):
+        return None
+    last: Any = others[0]
+    kept, size = value(first).shape[-1], value(x).shape[-1]
+    trailing = value(last).shape[-1] + kept == size and last.args[1] in (-1, 3)
+    leading = first.args[1] in (-1, 3) and first.args[2] in (0, None)
+    same = value(node).shape == value(x).shape and value(node).dtype == value(x).dtype
+    starts = trailing and last.args[2] % size == kept
+    return (x, last, rotated) if starts and leading and same and only_user(first) is node else None
+
+
+def _is_own(x: Node) -> bool:
+    """True if nothing else reads the memory of a tensor."""
+    while is_op(x, *_VIEWS):
+        x = x.args[0]  # type: ignore[assignment]
+        if len(x.users) != 1:
+            return False
+    return is_op(x, *_PRODUCERS)
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites such rotations, in place, of tensors that nothing else reads.
+
+    Returns:
+        The number of rotations rewritten.
+    """
+    graph = module.graph
+    tables, rotations = RopeTables(module), RotationFinder(module)
+    num_rewritten = 0
+    for node in list(graph.nodes):
+        split = _split(node)
+        if split is None or not _is_own(split[0]):
+            continue
+        x, last, rotated = split
+        by_token = isinstance(value(x).shape[1], torch.SymInt)
+        found = rotations.find(rotated, by_token, by_token)
+        if found is None or found[0] is not last:
+            continue
+        rotation = found[1]
+        table = tables.get_probed(rotation, node)
+        with graph.inserting_before(node):
+            heads = last if by_token else call(graph, aten.transpose.int, last, 1, 2)
+            none = call(graph, aten.slice.Tensor, heads, 2, 0, 0)
+            layout = (rotation.interleaved, rotation.unzip)
+            call(graph, armllm.rope_.default, heads, none, *table, *layout)
+        node.replace_all_uses_with(x)
+        graph.erase_node(node)
+        num_rewritten += 1
+    graph.eliminate_dead_code()
+    return num_rewritten
