@@ -100,6 +100,7 @@ class Arrivals:
         blocks = held + manager.allocate(len(rows))
         for block, row in zip(blocks[start:], rows, strict=True):
             self.disk.blocks.put(block, row)
+        loading.reuse(rows)
         end = (start + len(rows)) * size
         manager.cache_full_blocks(blocks, token_ids, start * size, end)
         manager.deallocate(blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -18,12 +19,13 @@ from torch_armllm.kv_cache.disk.rows import Bytes
 _logger = logging.getLogger(__name__)
 
 _THREADS = 2
-_AHEAD_BYTES = 64 << 20
+_AHEAD_BYTES = 16 << 20
 """Bytes of blocks that were read and wait for the engine, about."""
+_KEPT_BUFFERS = 32
 
 
 class Match(NamedTuple):
-    """What the disk has of a prompt."""
+    """The part of a prompt that the disk has."""
 
     digests: list[bytes]
     """Of the prompt's full blocks, up to the last one that is known."""
@@ -50,6 +52,7 @@ class BlockReader:
         self.block_bytes = block_bytes
         self.state_bytes = state_bytes
         self._folder = folder
+        self._buffers: deque[Bytes] = deque(maxlen=_KEPT_BUFFERS)
         self._pool = ThreadPoolExecutor(_THREADS, "armllm-prefix-reader")
 
     def read_block(self, digest: bytes, place: int) -> Future[Bytes | None]:
@@ -62,12 +65,16 @@ class BlockReader:
         path = self._folder.path(digest, "state")
         return self._pool.submit(self._read, path, digest, "states", self.state_bytes, place)
 
+    def reuse(self, rows: Iterable[Bytes]) -> None:
+        """Takes blocks back whose bytes were copied: memory that is new costs more than the read itself."""
+        self._buffers.extend(rows)
+
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, path: Path, digest: bytes, name: str, size: int, place: int) -> Bytes | None:
-        row = np.empty(size, np.uint8)
+        row = self._buffer(size)
         if not size:
             return row
         identity = Identity(self._folder.fingerprint, digest)
@@ -86,6 +93,12 @@ class BlockReader:
             return None
         self.bytes_read += size
         return row
+
+    def _buffer(self, size: int) -> Bytes:
+        with suppress(IndexError):
+            if size == self.block_bytes:
+                return self._buffers.pop()
+        return np.empty(size, np.uint8)
 
 
 class Loading:
@@ -134,6 +147,10 @@ class Loading:
         self.done += len(taken)
         self._read_ahead()
         return taken
+
+    def reuse(self, rows: Iterable[Bytes]) -> None:
+        """Takes blocks back after their bytes were copied."""
+        self._reader.reuse(rows)
 
     @property
     def states_ready(self) -> bool:
