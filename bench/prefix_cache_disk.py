@@ -4,7 +4,7 @@
 
 ``first``: a process computes a conversation and ends. Further processes load the model and continue it by 20
 tokens: without the folder, with it, and with it after its files were dropped from the system's page cache.
-Prints the seconds from the request to the first token.
+Prints the seconds from the request, two seconds after the model is loaded, to the first token.
 
 ``decode``: a sequence decodes while the blocks of a conversation that has just ended are written. Prints the
 time of a token with and without a folder, in several rounds.
@@ -39,7 +39,12 @@ from torch_armllm.kv_cache.disk.rows import Rows
 
 _TURN = 20
 """Tokens by which a conversation goes on."""
+_PAUSE = 2.0
+"""Seconds between the start of an engine and its first request."""
 _ROUNDS = 5
+_PAIRS = 9
+_WINDOW = 2.0
+"""Seconds of decoding after a conversation has ended."""
 
 
 def main() -> None:
@@ -92,6 +97,7 @@ def run_child(options: argparse.Namespace) -> None:
     tokens = _conversation(options.tokens)
     if options.child == "continue":
         tokens += _conversation(_TURN, 1)
+    time.sleep(_PAUSE)
     began = time.perf_counter()
     (output,) = llm.generate([tokens], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     first = time.perf_counter() - began
@@ -149,17 +155,17 @@ def decode(options: argparse.Namespace) -> None:
     """Prints the time of decoded tokens while blocks are written."""
     engines = {"without": _llm(options, None), "with": _llm(options, options.dir / "decode")}
     times: dict[str, list[float]] = {name: [] for name in engines}
-    for round_ in range(_ROUNDS):
-        for name, llm in engines.items():
-            times[name].append(_decode(llm, min(2000, options.tokens), round_))
+    for round_ in range(_PAIRS):
+        for name in sorted(engines, reverse=bool(round_ % 2)):
+            times[name].append(_decode(engines[name], min(2000, options.tokens), round_))
     disk = engines["with"].llm_engine.disk
     assert disk is not None
     disk.flush()
     written = disk.counts().bytes_written
     for name, each in times.items():
         print(f"{name:>8} a folder: {1e3 * statistics.median(each):.2f} ms a token, {_listed(each)}")
-    ratio = statistics.median(times["with"]) / statistics.median(times["without"])
-    print(f"{100 * (ratio - 1):+.1f} %; {written / 1e6:.0f} MB written")
+    ratio = statistics.median(a / b for a, b in zip(times["with"], times["without"], strict=True))
+    print(f"{100 * (ratio - 1):+.1f} % (median of pairs); {written / 1e6:.0f} MB written")
 
 
 def _listed(seconds: list[float]) -> str:
@@ -175,7 +181,7 @@ def _decode(llm: LLM, tokens: int, seed: int) -> float:
     while not any(output.finished for output in engine.step()):
         pass
     began, steps = time.perf_counter(), 0
-    while time.perf_counter() - began < 4:
+    while time.perf_counter() - began < _WINDOW:
         engine.step()
         steps += 1
     spent = time.perf_counter() - began

@@ -169,6 +169,8 @@ def test_engines_share_a_folder(tmp_path: Path) -> None:
     assert all(disk_of(engine).flush() for engine in engines)
     size = sum(path.stat().st_size for path in kept(tmp_path))
     assert 0 < size <= 9 * block and counts_of(engines[0]).nbytes == size
+    smaller = make_engine(prefix_cache_dir=tmp_path, prefix_cache_size=3 * block)
+    assert sum(path.stat().st_size for path in kept(tmp_path)) == counts_of(smaller).nbytes <= 3 * block
 
 
 def test_files_used_last_stay(tmp_path: Path) -> None:

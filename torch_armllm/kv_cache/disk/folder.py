@@ -37,6 +37,9 @@ class CacheFolder:
         fingerprint: of the model, whose files have a folder of their own in it.
         limit: most bytes of all files, those of other models included.
 
+    Attributes:
+        found: bytes of the model's own files at the start.
+
     Raises:
         OSError: the folder cannot be written.
     """
@@ -49,7 +52,11 @@ class CacheFolder:
         self._own.mkdir(parents=True, exist_ok=True)
         with self._locked() as handle:
             self._remove_scratch()
-            _set_counter(handle, sum(file.size for file in self._files()))
+            files = list(self._files())
+            total = sum(file.size for file in files)
+            _set_counter(handle, total if total <= limit else self._make_room(0))
+        own = os.path.join(self._own, "")
+        self.found = sum(file.size for file in files if file.path.startswith(own))
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from torch_armllm.system.page_faults import map_pages
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -48,6 +50,12 @@ class Rows:
         """Overwrites a block with bytes that `take` returned."""
         for part, piece in zip(self._parts, self._pieces(row), strict=True):
             part[:, index] = piece
+
+    def map_pages(self, count: int) -> None:
+        """Has the system map the memory of the first blocks, which are the first to be used."""
+        for part in self._parts:
+            for layer in part[:, :count]:
+                map_pages(layer.ctypes.data, layer.nbytes)
 
     def _pieces(self, row: Bytes) -> list[Bytes]:
         pieces, begin = [], 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +23,8 @@ _logger = logging.getLogger(__name__)
 
 _LARGEST_QUEUE = 1024
 """Sequences whose blocks wait; the oldest ones give way, and are not written."""
+_MAPPED_BYTES = 1 << 30
+"""Most bytes of the KV cache that are mapped at the start."""
 _LOWEST_PRIORITY = 19
 _END_WAIT = 10.0
 """Seconds that the end of an engine may wait for the disk."""
@@ -115,8 +118,10 @@ class BlockWriter:
         self._thread.join(_END_WAIT)
 
     def _run(self) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        if sys.platform == "linux":  # elsewhere threads have no number among the processes
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        self._map_pages()
         while (prefix := self._next()) is not None:
             try:
                 self._write_prefix(prefix)
@@ -125,6 +130,14 @@ class BlockWriter:
             except BaseException:
                 self._works = False
                 raise
+
+    def _map_pages(self) -> None:
+        """Maps the memory that blocks from the disk will take: on virtual machines that takes longest."""
+        size = self._blocks.nbytes
+        if size:
+            self._blocks.map_pages(
+                min(self._manager.num_blocks, _MAPPED_BYTES // size, self._folder.found // size)
+            )
 
     def _next(self) -> _Prefix | None:
         with self._changed:
