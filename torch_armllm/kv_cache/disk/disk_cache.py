@@ -112,6 +112,6 @@ class DiskPrefixCache:
         )
 
     def close(self) -> None:
-        """Writes what has left, as far as a few seconds suffice, and ends all threads."""
+        """Ends all threads when they have written what has left; does not wait for them."""
         self._writer.close()
         self._reader.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakSet
 
 from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.disk.digests import prefix_digests
@@ -25,9 +27,12 @@ _LARGEST_QUEUE = 1024
 """Sequences whose blocks wait; the oldest ones give way, and are not written."""
 _MAPPED_BYTES = 1 << 30
 """Most bytes of the KV cache that are mapped at the start."""
+_SHARE = 1 / 200
+"""Share of a core that the thread takes while sequences run. Threads that compute wait for each other, so
+that each millisecond costs all of them several."""
 _LOWEST_PRIORITY = 19
 _END_WAIT = 10.0
-"""Seconds that the end of an engine may wait for the disk."""
+"""Seconds that the end of the process may wait for the disk."""
 
 
 @dataclass
@@ -48,8 +53,8 @@ class BlockWriter:
 
     It needs no copy of a block from the thread of the engine, and makes nothing wait: it copies a block, and
     then looks whether the prefix cache still knows it under the same number, which is never given twice. A
-    block that has been given away since is not written. The thread has the lowest priority, so that it takes
-    little from the threads that compute.
+    block that has been given away since is not written. The thread has the lowest priority, and rests after
+    each file while sequences run.
 
     Args:
         folder: of the files.
@@ -73,10 +78,13 @@ class BlockWriter:
         self._changed = threading.Condition()
         self._busy = False
         self._closing = False
+        self._awaited = 0
         self._works = True
+        self._rested = 0.0
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="armllm-prefix-writer", daemon=True)
         self._thread.start()
+        _writers.add(self)
 
     def leave(self, token_ids: Sequence[int], length: int) -> None:
         """Notes the blocks of a sequence that ends, before they are given back.
@@ -106,22 +114,33 @@ class BlockWriter:
     def flush(self, timeout: float) -> bool:
         """Waits until everything is written; False if that takes longer than so many seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout)
+            self._awaited += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout)
+            finally:
+                self._awaited -= 1
 
     def close(self) -> None:
-        """Writes what is left, and ends the thread; gives up after a few seconds."""
+        """Has the thread end when it has written what is left, and does not wait for it."""
         if os.getpid() != self._process:
             return
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(_END_WAIT)
+
+    def join(self) -> None:
+        """Ends the thread, and waits for it, but no more than a few seconds."""
+        self.close()
+        if os.getpid() == self._process:
+            self._thread.join(_END_WAIT)
 
     def _run(self) -> None:
         if sys.platform == "linux":  # elsewhere threads have no number among the processes
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         self._map_pages()
+        self._rested = time.thread_time()
         while (prefix := self._next()) is not None:
             try:
                 self._write_prefix(prefix)
@@ -206,3 +225,21 @@ class BlockWriter:
         identity = Identity(self._folder.fingerprint, digest)
         self._folder.store(path, size, lambda free: write_record(free, identity, [section], [row]))
         self.bytes_written += size
+        self._rest()
+
+    def _rest(self) -> None:
+        """Waits while sequences run, in proportion to the time that the last file took of a core."""
+        now = time.thread_time()
+        spent, self._rested = now - self._rested, now
+        with self._changed:
+            if self._manager.usage and not (self._closing or self._awaited):
+                self._changed.wait(spent / _SHARE)
+
+
+_writers: WeakSet[BlockWriter] = WeakSet()
+
+
+@atexit.register
+def _join_all() -> None:
+    for each in list(_writers):
+        each.join()
