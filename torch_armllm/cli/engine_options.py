@@ -19,6 +19,8 @@ _SETTINGS = (
     "kv_cache_memory",
     "kv_cache_dtype",
     "state_dtype",
+    "prefix_cache_dir",
+    "prefix_cache_size",
     "swap_space",
     "seed",
     "threads",
@@ -70,6 +72,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--state-dtype", help="states of recurrent layers: float32 or bfloat16, which takes half the memory"
     )
+    group.add_argument(
+        "--prefix-cache-dir",
+        metavar="DIR",
+        help="folder that keeps the KV cache of conversations on disk, so that they go on after a restart",
+    )
+    group.add_argument(
+        "--prefix-cache-size", type=_size, metavar="SIZE", help="most bytes in that folder (10GB)"
+    )
     group.add_argument("--swap-space", type=_memory, help="bytes of swap space for preempted sequences")
     group.add_argument("--seed", type=int, help="seed of requests without their own")
     group.add_argument(
@@ -102,6 +112,13 @@ def _memory(text: str) -> int | float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500MB or 2GiB") from None
     return amount if amount < 1 else int(amount)
+
+
+def _size(text: str) -> int:
+    amount = _memory(text)
+    if not isinstance(amount, int):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500MB or 2GiB")
+    return amount
 
 
 def _drafts(text: str) -> dict[str, Any] | str:

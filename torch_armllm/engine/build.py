@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.disk.build import build_disk_cache
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
@@ -142,10 +144,17 @@ def build_engine(
             *(config.max_num_batched_tokens, max_num_seqs, max_model_len),
         )
     log_stats = not config.disable_log_stats
-    return LLMEngine(
+    disk = build_disk_cache(name, config, runner, blocks)
+    if disk is not None:
+        scheduler.call_on_leave(disk.leave)
+    engine = LLMEngine(
         *(preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace),
         experts=None if experts is None else experts.counts,
+        disk=disk,
     )
+    if disk is not None:
+        weakref.finalize(engine, disk.close)
+    return engine
 
 
 def _expert_store(servable: ServableModel | None) -> ExpertStore | None:

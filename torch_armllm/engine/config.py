@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any, Literal
 
 from torch_armllm.engine.config_check import check_settings
@@ -33,6 +34,11 @@ class EngineConfig:
         kv_cache_dtype: ``auto`` is the model's dtype; ``int8`` and ``int4`` hold more tokens.
         state_dtype: dtype of the states of recurrent layers, ``float32`` or ``bfloat16``; vLLM calls it
             ``mamba_ssm_cache_dtype``. Convolutions keep their inputs in the model's dtype.
+        prefix_cache_dir: folder in which the prefix cache outlives the process: what a request computed is
+            written there, and read when a prompt begins with the same tokens. Several servers and models may
+            use it. Its files hold what users wrote. None: none.
+        prefix_cache_size: most bytes of all files in that folder; those that were not used for longest are
+            removed.
         swap_space: bytes of ordinary memory for the blocks of preempted sequences; if it is 0 or full, they
             are recomputed.
         promised_memory: bytes that are reserved for other parts of this process and may not be written yet;
@@ -63,6 +69,8 @@ class EngineConfig:
     kv_cache_memory: int | float | None = None
     kv_cache_dtype: KvCacheDtype = "auto"
     state_dtype: StateDtype = "float32"
+    prefix_cache_dir: str | PathLike[str] | None = None
+    prefix_cache_size: int = 10 * 10**9
     swap_space: int = 0
     promised_memory: int = 0
     scheduling_policy: Policy | None = None

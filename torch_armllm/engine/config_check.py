@@ -21,6 +21,7 @@ _INTEGERS: dict[str, tuple[int | None, int | None]] = {
     "max_model_len": (None, MAX_MODEL_LEN),
     "max_num_seqs": (None, MAX_NUM_SEQS),
     "max_num_batched_tokens": (None, MAX_NUM_BATCHED_TOKENS),
+    "prefix_cache_size": (0, MAX_BYTES),
     "swap_space": (0, MAX_BYTES),
     "promised_memory": (0, MAX_BYTES),
     "seed": (None, None),
@@ -76,6 +77,11 @@ def _check_objects(given: Mapping[str, Any]) -> None:
         raise TypeError(f"speculative_config = {drafts!r}: give a dict, 'auto', or None for no draft tokens")
     if "scheduling_policy" in given and not hasattr(given["scheduling_policy"], "sort_key"):
         raise TypeError(f"scheduling_policy = {given['scheduling_policy']!r} has no method sort_key")
+    folder = given.get("prefix_cache_dir", "")
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"prefix_cache_dir = {folder!r}: give the path of a folder")
+    if folder and not given.get("enable_prefix_caching", True):
+        raise ValueError(f"prefix_cache_dir = {str(folder)!r} needs enable_prefix_caching: leave one out")
     trace = given.get("trace", "")
     if not isinstance(trace, (str, os.PathLike)) and not hasattr(trace, "begin"):
         raise TypeError(f"trace = {trace!r}: give the path of a file")

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from torch_armllm.engine.disk.arrivals import Arrivals
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import RequestOutput
@@ -23,6 +24,7 @@ from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.text.stopping import OutputText
 from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.plan.expert_store import ExpertCounts
 from torch_armllm.plan.step_result import StepResult
 
@@ -65,9 +67,11 @@ class LLMEngine:
         log_stats: logs throughput while requests run.
         trace: records the phases of steps.
         experts: returns the counts of a cache of experts; None: all weights are in memory.
+        disk: the prefix cache on disk; None: there is none.
 
     Attributes:
         stats: counts of the work done.
+        disk: see above.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class LLMEngine:
         log_stats: bool = False,
         trace: Trace = NO_TRACE,
         experts: Callable[[], ExpertCounts] | None = None,
+        disk: DiskPrefixCache | None = None,
     ) -> None:
         self.preprocessor = preprocessor
         self.scheduler = scheduler
@@ -88,7 +93,10 @@ class LLMEngine:
         self.sampler = sampler
         self.speculative_decoder = speculative_decoder
         self._verify = speculative_decoder.verify if speculative_decoder is not None else sampler.verify_batch
-        self.stats = EngineStats(self._gauges, log_stats, experts=experts)
+        self.disk = disk
+        self._arrivals = None if disk is None else Arrivals(disk, scheduler)
+        counts = None if disk is None else disk.counts
+        self.stats = EngineStats(self._gauges, log_stats, experts=experts, disk=counts)
         self._trace = trace
         self._begin_text = begin_text
         self._output_builder = OutputBuilder()
@@ -112,7 +120,9 @@ class LLMEngine:
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is running already; give each request an id of its own")
         request = self.preprocessor.build_request(request_id, prompt, params or SamplingParams(), priority)
-        self.scheduler.add(request)
+        self.scheduler.check(request)
+        if self._arrivals is None or not self._arrivals.hold(request):
+            self.scheduler.add(request)
         self._requests[request_id] = request
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
@@ -125,7 +135,8 @@ class LLMEngine:
         aborted = [self._requests[name] for name in names if name in self._requests]
         for request in aborted:
             self._flush_texts(request)
-            self.scheduler.abort(request.request_id)
+            if self._arrivals is None or self._arrivals.cancel(request.request_id) is None:
+                self.scheduler.abort(request.request_id)
         return self._outputs(aborted)
 
     def has_unfinished_requests(self) -> bool:
@@ -139,6 +150,8 @@ class LLMEngine:
             StepFailedError: the step failed, and its requests have ended.
         """
         began = time.monotonic()
+        if self._arrivals:
+            self._arrivals.advance()
         self._trace.begin()
         step = self.scheduler.schedule()
         if not step.scheduled:
@@ -187,7 +200,7 @@ class LLMEngine:
 
     def _gauges(self) -> Gauges:
         scheduler, blocks = self.scheduler, self.scheduler.blocks
-        waiting = scheduler.waiting + scheduler.swapped
+        waiting = scheduler.waiting + scheduler.swapped + len(self._arrivals or ())
         return Gauges(scheduler.running, waiting, blocks.usage, blocks.hit_rate)
 
     def _record_start(self, step: Step, now: float) -> None:

@@ -74,6 +74,17 @@ class Preprocessor:
             raise ValueError("there is no tokenizer; give the prompt as prompt_token_ids")
         return prompt, self.tokenize(prompt)
 
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """Returns the tokens of a prompt.
+
+        Raises:
+            ValueError: it is empty, or is text and there is no tokenizer, or its text is too long.
+        """
+        tokens = self._tokens(prompt)[1]
+        if not tokens:
+            raise ValueError("the prompt holds no token")
+        return tokens
+
     def tokenize(self, text: str) -> list[int]:
         """Returns the tokens of a text; raises ValueError if it is too long to be tokenized."""
         assert self.tokenizer is not None and self.prompt_limit is not None

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.step import Step
+from torch_armllm.kv_cache.disk.disk_cache import DiskCounts
 from torch_armllm.plan.expert_store import ExpertCounts
 
 INTERVAL = 10.0
@@ -65,10 +66,12 @@ class EngineStats:
         interval: seconds between two lines.
         clock: returns seconds.
         experts: returns the counts of a cache of experts; None: all weights are in memory.
+        disk: returns the counts of a prefix cache on disk; None: there is none.
 
     Attributes:
         gauges: returns the state of the engine.
         experts: see above.
+        disk: see above.
         totals: counts since the start.
     """
 
@@ -79,10 +82,12 @@ class EngineStats:
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
         experts: Callable[[], ExpertCounts] | None = None,
+        disk: Callable[[], DiskCounts] | None = None,
     ) -> None:
         self.totals = Totals()
         self.gauges = gauges
         self.experts = experts
+        self.disk = disk
         self._logged_experts = None if experts is None else experts()
         self._log = log
         self._interval = interval

@@ -29,6 +29,7 @@ class StateSlots(BlockAllocator):
         self.spare = spare
         self.saved = 0
         self._checkpoints: OrderedDict[int, int] = OrderedDict()
+        self._numbers = [0] * (running + spare)
 
     @property
     def free(self) -> int:
@@ -69,11 +70,16 @@ class StateSlots(BlockAllocator):
         assert self._references[slot] == 1
         self._references[slot] = 0
         self._checkpoints[content] = slot
+        self._numbers[slot] += 1
         return True
 
     def find(self, content: int) -> int | None:
         """Returns the slot of a prefix's checkpoint; None if it has none."""
         return self._checkpoints.get(content)
+
+    def number(self, slot: int) -> int:
+        """Returns the number of checkpoints that a slot has held so far, the present one included."""
+        return self._numbers[slot]
 
     def use(self, content: int) -> None:
         """Marks a checkpoint as used just now."""

@@ -7,8 +7,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
+from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -54,6 +57,7 @@ class LLM(LLMBase):
 
     def _start(self) -> None:
         self._numbers = itertools.count()
+        self._sessions: SessionFiles | None = None
 
     def generate(
         self,
@@ -154,6 +158,49 @@ class LLM(LLMBase):
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         return self._run(self._names(1), [prompt], [params], [0])
+
+    def save_session(self, path: str | PathLike[str], prompt: Prompt) -> None:
+        """Saves what is computed of a conversation, for `load_session` in another process.
+
+        What is not in the prefix cache any more is computed first.
+
+        Args:
+            path: of the file; an existing one is replaced.
+            prompt: the conversation: text, token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``.
+
+        Raises:
+            ValueError: the conversation cannot be served, the cache has no room for it, or the model has no
+                prefix cache.
+            OSError: the file cannot be written.
+        """
+        files, token_ids = self._session_files(), self.llm_engine.preprocessor.token_ids(prompt)
+        if not files.holds(token_ids):
+            self.generate(token_ids, SamplingParams(max_tokens=1), use_tqdm=False)
+            if not files.holds(token_ids):
+                raise ValueError(
+                    f"the prefix cache has no room for all {len(token_ids)} tokens: give more kv_cache_memory"
+                )
+        files.save(Path(path), token_ids)
+
+    def load_session(self, path: str | PathLike[str]) -> list[int]:
+        """Loads a conversation that `save_session` saved, so that prompts that begin with it start at once.
+
+        Returns:
+            Its token ids.
+
+        Raises:
+            ValueError: the file is of another model or damaged, or the cache has no room for it.
+            OSError: the file cannot be read.
+        """
+        return self._session_files().load(Path(path))
+
+    def _session_files(self) -> SessionFiles:
+        engine = self.llm_engine
+        if engine.has_unfinished_requests():
+            raise ValueError("this LLM is generating; finish that first")
+        if self._sessions is None:
+            self._sessions = SessionFiles(engine.runner, engine.scheduler.blocks)
+        return self._sessions
 
     def _run(
         self,

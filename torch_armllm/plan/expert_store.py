@@ -74,7 +74,12 @@ class ExpertStore:
         self._handle: int = torch.ops.armllm.experts_open(
             budget, [str(file) for file in files], [weight.memory for weight in weights], positions
         )
+        self._stored = {weight.memory.data_ptr(): weight for weight in weights}
         weakref.finalize(self, _close(), self._handle)
+
+    def stored(self, tensor: Tensor) -> StoredWeight | None:
+        """Returns the place of a plan's constant in a file; None if it is in memory as a whole."""
+        return self._stored.get(tensor.data_ptr())
 
     def require(self, layer: int, experts: Sequence[int]) -> None:
         """Makes experts of a layer resident until the next call.

@@ -81,6 +81,17 @@ _EXPERT_GAUGES = (
     ("expert_cache_bytes", "Bytes of the experts in memory.", "resident"),
     ("expert_cache_max_bytes", "Bytes that experts in memory may take.", "budget"),
 )
+_DISK_COUNTERS = (
+    ("prefix_cache_disk_hits", "Prompt tokens that the prefix cache read from the disk.", "hits"),
+    ("prefix_cache_disk_misses", "Prompt tokens that were neither in memory nor on the disk.", "misses"),
+    ("prefix_cache_disk_read_bytes", "Bytes that the prefix cache read from the disk.", "bytes_read"),
+    ("prefix_cache_disk_written_bytes", "Bytes that the prefix cache wrote to the disk.", "bytes_written"),
+    ("prefix_cache_disk_dropped", "Blocks whose memory was needed before they were written.", "dropped"),
+)
+_DISK_GAUGES = (
+    ("prefix_cache_disk_bytes", "Bytes of the prefix cache on the disk.", "nbytes"),
+    ("prefix_cache_disk_max_bytes", "Bytes that the prefix cache may take on the disk.", "limit"),
+)
 
 
 class ServerMetrics:
@@ -257,6 +268,7 @@ class _EngineCollector(Collector):
                 counter.add_metric([name], getattr(stats.totals, field))
             yield counter
         yield from self._experts()
+        yield from self._disk()
 
     def _experts(self) -> Iterator[Metric]:
         """Yields the statistics of engines whose experts are on disk."""
@@ -269,6 +281,22 @@ class _EngineCollector(Collector):
                 counter.add_metric([name], unit * getattr(values, field))
             yield counter
         for metric, text, field in _EXPERT_GAUGES:
+            gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
+            for name, values in counts.items():
+                gauge.add_metric([name], getattr(values, field))
+            yield gauge
+
+    def _disk(self) -> Iterator[Metric]:
+        """Yields the statistics of engines with a prefix cache on disk."""
+        counts = {name: stats.disk() for name, stats in self._engines.items() if stats.disk is not None}
+        if not counts:
+            return
+        for metric, text, field in _DISK_COUNTERS:
+            counter = CounterMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
+            for name, values in counts.items():
+                counter.add_metric([name], getattr(values, field))
+            yield counter
+        for metric, text, field in _DISK_GAUGES:
             gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
             for name, values in counts.items():
                 gauge.add_metric([name], getattr(values, field))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @contextmanager
-def atomic_file(path: Path, shared: bool = False) -> Iterator[Path]:
+def atomic_file(path: Path, shared: bool = False, durable: bool = False) -> Iterator[Path]:
     """Yields a scratch path, which replaces ``path`` when the block ends without an error.
 
     Readers and interrupted runs find the old file or the new one, never half of it.
@@ -20,6 +20,7 @@ def atomic_file(path: Path, shared: bool = False) -> Iterator[Path]:
     Args:
         path: the file to write; its folder exists.
         shared: several processes may write the file at once, so each gets a scratch file of its own.
+        durable: waits until the disk has the file's contents before the file gets its name.
     """
     if shared:
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -29,9 +30,19 @@ def atomic_file(path: Path, shared: bool = False) -> Iterator[Path]:
         scratch = path.with_name(scratch_name(path.name))
     try:
         yield scratch
+        if durable:
+            _wait_for_disk(scratch)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _wait_for_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def scratch_name(name: str) -> str:

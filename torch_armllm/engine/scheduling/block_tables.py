@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as GenericSequence
 
 from torch_armllm.engine.request import Sequence
@@ -20,12 +21,15 @@ class BlockTables:
     Attributes:
         states: state slots of the sequences; None without recurrent layers.
         swapped: swap blocks of the sequences that are swapped out.
+        on_leave: called with the tokens of a sequence, and the number of computed ones, before its blocks are
+            given back; None: nobody asks.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.swapped: dict[Sequence, list[int]] = {}
         self.states = None if blocks.states is None else StateTables(blocks, blocks.states)
+        self.on_leave: Callable[[GenericSequence[int], int], None] | None = None
         self._arriving: dict[Sequence, int] = {}
 
     def admit(self, sequence: Sequence, step: Step, reserve: int, max_uncomputed: int) -> bool:
@@ -209,6 +213,8 @@ class BlockTables:
 
     def _deallocate(self, sequence: Sequence) -> None:
         self._arriving.pop(sequence, None)
+        if self.on_leave is not None and sequence.blocks:
+            self.on_leave(sequence.token_ids, sequence.computed)
         self.blocks.deallocate(sequence.blocks)
         if self.states is not None:
             self.states.free(sequence)

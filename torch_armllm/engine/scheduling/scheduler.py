@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as GenericSequence
 
 from torch_armllm.engine.outputs import FinishReason
@@ -80,8 +80,17 @@ class Scheduler:
         """Number of sequences whose blocks are in swap memory."""
         return len(self._tables.swapped)
 
-    def add(self, request: Request) -> None:
-        """Queues a request.
+    def call_on_leave(self, call: Callable[[GenericSequence[int], int], None]) -> None:
+        """Has a function called for each sequence that gives its blocks back; see `BlockTables.on_leave`."""
+        self._tables.on_leave = call
+
+    @property
+    def states_are_settled(self) -> bool:
+        """True if no copies of states wait for the next step."""
+        return self._states is None or self._states.settled
+
+    def check(self, request: Request) -> None:
+        """Checks a request.
 
         Raises:
             ValueError: its id is in use, or it can never be served.
@@ -105,6 +114,14 @@ class Scheduler:
                 f"request {request.request_id!r} wants {num_sequences} sequences; max_num_seqs is "
                 f"{self.config.max_num_seqs}: request fewer, or raise it"
             )
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: its id is in use, or it can never be served.
+        """
+        self.check(request)
         (sequence,) = request.sequences
         self._requests[request.request_id] = request
         self._keys[sequence] = (self.policy.sort_key(request), self._arrivals, 0)

@@ -37,6 +37,11 @@ class StateTables:
         self._rolling: dict[Sequence, int] = {}
         self._moves: list[StateMove] = []
 
+    @property
+    def settled(self) -> bool:
+        """True if no moves wait for the next step."""
+        return not self._moves
+
     def begin(self, step: Step) -> None:
         """Lets a step make the moves that were asked for after the step before it."""
         step.state_moves, self._moves = self._moves, []

@@ -1,0 +1,86 @@
+"""The fingerprint of a model and its caches: files of blocks are read only where it is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torch_armllm._version import __version__
+from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.kv_cache.disk.record import FORMAT
+from torch_armllm.kv_cache.disk.rows import Bytes, Rows
+from torch_armllm.ops import variants
+from torch_armllm.plan.expert_store import ExpertStore
+from torch_armllm.plan.native import NativePlan
+
+_SAMPLES = 16
+"""Places of a tensor that are read."""
+_SAMPLE_BYTES = 256
+_LARGEST_COPY = 1 << 20
+"""Elements of a tensor that is not contiguous and yet read as a whole."""
+
+
+def fingerprint(runner: PlanRunner, blocks: Rows, states: Rows) -> str:
+    """Returns 32 hexadecimal digits that differ if a block's bits may differ, or lie elsewhere in it.
+
+    They depend on the plan (operators, shapes, constants such as those of rotary embeddings), on the dtype,
+    shape and bytes at sixteen places of each of its weights, on the layout of a block and of the states, on
+    the kernels, and on the versions of torch and of this package. They do not depend on the name or the
+    place of the model's folder.
+
+    Args:
+        runner: of an engine; has a native plan.
+        blocks: of its KV cache.
+        states: of its recurrent layers.
+    """
+    plan = runner.plan
+    assert isinstance(plan, NativePlan)
+    program = plan.program
+    digest = hashlib.blake2b(digest_size=16)
+    known = {
+        "format": FORMAT,
+        "versions": [__version__, torch.__version__],
+        "kernels": variants.machine().compiled,
+        "shape": repr(runner.shape),
+        "block": [runner.block_size, *blocks.description],
+        "states": states.description,
+        "program": [program.opcodes, program.integers, program.floats],
+        "first_position": runner.model.first_position,
+    }
+    digest.update(json.dumps(known, default=str).encode())
+    for constant in program.constants:
+        digest.update(f"{constant.dtype} {tuple(constant.shape)}".encode())
+        for sample in _samples(constant, plan.experts):
+            digest.update(sample)
+    return digest.hexdigest()
+
+
+def _samples(tensor: Tensor, experts: ExpertStore | None) -> Iterator[bytes]:
+    """Yields bytes of places that are spread over a tensor."""
+    if not tensor.numel():
+        return
+    stored = None if experts is None else experts.stored(tensor)
+    if stored is not None:  # its memory holds only what steps needed so far
+        with stored.file.open("rb") as file:
+            for begin in _places(tensor.numel() * tensor.element_size()):
+                file.seek(stored.offset + begin)
+                yield file.read(_SAMPLE_BYTES)
+        return
+    if not tensor.is_contiguous():
+        if tensor.dim() > 1 and tensor.numel() > _LARGEST_COPY:
+            for index in sorted({0, len(tensor) // 2, len(tensor) - 1}):
+                yield from _samples(tensor[index], None)
+            return
+        tensor = tensor.contiguous()
+    flat: Bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
+    for begin in _places(len(flat)):
+        yield flat[begin : begin + _SAMPLE_BYTES].tobytes()
+
+
+def _places(nbytes: int) -> Iterator[int]:
+    last = max(0, nbytes - _SAMPLE_BYTES)
+    yield from sorted({last * number // (_SAMPLES - 1) for number in range(_SAMPLES)})
