@@ -197,6 +197,9 @@ def test_packed_weights_are_the_files(own: LLM, smollm2_file: Path) -> None:
 def test_default_is_close_and_a_named_scheme_rounds_again(own: LLM, smollm2_dir: Path) -> None:
     rounded = LLM(DENSE, quantization=Recipe("g32i", method="rtn"), **OPTIONS)
     assert rounded.model.model.layers[3].mlp.down_proj.scheme == "g32i"
+    for llm in (own, rounded):
+        params = llm.get_default_sampling_params()
+        assert (params.temperature, params.top_p) == (0.2, 0.9)
     ids = own.get_tokenizer()(TEXT, return_tensors="pt").input_ids
     assert torch.equal(ids, rounded.get_tokenizer()(TEXT, return_tensors="pt").input_ids)
     with torch.no_grad():

@@ -81,6 +81,7 @@ def test_load_and_unload_a_model(several: Live, other_checkpoint: Path) -> None:
     assert loaded.status_code == 200, loaded.text
     assert loaded.json()["id"] == "other/one"
     assert loaded.json()["max_model_len"] == 64
+    assert loaded.json()["default_sampling_params"]["top_p"] == 1.0
     assert names(several) == [NAME, "other/one"]
     assert ask(several, NAME) == alone != ask(several, "other/one")
     client = OpenAI(base_url=f"{several.base}/v1", api_key="k", max_retries=0)

@@ -105,12 +105,14 @@ def test_conversation(page: Any, server: Live) -> None:
     page.wait_for_selector("article.assistant small:has-text('8 tokens ·')")
     figures = page.inner_text("article.assistant small")
     assert re.fullmatch(
-        r"8 tokens · [\d.]+ tokens/s · \d+ in the prompt · first after [\d.]+ s · cut .*", figures
+        r"8 tokens · [\d.]+ tokens/s · \d+ in the prompt · first after [\d.]+ s · stopped at max tokens",
+        figures,
     )
     answer = page.text_content("article.assistant p")
     assert answer
     page.wait_for_selector("#send:visible")
     assert page.input_value("#model") == asked[0]["model"] == "tiny"
+    assert page.get_attribute("#temperature", "placeholder") == "1 (the model's)"
     assert (asked[0]["max_tokens"], asked[0]["temperature"]) == (8, 0)
     say(page, "more")
     page.wait_for_selector("article:nth-of-type(4) small:has-text('8 tokens ·')")

