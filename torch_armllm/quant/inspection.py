@@ -63,7 +63,7 @@ def _packed(model: Any, name: str, module: QuantLinear | QuantExperts) -> LayerR
         parent, _, attribute = name.rpartition(".")
         latent = is_up_projection(model.get_submodule(parent), attribute)
         kind = "head" if module is model.get_output_embeddings() else "latent" if latent else "linear"
-        op = "int8_linear" if module.scheme == "int8" else "int4_linear"
+        kind, op = "blocks" if module.blocks > 1 else kind, module.op
     count = _weights(module)
     after = sum(buffer.nbytes for buffer in module.buffers())
     return LayerRecord(

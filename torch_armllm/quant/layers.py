@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
+from torch_armllm.ops.linear import PANEL
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
@@ -35,7 +37,7 @@ class Layer:
     Attributes:
         name: path from the model's root.
         module: the module itself.
-        kind: ``linear``, ``latent``, ``head``, ``experts``, ``router`` or ``other``.
+        kind: ``linear``, ``latent``, ``blocks``, ``head``, ``experts``, ``router`` or ``other``.
         reason: the reason why it stays unquantized, or None.
         layout: weight layout of experts that can be quantized.
     """
@@ -88,6 +90,42 @@ def _computes_linear(module: nn.Linear) -> bool:
         return False
     same = isinstance(actual, Tensor) and actual.shape == expected.shape
     return same and torch.allclose(actual.float(), expected.float(), rtol=2e-2, atol=1e-3)
+
+
+_BLOCKS: dict[tuple[Any, ...], int] = {}
+
+
+def block_count(module: nn.Module) -> int:
+    """Returns the number n of diagonal blocks of a layer's weight; 1 for a layer that has none.
+
+    Such a layer has tokens (…, n, K), and multiplies part i of each by block i of its rows, as the grouped
+    output projection of DeepSeek-V4 does.  n is one of the module's own numbers.
+    """
+    if not isinstance(module, nn.Linear) or module.weight is None or module.bias is not None:
+        return 1
+    rows, columns = module.weight.shape
+    numbers = sorted({n for n in vars(module).values() if type(n) is int and n > 1})
+    key = (type(module), rows, columns, *numbers)
+    if key not in _BLOCKS:
+        counts = (n for n in numbers if rows % (PANEL * n) == 0 and _computes_blocks(module, n))
+        _BLOCKS[key] = next(counts, 1)
+    return _BLOCKS[key]
+
+
+def _computes_blocks(module: nn.Linear, count: int) -> bool:
+    """True if a subclass of ``nn.Linear`` computes the products of ``count`` blocks, with a random weight."""
+    rows, columns = module.weight.shape
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(rows, columns, generator=random, device="cpu")
+    x = torch.randn(1, 2, count, columns, generator=random, device="cpu")
+    try:
+        with torch.no_grad():
+            actual = torch.func.functional_call(module, {"weight": weight}, (x,))
+    except Exception:  # noqa: BLE001 - a forward with other arguments multiplies no blocks
+        return False
+    expected = torch.einsum("btnk,nrk->btnr", x, weight.view(count, -1, columns))
+    same = isinstance(actual, Tensor) and actual.shape == expected.shape
+    return same and torch.allclose(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def weight_of(module: nn.Module) -> Tensor:
@@ -180,11 +218,13 @@ def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> 
         return Layer(name, module, "experts", layout=layout)
     if _is_router(model, attribute, module):
         return Layer(name, module, "router", "it chooses experts: rounding it would change the choice")
-    if not is_linear(module):
+    linear = is_linear(module)
+    if not linear and block_count(module) == 1:
         return Layer(name, module, "other", f"{type(module).__name__} has no fused op")
     head = getattr(model, "get_output_embeddings", lambda: None)()
     parent = model.get_submodule(parent_name)
     kind = "head" if module is head else "latent" if is_up_projection(parent, attribute) else "linear"
+    kind = kind if linear else "blocks"
     if min(weight_of(module).shape) < NARROW:
         return Layer(
             name, module, kind, f"it is too narrow to gain anything: {tuple(weight_of(module).shape)}"

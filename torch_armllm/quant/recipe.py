@@ -186,8 +186,9 @@ class Recipe:
         for pattern, other in self.overrides.items():
             if fits(layer, pattern):
                 scheme = other
-        # The ops of latent attention sum over both axes of this weight, which only int8 supports.
-        return "int8" if layer.kind == "latent" and scheme is not None else scheme
+        # The ops of latent attention sum over both axes of this weight, and those of blocks multiply heads:
+        # both support int8 alone.
+        return "int8" if layer.kind in ("latent", "blocks") and scheme is not None else scheme
 
     def _check_fits(self, pattern: str, scheme: str | None, layers: Sequence[Layer]) -> None:
         fitting = [layer for layer in layers if fits(layer, pattern)]
@@ -205,9 +206,10 @@ class Recipe:
                 f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} cannot be quantized: "
                 f"{refused[0]}"
             )
-        if scheme != "int8" and all(layer.kind == "latent" for layer in fitting):
+        if scheme != "int8" and all(layer.kind in ("latent", "blocks") for layer in fitting):
+            does = "expands latents" if fitting[0].kind == "latent" else "multiplies blocks"
             raise ValueError(
-                f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} expands latents: "
+                f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} {does}: "
                 "its scheme must be int8 or None (not quantized)"
             )
 

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.ops.embedding import split_rest
 from torch_armllm.ops.linear import interleave_panels
-from torch_armllm.quant.layers import Layer, weight_of
+from torch_armllm.quant.layers import Layer, block_count, weight_of
 from torch_armllm.quant.methods.base import Method
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -73,7 +73,7 @@ def make_replacement(
             spill.store(new)
         else:
             new, sharer = _quantize_linear(layer, scheme, method, tied[0] if share else None, spill)
-            op = "int8_linear" if scheme.name == "int8" else "int4_linear"
+            op = new.op
     except ValueError as error:
         raise ValueError(f"{layer.name}: {error}") from error
     new.train(layer.module.training)
@@ -91,7 +91,8 @@ def _quantize_linear(
     assert bias is None or isinstance(bias, Tensor)
     rows, columns = weight.shape
     empty = empty_panels((), rows, columns, scheme.name)
-    new = QuantLinear(empty, columns, rows, scheme.name, bias, 0.0, module, weight.dtype)
+    blocks = block_count(module) if layer.kind == "blocks" else 1
+    new = QuantLinear(empty, columns, rows, scheme.name, bias, 0.0, module, weight.dtype, blocks=blocks)
     sharer = None if tied is None else TiedEmbedding(tied, new)
 
     def take(part: slice, panels: Tensor) -> None:

@@ -138,6 +138,8 @@ def _layers_of(model: Any) -> list[_DifferentiableLinear]:
         )
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     modules = [module for module in model.modules() if isinstance(module, QuantLinear)]
+    if any(module.blocks > 1 for module in modules):
+        raise ValueError("the model multiplies blocks of a weight, through which no gradient is known")
     layers = [_DifferentiableLinear(module, module is not head) for module in modules]
     if all(layer.gain is None for layer in layers):
         raise ValueError("no layer of the model has a scheme with one scale a row, such as int4 or int8")

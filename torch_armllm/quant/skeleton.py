@@ -12,7 +12,7 @@ from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.hf.names import TIED, WIDE
 from torch_armllm.quant.config import ArmInt4Config
-from torch_armllm.quant.layers import ModuleSlots, is_linear, weight_of
+from torch_armllm.quant.layers import ModuleSlots, block_count, is_linear, weight_of
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import SHARED_SCHEMES, TiedEmbedding
@@ -38,6 +38,8 @@ def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
                 described[name]["ordered"] = True
             if isinstance(module, QuantLinear) and module.digits > 1:
                 described[name]["digits"] = module.digits
+            if isinstance(module, QuantLinear) and module.blocks > 1:
+                described[name]["blocks"] = module.blocks
     return described
 
 
@@ -128,14 +130,20 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | 
             f"quantization_config says that {name} has {digits!r} digits; it can have "
             f"{' or '.join(map(str, allowed))}"
         )
-    if is_linear(shell):
+    blocks = saved.get("blocks", 1)
+    if blocks != 1 and not (scheme == "int8" and type(blocks) is int and block_count(shell) == blocks):
+        raise ValueError(
+            f"quantization_config says that {name} has {blocks!r} blocks of scheme {scheme!r}, but a "
+            f"{type(shell).__name__} multiplies none or others: config.json belongs to another model"
+        )
+    if is_linear(shell) or blocks != 1:
         weight = weight_of(shell)
         rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
         packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
         order = torch.empty(columns, dtype=torch.int32, device="meta") if saved.get("ordered") else None
         packed_module = QuantLinear(
-            packed, columns, rows, scheme, bias, error, shell, weight.dtype, order, digits
+            packed, columns, rows, scheme, bias, error, shell, weight.dtype, order, digits, blocks
         )
         names: tuple[str, ...] = ("weight",)
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):

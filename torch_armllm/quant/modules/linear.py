@@ -28,6 +28,8 @@ class QuantLinear(nn.Module):
             columns are in the order of the inputs.
         digits: INT8 digits of each activation, 1 or 2: the second holds what the first rounds off. A plan
             takes it over when the model is patched.
+        blocks: number of diagonal blocks of the weight.  With more than one, ``y[…, i] = x[…, i] · W[i]ᵀ`` of
+            tokens (…, blocks, in_features), where W[i] is the i-th part of the rows: INT8, without bias.
     """
 
     NOT_COMPUTED_WITH = NOT_COMPUTED_WITH
@@ -48,6 +50,7 @@ class QuantLinear(nn.Module):
         float_dtype: torch.dtype = torch.float32,
         order: Tensor | None = None,
         digits: int = 1,
+        blocks: int = 1,
     ) -> None:
         super().__init__()
         prepare_for_forks()
@@ -57,6 +60,7 @@ class QuantLinear(nn.Module):
         self.scheme = scheme
         self.error = error
         self.digits = digits
+        self.blocks = blocks
         self.register_buffer("weight_packed", weight_packed)
         self.register_buffer("order", order)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
@@ -68,8 +72,20 @@ class QuantLinear(nn.Module):
         """The module that this module replaced."""
         return self._shell[0]
 
+    @property
+    def op(self) -> str:
+        """Name of the op that it calls."""
+        if self.blocks > 1:
+            return "int8_heads_linear"
+        return "int8_linear" if self.scheme == "int8" else "int4_linear"
+
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) of bfloat16, float16 or float32 to (…, out_features) of the same type."""
+        if self.blocks > 1:
+            rows = self.out_features // self.blocks
+            weight = self.weight_packed.view(self.blocks, -1, self.weight_packed.shape[-1])
+            tokens = x.reshape(-1, self.blocks, self.in_features)
+            return linear.int8_heads_linear(tokens, weight, rows).view(*x.shape[:-1], rows)
         if self.order is not None:
             x = x.index_select(-1, self.order)
         if self.scheme == "int8":
@@ -91,6 +107,7 @@ class QuantLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, "
             f"bias={self.bias is not None}, error={shown_error(self.error)}"
             + (f", digits={self.digits}" if self.digits > 1 else "")
+            + (f", blocks={self.blocks}" if self.blocks > 1 else "")
         )
 
 
