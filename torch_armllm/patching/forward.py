@@ -83,6 +83,7 @@ class PatchedForward:
         self.module_forward: Callable[..., Any] = base.forward
         own_names = inspect.signature(base.forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in own_names), _CACHE_NAMES[0])
+        self._counts_mask = any(map(_reads_mask, base.modules()))
         self._warned: set[str] = set()
         self._modules_only: str | None = None
         self._hidden_override: Tensor | None = None
@@ -248,6 +249,8 @@ class PatchedForward:
                 raise _Unserved(
                     "the input has padding tokens, and this model numbers their positions in its own way"
                 )
+            if self._counts_mask and mask is not None and _begins_padded(mask != 0):
+                raise _Unserved("the input is padded on the left, and no position_ids are given")
             positions = torch.arange(first + past, first + past + length)[None]
         positions = positions.expand(batch, length).long()
         counts = [length] * batch if kept is None else kept.sum(1).tolist()
@@ -301,6 +304,23 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
         return own(*args, **kwargs)
 
     return forward
+
+
+def _reads_mask(module: nn.Module) -> bool:
+    """True if a table of positions counts the attention mask if it is given none, as that of OPT does."""
+    if not isinstance(module, nn.Embedding):
+        return False
+    return "attention_mask" in _arguments(type(module))  # type: ignore[arg-type]  # types can be hashed
+
+
+@functools.cache
+def _arguments(kind: type[nn.Module]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)
+
+
+def _begins_padded(kept: Tensor) -> bool:
+    """True if a token that counts follows padding, in a row of a mask ``(batch, T)``."""
+    return bool((kept[:, 1:] & ~kept[:, :-1]).any()) or not bool(kept[:, 0].all())
 
 
 def _is_nothing(value: Any) -> bool:
