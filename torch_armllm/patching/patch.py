@@ -22,6 +22,7 @@ from torch_armllm.ops.attention import check_int4_size
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
 from torch_armllm.patching.generation.generate import PatchedGenerate
+from torch_armllm.patching.model_kind import check_kind, has_head, misuse, results_of
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
@@ -46,8 +47,7 @@ def _check_model(model: nn.Module) -> None:
         )
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"patch needs a transformers model, got a {kind}")
-    if model.get_output_embeddings() is None or base_model_of(model) is model or not model.can_generate():
-        raise ValueError(f"{kind} is not a causal language model; load it with AutoModelForCausalLM")
+    check_kind(model)
     if is_patched(model):
         raise ValueError(f"this {kind} is patched already; call torch_armllm.unpatch(model) first")
     if model.training:
@@ -119,13 +119,11 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     forward = PatchedForward(
         *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
     )
+    expected = None if has_head(model) else results_of(model)
     base.forward = forward
-    if not forward.is_called_by(model):
+    report.capture_reason = misuse(model, forward, expected)
+    if report.capture_reason is not None:
         del base.forward
-        report.capture_reason = (
-            f"the forward of {type(model).__name__} calls parts of its {type(base).__name__} itself, and so "
-            "would not call a plan"
-        )
         return None
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
@@ -133,8 +131,9 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     latents = latent_groups(shape)
     report.kv_bytes_expanded = sum(g.expanded * g.dtype.itemsize for g in latents) if latents else None
     report.ops = _count_ops(built.graph)
-    model.forward = by_plan
-    if "generate" not in model.__dict__:  # a checkpoint may bring code of its own
+    if base is not model:
+        model.forward = by_plan
+    if model.can_generate() and "generate" not in model.__dict__:  # a checkpoint may bring code of its own
         model.generate = PatchedGenerate(model, forward)
     return forward
 
@@ -154,14 +153,14 @@ def _check_latent_dtype(model: Any, kv_cache_dtype: str | None) -> None:
 
 def patch(
     model: Any,
-    quantization: str | Recipe | None = "int4",
+    quantization: str | Recipe | None = "auto",
     *,
     kv_cache_dtype: str | None = None,
     keep_original: bool = False,
     progress: bool = True,
     calibration: Tensor | None = None,
 ) -> Report:
-    """Quantizes a transformers causal language model to INT4 and rewrites it to fused ops, in place.
+    """Quantizes a transformers model to INT4 or INT8 and rewrites it to fused ops, in place.
 
     ``model(...)`` and ``model.generate(...)`` keep working and return the same, up to rounding and
     quantization.  Calls that the fused step cannot serve (``output_attentions``, ``inputs_embeds``, …) run
@@ -169,9 +168,10 @@ def patch(
 
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
-            float16.
+            float16; or its bare decoder (``AutoModel``), a classifier or a reward model that is made of one.
         quantization: ``"int4"`` (the exact scheme g32iz), ``"int8"``, the name of another scheme (``g32``,
-            ``row``, …), a `Recipe`, or None to keep the weights as they are.
+            ``row``, …), a `Recipe`, or None to keep the weights as they are; ``"auto"``: ``"int4"`` for
+            models that predict tokens, and ``"int8"`` for the others.
         kv_cache_dtype: element type of the KV cache: ``"int8"`` (with one scale per token and head, or with
             two for the latents of a token), ``"int4"`` (less accurate, not for latents), ``"bfloat16"``,
             ``"float16"``, ``"float32"``, or None for the model's own dtype.
@@ -184,9 +184,9 @@ def patch(
         table.
 
     Raises:
-        ValueError: the model is not a causal language model, is patched already, is in training mode, is not
-            on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not finite; or an
-            option is unknown.
+        ValueError: the model is no decoder, attends to later tokens, is patched already, is in training mode,
+            is not on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not
+            finite; or an option is unknown.
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache_dtype)
@@ -194,6 +194,8 @@ def patch(
     if kv_cache_dtype == "int4" and (shape := shape_by_config(model.config, torch.uint8)) is not None:
         check_int4_size(shape.head_size)  # before minutes are spent on the weights
     records = None
+    if quantization == "auto":
+        quantization = "int4" if is_packed(model) or has_head(model) else "int8"
     if quantization is not None:
         recipe = Recipe.of(quantization)
         if not is_packed(model):
@@ -254,7 +256,8 @@ def unpatch(model: nn.Module) -> list[str]:
     forward = patched_forward(model)
     state: PatchState = model.__dict__.pop(STATE)
     if forward is not None:
-        del state.base.forward, model.forward
+        for module in {id(each): each for each in (state.base, model)}.values():
+            del module.forward
         if isinstance(model.__dict__.get("generate"), PatchedGenerate):
             del model.generate
     return restore(model) if state.quantized else []
