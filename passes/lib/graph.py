@@ -130,7 +130,7 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     mode = next((v.fake_mode for v in map(fake, node.all_input_nodes) if hasattr(v, "fake_mode")), None)
     if mode is None:
         mode = fake_mode(node.prev)
-    results = _RESULTS.setdefault(mode, {})
+    results = _RESULTS.setdefault(graph, {})
     key = _call_key(target, args, kwargs)
     if key in results:
         node.meta["val"] = results[key]
@@ -142,8 +142,8 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     return node
 
 
-_RESULTS: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
-"""Results of fake kernels by `_call_key`, for each fake tensor mode: a model's layers make equal calls."""
+_RESULTS: WeakKeyDictionary[fx.Graph, dict[Any, Any]] = WeakKeyDictionary()
+"""Results of fake kernels by `_call_key`, for each graph: a model's layers make equal calls."""
 _NEW_SYMBOLS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.debugging import aot_eager
 
 import torch_armllm.capture.export  # noqa: F401  (registers the marker ops too)
+import torch_armllm.passes  # noqa: F401  (registers those of passes)
 from torch_armllm.ops import attention, linear, mla
 from torch_armllm.ops.embedding import split_rest
 from torch_armllm.quant.packing import quantize_matrices
@@ -135,6 +136,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *steps(t),
         True,
     ),
+    "sinkhorn": lambda t: (torch.rand(t, 4, 4), 3, 1e-6),
     "compress_windows": lambda t: (
         *(rows(t), rows(t), torch.randn(4, 32), torch.randn(16), rows(t, 4), rows(t, 4)),
         *(torch.randn(2, 7, 64), torch.randn(2, 4, 16), torch.zeros(1, 1, dtype=torch.int32)),
