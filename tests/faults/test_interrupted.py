@@ -9,12 +9,12 @@ import sys
 import pytest
 
 _WORK = {
-    "quantize mse": ["interrupted_quantize", "--rounds", "8", "--method", "mse"],
-    "quantize gptq": ["interrupted_quantize", "--rounds", "8", "--method", "gptq"],
-    "eval": ["interrupted_eval", "--rounds", "3"],
+    "quantize mse": ["interrupted_quantize", "--rounds", "3", "--method", "mse"],
+    "quantize gptq": ["interrupted_quantize", "--rounds", "4", "--method", "gptq"],
+    "eval": ["interrupted_eval", "--rounds", "2"],
     "plan cache": ["interrupted_plan_cache", "--rounds", "2"],
-    "server": ["interrupted_server", "--rounds", "5"],
-    "memory": ["limited_memory", "--rounds", "20"],
+    "server": ["interrupted_server", "--rounds", "2"],
+    "memory": ["limited_memory", "--rounds", "8"],
 }
 _PACKAGES = {"eval": "lm_eval", "server": "fastapi"}
 

