@@ -1,7 +1,7 @@
-"""Rotations of the last elements of heads, in place of a copy of their first ones, become ``rope_``.
+"""Rotations of the last elements of heads become ``rope_`` in place, which copies no first elements.
 
-DeepSeek-V4 rotates so the queries and keys of its attention, and by the opposite angles what it attended to.
-The pass of rotary embeddings takes care of rotations in front of other attentions.
+DeepSeek-V4 rotates queries and keys in this way before attention, and the results of attention by the
+opposite angles.  The pass ``rope`` rewrites the rotations before other attentions.
 """
 
 from __future__ import annotations

@@ -122,6 +122,7 @@ def _rows() -> Iterator[Case]:
     vocabulary = ("rows=1", "width=151936")
     yield case("sample", "1 x 151936, greedy", *vocabulary, "temperature=0")
     yield case("sample", "1 x 151936, top-50, top-p 0.9", *vocabulary, "top_k=50", "top_p=0.9")
+    yield Case("search_steps", "16 x 4096, groups of 32, 12 steps", "f32", (), family="rows")
     for m in (1, 16):
         yield case("dense_linear", f"M={m} N=128 K=2048", f"m={m}", "n=128")
 

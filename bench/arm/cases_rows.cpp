@@ -53,10 +53,24 @@ Case sample_case(int64_t rows, int64_t width, const Options& options) {
   return case_of(call, 0, double(rows * width));
 }
 
+// Elements: weights, once for each candidate.
+Case search_case(int64_t rows, int64_t width) {
+  constexpr int64_t kGroup = 32, kCandidates = 12;
+  const int64_t groups = width / kGroup;
+  Call call("search_steps");
+  call.with("values", values({rows, groups, kGroup}, ScalarType::Float));
+  for (const char* name : {"steps", "zeros"})
+    call.with(name, values({kCandidates, rows, groups}, ScalarType::Float));
+  call.with("factors", values({groups, kGroup}, ScalarType::Float), true);
+  call.with("lowest", int64_t(0)).with("highest", int64_t(15));
+  return case_of(call, 0, double(rows * width * kCandidates));
+}
+
 }  // namespace
 
 Case row_case(const std::string& op, const Options& options) {
   const int64_t rows = options.number("rows", 16), width = options.number("width", 4096);
+  if (op == "search_steps") return search_case(rows, width);
   const ScalarType type = options.type("dtype", "bf16");
   const double elements = double(rows * width);
   if (op == "quantize") return quantize_case(rows, width, type);

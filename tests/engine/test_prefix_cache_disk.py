@@ -158,6 +158,17 @@ def test_other_model_finds_nothing(tmp_path: Path) -> None:
     assert disk_of(engine).flush() and len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
 
 
+def test_any_weight_that_changed_makes_another_model(tmp_path: Path) -> None:
+    model = tiny("llama", torch.float32)
+    torch_armllm.patch(model, progress=False)
+    before = disk_of(small_engine(model, prefix_cache_dir=tmp_path)).folder.fingerprint
+    plan: Any = small_engine(model).runner.plan  # type: ignore[attr-defined]
+    largest = max(plan.program.constants, key=lambda constant: constant.nbytes)
+    assert largest.nbytes > 20_000 and largest.is_contiguous()
+    largest.view(-1).view(torch.uint8)[1000] ^= 1  # between the bytes that are read one by one
+    assert disk_of(small_engine(model, prefix_cache_dir=tmp_path)).folder.fingerprint != before
+
+
 def test_engines_share_a_folder(tmp_path: Path) -> None:
     block = 17 << 10
     engines = [make_engine(prefix_cache_dir=tmp_path, prefix_cache_size=size * block) for size in (9, 6)]

@@ -45,6 +45,7 @@ class Values {
     for (int64_t i = 0; i < n; ++i) set(i, random.uniform(-size, size));
   }
   void* data() { return bytes_.data(); }
+  float* floats() { return reinterpret_cast<float*>(bytes_.data()); }
   const std::vector<uint8_t>& bytes() const { return bytes_; }
   DType type() const { return type_; }
   armllm::Rows rows(int64_t stride) { return {data(), stride, type_}; }

@@ -3,13 +3,8 @@
 #include "kernel_test.h"
 
 namespace armllm_test {
-namespace {
 
 using namespace armllm;
-
-float* floats(Values& values) { return reinterpret_cast<float*>(values.data()); }
-
-}  // namespace
 
 void test_compress(const Variant& tested, const Variant& truth, Report& report) {
   Random random(73);
@@ -27,17 +22,17 @@ void test_compress(const Variant& tested, const Variant& truth, Report& report) 
           for (int64_t row = 0; row < rows; ++row) {
             values.push_back(static_cast<char*>(kv.data()) + row * size * size_of(type));
             gates.push_back(static_cast<char*>(gate.data()) + row * size * size_of(type));
-            biases.push_back(floats(bias) + row * size);
+            biases.push_back(bias.floats() + row * size);
           }
           Values out[2] = {Values(type, size), Values(type, size)};
           for (int i = 0; i < 2; ++i) {
             Values pooled(DType::f32, size);
             CompressPart part;
             part.kv = values.data(), part.gate = gates.data(), part.bias = biases.data();
-            part.weight = floats(weight);
+            part.weight = weight.floats();
             part.cos = static_cast<char*>(cos.data()), part.sin = static_cast<char*>(sin.data());
             part.out = static_cast<char*>(out[i].data());
-            part.pooled = floats(pooled);
+            part.pooled = pooled.floats();
             part.rows = rows, part.size = size, part.pairs = pairs;
             part.type = part.cos_type = part.sin_type = part.out_type = type;
             part.eps = 1e-6f;

@@ -3,13 +3,8 @@
 #include "rounding/step_search.h"
 
 namespace armllm_test {
-namespace {
 
 using namespace armllm;
-
-float* floats(Values& values) { return reinterpret_cast<float*>(values.data()); }
-
-}  // namespace
 
 void test_rounding(const Variant& tested, const Variant& truth, Report& report) {
   Random random(79);
@@ -22,14 +17,14 @@ void test_rounding(const Variant& tested, const Variant& truth, Report& report) 
         Values zeros(DType::f32, kCandidates * all), factors(DType::f32, kGroups * size, random);
         for (int64_t i = 0; i < kCandidates * all; ++i) {
           zeros.set(i, float(i % 4));
-          steps.set(i, 0.05f + std::fabs(floats(steps)[i]));
+          steps.set(i, 0.05f + std::fabs(steps.floats()[i]));
         }
         if (!finite) values.set(size / 2, std::nanf("")), steps.set(all + 3, INFINITY), steps.set(4, 0.0f);
         int32_t best[2][kRows * kGroups];
         for (int i = 0; i < 2; ++i) {
           StepSearchArgs a;
-          a.values = floats(values), a.steps = floats(steps), a.zeros = floats(zeros);
-          a.factors = weighted ? floats(factors) : nullptr;
+          a.values = values.floats(), a.steps = steps.floats(), a.zeros = zeros.floats();
+          a.factors = weighted ? factors.floats() : nullptr;
           a.best = best[i];
           a.candidates = kCandidates, a.rows = kRows, a.groups = kGroups, a.size = size;
           a.lowest = -3, a.highest = 12;

@@ -230,11 +230,12 @@ def test_loads_leave_nothing_behind(tmp_path: Path) -> None:
         llm = load(folder, max_memory=KV + fixed + layer)
         results(llm, PROMPTS[:1])
         del llm
-        gc.collect()
+        for _ in range(3):  # C++ objects lie between Python's: a collection frees what the next one finds
+            gc.collect()
         tasks = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
         found.append((len(os.listdir("/dev/fd")), tasks, maps()))
-    # what each of five loads left behind would add up; a thread that is about to end may hold a file
-    assert all(last <= first + 2 for first, last in zip(found[3], found[-1], strict=True)), found
+    assert found[3][:2] == found[-1][:2]
+    assert found[-1][2] <= found[3][2] + 2
 
 
 def maps() -> int:

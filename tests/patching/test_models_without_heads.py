@@ -101,6 +101,10 @@ def test_default_is_int8_and_unpatch_restores() -> None:
     assert float((found[0] - expected[0]).norm()) < 0.1 * float(expected[0].norm())
     torch_armllm.unpatch(model)
     assert all(map(torch.equal, results(model, padded_left=True), expected))
+    torch_armllm.quantize(model, "int8", progress=False)
+    report = torch_armllm.patch(model, progress=False)  # keeps what is packed
+    assert report.captured and {layer.scheme for layer in report.quantized} == {"int8"}
+    model = tiny("qwen3", "classify")
     report = torch_armllm.patch(model, "int4", progress=False)
     assert "g32iz" in {layer.scheme for layer in report.quantized}
 

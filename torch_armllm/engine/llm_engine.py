@@ -120,7 +120,6 @@ class LLMEngine:
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is running already; give each request an id of its own")
         request = self.preprocessor.build_request(request_id, prompt, params or SamplingParams(), priority)
-        self.scheduler.check(request)
         if self._arrivals is None or not self._arrivals.hold(request):
             self.scheduler.add(request)
         self._requests[request_id] = request

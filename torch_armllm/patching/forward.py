@@ -307,7 +307,7 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
 
 
 def _reads_mask(module: nn.Module) -> bool:
-    """True if a table of positions counts the attention mask if it is given none, as that of OPT does."""
+    """True if a position embedding that gets no positions counts the attention mask, as OPT's does."""
     if not isinstance(module, nn.Embedding):
         return False
     return "attention_mask" in _arguments(type(module))  # type: ignore[arg-type]  # types can be hashed

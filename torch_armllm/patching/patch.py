@@ -171,7 +171,7 @@ def patch(
             float16; or its bare decoder (``AutoModel``), a classifier or a reward model that is made of one.
         quantization: ``"int4"`` (the exact scheme g32iz), ``"int8"``, the name of another scheme (``g32``,
             ``row``, …), a `Recipe`, or None to keep the weights as they are; ``"auto"``: ``"int4"`` for
-            models that predict tokens, and ``"int8"`` for the others.
+            models that predict tokens, ``"int8"`` for the others, and packed weights as they are.
         kv_cache_dtype: element type of the KV cache: ``"int8"`` (with one scale per token and head, or with
             two for the latents of a token), ``"int4"`` (less accurate, not for latents), ``"bfloat16"``,
             ``"float16"``, ``"float32"``, or None for the model's own dtype.
@@ -194,8 +194,9 @@ def patch(
     if kv_cache_dtype == "int4" and (shape := shape_by_config(model.config, torch.uint8)) is not None:
         check_int4_size(shape.head_size)  # before minutes are spent on the weights
     records = None
+    quantized = quantization is not None
     if quantization == "auto":
-        quantization = "int4" if is_packed(model) or has_head(model) else "int8"
+        quantization = None if is_packed(model) else "int4" if has_head(model) else "int8"
     if quantization is not None:
         recipe = Recipe.of(quantization)
         if not is_packed(model):
@@ -206,7 +207,7 @@ def patch(
             packed = model.config.quantization_config
             recipe.check_packed(packed.recipe, packed.source)
     report = fuse(model, kv_cache_dtype, records)
-    model.__dict__[STATE].quantized = quantization is not None
+    model.__dict__[STATE].quantized = quantized
     if hasattr(model, "hf_quantizer"):
         model.config.quantization_config.kv_cache_dtype = kv_cache_dtype
         model.config.quantization_config.fuse = True  # a folder that is saved now loads patched

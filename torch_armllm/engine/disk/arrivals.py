@@ -34,7 +34,12 @@ class Arrivals:
         return len(self._held)
 
     def hold(self, request: Request) -> bool:
-        """Holds a request back if the disk has more of its prompt than memory; False if it has not."""
+        """Holds a request back if the disk has more of its prompt than memory; False if it has not.
+
+        Raises:
+            ValueError: the request can never be served.
+        """
+        self._scheduler.check(request)
         if request.params.prompt_logprobs is not None:
             return False  # the logits of all positions are needed
         loading = self.disk.load(request.prompt_token_ids, len(request.prompt_token_ids) - 1)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,9 +29,9 @@ def fingerprint(runner: PlanRunner, blocks: Rows, states: Rows) -> str:
     """Returns 32 hexadecimal digits that differ if a block's bits may differ, or lie elsewhere in it.
 
     They depend on the plan (operators, shapes, constants such as those of rotary embeddings), on the dtype,
-    shape and bytes at sixteen places of each of its weights, on the layout of a block and of the states, on
-    the kernels, and on the versions of torch and of this package. They do not depend on the name or the
-    place of the model's folder.
+    shape, sum and bytes at sixteen places of each of its weights, on the layout of a block and of the states,
+    on the kernels, and on the versions of torch and of this package. They do not depend on the name or the
+    place of the model's folder. The sum finds a change at any other place; experts on disk have none.
 
     Args:
         runner: of an engine; has a native plan.
@@ -77,8 +78,16 @@ def _samples(tensor: Tensor, experts: ExpertStore | None) -> Iterator[bytes]:
             return
         tensor = tensor.contiguous()
     flat: Bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
+    yield _sum(flat)
     for begin in _places(len(flat)):
         yield flat[begin : begin + _SAMPLE_BYTES].tobytes()
+
+
+def _sum(flat: Bytes) -> bytes:
+    """Returns the sum of all words of 8 bytes, and the bytes after the last one."""
+    whole = len(flat) // 8 * 8
+    total = int(flat[:whole].view(np.uint64).sum(dtype=np.uint64))
+    return total.to_bytes(8, "little") + flat[whole:].tobytes()
 
 
 def _places(nbytes: int) -> Iterator[int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.quant.schemes.base import GROUP, Quantized, Scheme
-from torch_armllm.quant.schemes.scale_search import Levels, best_steps, regroup
+from torch_armllm.quant.schemes.scale_search import Levels, OtherLevels, best_steps, regroup
 
 
 class Symmetric(Scheme):
@@ -57,7 +57,7 @@ class Symmetric(Scheme):
         return values if self.span else values[:, 0]
 
 
-class _Quotients(Levels):
+class _Quotients(OtherLevels):
     """Levels that are found by division, whose results the product with a reciprocal may miss."""
 
     def round(self, value: Tensor, step: Tensor, zero: int | Tensor, out: Tensor) -> None:
@@ -84,7 +84,7 @@ class Asymmetric(Symmetric):
         return Quantized(self.name, q.add_(shift[..., None]), self._stored(scale), zeros=zeros)
 
 
-class _Offsets(Levels):
+class _Offsets(OtherLevels):
     """Levels ``step · q + offset``."""
 
     def round(self, value: Tensor, step: Tensor, offset: int | Tensor, out: Tensor) -> None:

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.quant.schemes.base import GROUP, Quantized, Scheme
-from torch_armllm.quant.schemes.scale_search import Levels, best_steps, inverse
-
-_Candidate = tuple[Tensor, "int | Tensor"]
-"""Multipliers (r, G), and zero points of the same shape, or one for all groups."""
+from torch_armllm.quant.schemes.scale_search import Candidate, Levels, best_steps, inverse
 
 
 class _Multipliers(Scheme):
@@ -56,14 +53,14 @@ class _Multipliers(Scheme):
         )
 
     def _best(
-        self, weight: Tensor, scale: Tensor, candidates: Sequence[_Candidate], importance: Tensor | None
+        self, weight: Tensor, scale: Tensor, candidates: Sequence[Candidate], importance: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         value = weight * inverse(scale)[:, None, None]
         return best_steps(value, candidates, importance, Levels(self.lowest, self.highest))
 
-    def _candidates(self, low: Tensor, high: Tensor, count: int) -> list[_Candidate]:
+    def _candidates(self, low: Tensor, high: Tensor, count: int) -> list[Candidate]:
         """Returns ``count`` multipliers for each zero point, for groups that span (r, G) in row scales."""
-        found: list[_Candidate] = []
+        found: list[Candidate] = []
         least, most = self.zero_range or (0, 0)
         for zero in range(least, most + 1):
             widest = self._widest(low, high, zero)
@@ -72,10 +69,10 @@ class _Multipliers(Scheme):
             found += [(-multiplier, zero) for multiplier, zero in found]
         return found
 
-    def _neighbors(self, multiplier: Tensor, zeros: Tensor) -> list[_Candidate]:
+    def _neighbors(self, multiplier: Tensor, zeros: Tensor) -> list[Candidate]:
         """Returns a choice of multipliers and zero points, and those next to it."""
         zero = 0 if self.zero_range is None else zeros
-        found: list[_Candidate] = [(multiplier, zero)]
+        found: list[Candidate] = [(multiplier, zero)]
         for more in (1, -1):
             size = (multiplier.abs() + more).clamp_(1, self.largest_multiplier)
             found.append((size.copysign_(multiplier), zero))

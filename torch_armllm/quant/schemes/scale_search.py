@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from torch_armllm.ops.rounding import search_steps
 
+Candidate = tuple[Tensor, "int | Tensor"]
+"""Steps (r, G), and zero points of the same shape, or one for all groups."""
+
 
 @dataclass(frozen=True)
 class Levels:
-    """The values of a group: ``step · q``, where q and its zero point add up to ``lowest`` … ``highest``.
-
-    Subclasses may give the second number of a group, here its zero point, another meaning.
-    """
+    """The values of a group: ``step · q``, where q and its zero point add up to ``lowest`` … ``highest``."""
 
     lowest: int
     highest: int
@@ -37,10 +37,47 @@ class Levels:
         """Turns q (r, G, n) into values, in place."""
         q.mul_(step[..., None])
 
+    def choose(
+        self, value: Tensor, candidates: Iterable[Candidate], root: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the best steps and zero points (r, G); ``root`` (G, n) multiplies errors, unless None."""
+        pairs = list(candidates)
+        steps = torch.stack([step for step, _ in pairs])
+        zeros = torch.stack([torch.as_tensor(zero, dtype=step.dtype).expand_as(step) for step, zero in pairs])
+        found = search_steps(value, steps, zeros, root, self.lowest, self.highest).long()
+        index = found.clamp(min=0)[None]
+        best, best_zero = steps.gather(0, index)[0], zeros.gather(0, index)[0]
+        return best.masked_fill_(found < 0, 1), best_zero.masked_fill_(found < 0, 0)
+
+
+class OtherLevels(Levels):
+    """Levels whose second number has another meaning, or that round in another way."""
+
+    def choose(  # noqa: D102
+        self, value: Tensor, candidates: Iterable[Candidate], root: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        rows, groups, _ = value.shape
+        best = torch.ones(rows, groups)
+        best_zero = torch.zeros(rows, groups)
+        least = torch.full((rows, groups), math.inf)
+        buffer = torch.empty_like(value)
+        for step, zero in candidates:
+            self.round(value, step, zero, buffer)
+            self.restore(buffer, step, zero)
+            buffer.sub_(value)
+            if root is not None:
+                buffer.mul_(root)
+            error = torch.linalg.vector_norm(buffer, dim=-1)
+            better = error < least
+            least = torch.where(better, error, least)
+            best = torch.where(better, step, best)
+            best_zero = torch.where(better, zero, best_zero)
+        return best, best_zero
+
 
 def best_steps(
     value: Tensor,
-    candidates: Iterable[tuple[Tensor, int | Tensor]],
+    candidates: Iterable[Candidate],
     importance: Tensor | None,
     levels: Levels,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,57 +93,11 @@ def best_steps(
         The steps (r, G), the zero points (r, G) and the rounded values less their zero points (r, G, n), as
         floats.
     """
-    buffer = torch.empty_like(value)
     root = None if importance is None else importance.sqrt()
-    if type(levels) is Levels:
-        best, best_zero = _chosen(value, list(candidates), root, levels)
-    else:
-        best, best_zero = _searched(value, candidates, root, levels, buffer)
-    levels.round(value, best, best_zero, buffer)
-    return best, best_zero, buffer
-
-
-def _chosen(
-    value: Tensor, candidates: Sequence[tuple[Tensor, int | Tensor]], root: Tensor | None, levels: Levels
-) -> tuple[Tensor, Tensor]:
-    """Returns the best steps and zero points (r, G), by one op for all candidates."""
-    steps = torch.stack([step for step, _ in candidates])
-    zeros = torch.stack(
-        [
-            zero if isinstance(zero, Tensor) else torch.full(step.shape, float(zero))
-            for step, zero in candidates
-        ]
-    )
-    found = search_steps(value, steps, zeros, root, levels.lowest, levels.highest).long()
-    index = found.clamp(min=0)[None]
-    best, best_zero = steps.gather(0, index)[0], zeros.gather(0, index)[0]
-    return best.masked_fill_(found < 0, 1), best_zero.masked_fill_(found < 0, 0)
-
-
-def _searched(
-    value: Tensor,
-    candidates: Iterable[tuple[Tensor, int | Tensor]],
-    root: Tensor | None,
-    levels: Levels,
-    buffer: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Returns the best steps and zero points (r, G), for levels of another meaning."""
-    rows, groups, _ = value.shape
-    best = torch.ones(rows, groups)
-    best_zero = torch.zeros(rows, groups)
-    least = torch.full((rows, groups), math.inf)
-    for step, zero in candidates:
-        levels.round(value, step, zero, buffer)
-        levels.restore(buffer, step, zero)
-        buffer.sub_(value)
-        if root is not None:
-            buffer.mul_(root)
-        error = torch.linalg.vector_norm(buffer, dim=-1)
-        better = error < least
-        least = torch.where(better, error, least)
-        best = torch.where(better, step, best)
-        best_zero = torch.where(better, zero, best_zero)
-    return best, best_zero
+    best, best_zero = levels.choose(value, candidates, root)
+    q = torch.empty_like(value)
+    levels.round(value, best, best_zero, q)
+    return best, best_zero, q
 
 
 def inverse(scale: Tensor) -> Tensor:
