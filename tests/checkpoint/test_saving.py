@@ -151,7 +151,7 @@ def test_options_are_saved(tmp_path: Path) -> None:
     assert {m.scheme for m in model.modules() if isinstance(m, (QuantExperts, QuantLinear))} == {"row"}
     assert type(model.lm_head) is type(model.model.layers[0].self_attn.k_proj) is torch.nn.Linear
     with pytest.raises(ValueError, match="packed as 'row' already"):
-        torch_armllm.patch(model)
+        torch_armllm.patch(model, "int4")
     report = torch_armllm.patch(model, "row", kv_cache_dtype="int8")
     assert report.captured and 0.9 < report.share < 1
     model.save_pretrained(tmp_path / "packed")
