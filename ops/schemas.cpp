@@ -4,9 +4,9 @@
 // clang-format off: one schema per line
 STABLE_TORCH_LIBRARY(armllm, m) {
   // linear
-  m.def("int4_linear(Tensor x, Tensor weight, int out_features, str scheme, Tensor? bias=None, Tensor? residual=None, int digits=1) -> Tensor");
-  m.def("int8_linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None, Tensor? residual=None, int digits=1) -> Tensor");
-  m.def("int4_gated_linear(Tensor x, Tensor weight, int out_features, str scheme, str activation, Tensor? gate_bias=None, Tensor? up_bias=None, int digits=1) -> Tensor");
+  m.def("int4_linear(Tensor x, Tensor weight, int out_features, str scheme, Tensor? bias=None, Tensor? residual=None, int digits=1, bool rotated=False) -> Tensor");
+  m.def("int8_linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None, Tensor? residual=None, int digits=1, bool rotated=False) -> Tensor");
+  m.def("int4_gated_linear(Tensor x, Tensor weight, int out_features, str scheme, str activation, Tensor? gate_bias=None, Tensor? up_bias=None, int digits=1, bool rotated=False) -> Tensor");
   // the next two: activations are already quantized, as rms_norm_int8 returns them; the scheme may also be i8
   m.def("int4_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str dtype, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str activation, str dtype, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");

@@ -59,7 +59,7 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
             module.graph,
             torch.ops.armllm.int4_gated_linear.default,
             *(gate_layer.x, weight, gate_layer.out_features, gate_layer.scheme, name),
-            *(gate_layer.bias, up_layer.bias, gate_layer.digits),
+            *(gate_layer.bias, up_layer.bias, gate_layer.digits, gate_layer.rotated),
         )
     node.replace_all_uses_with(fused)
     drop_unused(module, gate_name, up_name)

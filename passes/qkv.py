@@ -36,7 +36,9 @@ def _groups(module: fx.GraphModule) -> list[list[Node]]:
         if is_op(node, torch.ops.armllm.int4_linear.default):
             linear = LinearCall.of(node)
             if _mergeable(module, linear):
-                by_input[linear.x, linear.scheme, linear.digits, linear.bias is None].append(node)
+                by_input[linear._replace(weight=None, out_features=None, bias=linear.bias is None)].append(
+                    node
+                )
     return [nodes for nodes in by_input.values() if len(nodes) > 1]
 
 

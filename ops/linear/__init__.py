@@ -37,6 +37,7 @@ from torch_armllm.ops.linear.reference import (
     reference_int4_linear,
     reference_int8_linear,
     reference_int_linear,
+    rotate_groups,
 )
 from torch_armllm.ops.linear.rms_norm_int8 import reference_rms_norm_int8, rms_norm_int8
 
@@ -77,6 +78,7 @@ __all__ = [
     "reference_int_linear",
     "reference_rms_norm_int8",
     "rms_norm_int8",
+    "rotate_groups",
     "scale_sections",
     "unpack_int",
     "unpack_weight",

@@ -36,12 +36,16 @@ inline const void* normalized_row(const NormArgs& norm, int64_t row, void* memor
 // Quantizes one tile of rows; a tile holds both digits of a token, since a norm writes the sum with its
 // residual and must run once.
 inline void quantize_input_tile(const LinearKernels& kernels, const Activations& q, const Rows& x,
-                                const LinearInput& input, int64_t tokens, int64_t in_features,
+                                const LinearInput& input, int64_t tokens, int64_t in_features, bool rotated,
                                 int64_t index) {
-  const int64_t error_bytes = q.digits == 1 ? 0 : round_up(in_features * 4, 64);
-  char* memory = thread_memory(error_bytes + (input.norm == nullptr ? 0 : normalized_bytes(*input.norm)));
+  const int64_t float_bytes = round_up(in_features * 4, 64);
+  const int64_t error_bytes = q.digits == 1 ? 0 : float_bytes, rotated_bytes = rotated ? float_bytes : 0;
+  const int64_t norm_bytes = input.norm == nullptr ? 0 : normalized_bytes(*input.norm);
+  char* memory = thread_memory(error_bytes + rotated_bytes + norm_bytes);
   float* errors = reinterpret_cast<float*>(memory);
-  const DType type = input.norm == nullptr ? x.type : input.norm->x.type;
+  float* turned = reinterpret_cast<float*>(memory + error_bytes);
+  const DType source = input.norm == nullptr ? x.type : input.norm->x.type;
+  const DType type = rotated ? DType::f32 : source;
   const void* row = nullptr;
   const int8_t* first_values = nullptr;  // the token's first digit, and its scale
   float first_scale = 0.0f;
@@ -58,7 +62,12 @@ inline void quantize_input_tile(const LinearKernels& kernels, const Activations&
           return kernels.quantize(errors, DType::f32, in_features, q.groups, values, chunk_stride,
                                   group_sums);
         }
-        row = input.norm == nullptr ? x.row(t) : normalized_row(*input.norm, t, memory + error_bytes);
+        row = input.norm == nullptr ? x.row(t)
+                                    : normalized_row(*input.norm, t, memory + error_bytes + rotated_bytes);
+        if (rotated) {
+          kernels.rotate(row, source, in_features, turned);
+          row = turned;
+        }
         first_values = values;
         first_scale = kernels.quantize(row, type, in_features, q.groups, values, chunk_stride, group_sums);
         return first_scale;

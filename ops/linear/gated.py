@@ -19,6 +19,7 @@ def int4_gated_linear(
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     """Computes ``act(x · Wgᵀ + bg) · (x · Wuᵀ + bu)``, the first half of a gated MLP.
 
@@ -33,6 +34,7 @@ def int4_gated_linear(
         gate_bias: ``(N,)``, any of the float types.
         up_bias: ``(N,)``, in the dtype of ``gate_bias``.
         digits: as in :func:`int4_linear`.
+        rotated: as in :func:`int4_linear`.
 
     Returns:
         ``(..., N)`` in the dtype of ``x``, rounded once from float32.
@@ -41,7 +43,7 @@ def int4_gated_linear(
         RuntimeError: if shapes, dtypes, scheme or activation are invalid.
     """
     result: Tensor = torch.ops.armllm.int4_gated_linear(
-        x, weight, out_features, scheme, activation, gate_bias, up_bias, digits
+        x, weight, out_features, scheme, activation, gate_bias, up_bias, digits, rotated
     )
     return result
 
@@ -74,6 +76,7 @@ def _int4_gated_linear_fake(
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 

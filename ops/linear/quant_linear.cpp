@@ -48,7 +48,8 @@ void QuantLinear::tile(int phase, int64_t index) {
   const LinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
   const Activations x = activations_of(a);
-  if (phase == 0) return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
+  if (phase == 0)
+    return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, a.rotated, index);
   multiply_token_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
                       [&](int64_t token, int64_t panel, int64_t panels, const float* acc, float scale) {
                         const int64_t first = panel * kPanel,
@@ -72,7 +73,8 @@ void QuantGatedLinear::tile(int phase, int64_t index) {
   const GatedLinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
   const Activations x = activations_of(a);
-  if (phase == 0) return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
+  if (phase == 0)
+    return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, a.rotated, index);
   const GatedEpilogue epilogue{a.gate_bias, a.up_bias, a.bias_type,    a.activation,
                                kLimit,      kLimit,    a.out_features, a.out};
   multiply_token_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,

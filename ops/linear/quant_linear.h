@@ -89,6 +89,10 @@ struct LinearKernels {
   void (*rounding_errors)(const void* x, DType type, int64_t n, const int8_t* q, int64_t chunk_stride,
                           float scale, float* errors);
 
+  // Multiplies each group of 32 elements by the Hadamard matrix H (Sylvester's, of ones and minus ones) / 32;
+  // n is a multiple of 32.  Every variant adds in the same order.
+  void (*rotate)(const void* x, DType type, int64_t n, float* out);
+
   // sums[i] = sums[i] · scale + more[i] · more_scale, rounded three times; n is a multiple of 16.
   void (*add_digits)(float* sums, float scale, const float* more, float more_scale, int64_t n);
 
@@ -160,6 +164,9 @@ struct LinearArgs {
   Scheme scheme = Scheme::g32i;
   int64_t tokens = 0, in_features = 0, out_features = 0;
   int64_t digits = 1;  // 1 or 2; 1 if the input is quantized already
+  // The weight is W · H, group by group, and activations are rotated before they are quantized: (x · H / 32) ·
+  // (W · H)ᵀ = x · Wᵀ.  Loud channels are spread over their group, so that INT8 loses less of the others.
+  bool rotated = false;  // false if the input is quantized already; in_features is a multiple of 32
   const void* bias = nullptr;
   DType bias_type = DType::f32;
   void* scratch = nullptr;  // scratch_bytes(), 64-byte aligned
@@ -183,6 +190,7 @@ struct GatedLinearArgs {
   Scheme scheme = Scheme::g32i;
   int64_t tokens = 0, in_features = 0, out_features = 0;  // out_features: rows of gate alone
   int64_t digits = 1;
+  bool rotated = false;
   Activation activation = Activation::silu;
   const void* gate_bias = nullptr;
   const void* up_bias = nullptr;

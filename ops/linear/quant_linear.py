@@ -18,6 +18,7 @@ def int4_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     """Computes ``x · Wᵀ (+ bias) (+ residual)`` with INT4 weights (W4A8).
 
@@ -36,6 +37,8 @@ def int4_linear(
         residual: added to the result; its shape, and the dtype of ``x``.
         digits: 1 or 2 INT8 digits of each activation.  The second holds the rounding errors of the first,
             with a scale of its own: about 15 bits together, for twice the arithmetic.
+        rotated: each group of 32 activations is multiplied by a Hadamard matrix before it is quantized, as
+            the weight was (see :func:`rotate_groups`); K is a multiple of 32.
 
     Returns:
         ``(..., N)`` in the dtype of ``x``.  Exact schemes return the same bits for every kernel variant,
@@ -49,7 +52,9 @@ def int4_linear(
 
     Source: progressive group quantization, QServe (arXiv 2405.04532).
     """
-    result: Tensor = torch.ops.armllm.int4_linear(x, weight, out_features, scheme, bias, residual, digits)
+    result: Tensor = torch.ops.armllm.int4_linear(
+        x, weight, out_features, scheme, bias, residual, digits, rotated
+    )
     return result
 
 
@@ -94,9 +99,10 @@ def int8_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     """Computes :func:`int4_linear` with INT8 weights from :func:`pack_int8` (W8A8, exact)."""
-    result: Tensor = torch.ops.armllm.int8_linear(x, weight, out_features, bias, residual, digits)
+    result: Tensor = torch.ops.armllm.int8_linear(x, weight, out_features, bias, residual, digits, rotated)
     return result
 
 
@@ -109,6 +115,7 @@ def _int4_linear_fake(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
@@ -135,5 +142,6 @@ def _int8_linear_fake(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))

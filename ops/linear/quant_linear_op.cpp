@@ -54,6 +54,11 @@ void check_digits(int64_t digits) {
   STD_TORCH_CHECK(digits == 1 || digits == 2, "digits must be 1 or 2: ", digits);
 }
 
+void check_rotated(bool rotated, int64_t in_features) {
+  STD_TORCH_CHECK(!rotated || in_features % kGroup == 0, "rotated layers need whole groups of ", kGroup,
+                  " features; x has ", in_features);
+}
+
 int64_t tokens_of(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   return row_count(x);
@@ -97,10 +102,11 @@ struct ActivationSource {
 
 Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_t out_features, Scheme scheme,
                     const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
-                    int64_t digits = 1) {
+                    int64_t digits = 1, bool rotated = false) {
   check_digits(digits);
   const Tensor& x = source.tensor;
   const int64_t tokens = tokens_of(x);
+  check_rotated(rotated, last_size(x));
   check_weight(weight, x, out_features, scheme, 1);
   const Bias b(bias, out_features, "bias");
   Tensor out = new_tensor(x, out_sizes(x, out_features), source.type);
@@ -126,6 +132,7 @@ Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_
   a.in_features = last_size(x);
   a.out_features = out_features;
   a.digits = digits;
+  a.rotated = rotated;
   a.bias = b.data;
   a.bias_type = b.type;
   a.scratch = scratch.data();
@@ -140,13 +147,14 @@ Scheme int4_scheme(const std::string& name) {
 }
 
 Tensor int4_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
-                   std::optional<Tensor> bias, std::optional<Tensor> residual, int64_t digits) {
-  return quant_linear(ActivationSource(x), weight, out_features, int4_scheme(scheme), bias, residual, digits);
+                   std::optional<Tensor> bias, std::optional<Tensor> residual, int64_t digits, bool rotated) {
+  return quant_linear(ActivationSource(x), weight, out_features, int4_scheme(scheme), bias, residual, digits,
+                      rotated);
 }
 
 Tensor int8_linear(Tensor x, Tensor weight, int64_t out_features, std::optional<Tensor> bias,
-                   std::optional<Tensor> residual, int64_t digits) {
-  return quant_linear(ActivationSource(x), weight, out_features, Scheme::i8, bias, residual, digits);
+                   std::optional<Tensor> residual, int64_t digits, bool rotated) {
+  return quant_linear(ActivationSource(x), weight, out_features, Scheme::i8, bias, residual, digits, rotated);
 }
 
 Tensor int4_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_features, std::string scheme,
@@ -158,10 +166,11 @@ Tensor int4_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_feature
 Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_t out_features,
                     const std::string& scheme, const std::string& activation,
                     const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
-                    int64_t digits = 1) {
+                    int64_t digits = 1, bool rotated = false) {
   check_digits(digits);
   const Tensor& x = source.tensor;
   const int64_t tokens = tokens_of(x);
+  check_rotated(rotated, last_size(x));
   const Scheme kind = scheme_of(scheme);
   check_weight(weight, x, out_features, kind, 2);
   const Bias gate(gate_bias, out_features, "gate_bias"), up(up_bias, out_features, "up_bias");
@@ -182,6 +191,7 @@ Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_
   a.in_features = last_size(x);
   a.out_features = out_features;
   a.digits = digits;
+  a.rotated = rotated;
   a.activation = act;
   a.gate_bias = gate.data;
   a.up_bias = up.data;
@@ -193,9 +203,9 @@ Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_
 
 Tensor int4_gated_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
                          std::string activation, std::optional<Tensor> gate_bias,
-                         std::optional<Tensor> up_bias, int64_t digits) {
+                         std::optional<Tensor> up_bias, int64_t digits, bool rotated) {
   return gated_linear(ActivationSource(x), weight, out_features, scheme, activation, gate_bias, up_bias,
-                      digits);
+                      digits, rotated);
 }
 
 Tensor int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_features, std::string scheme,

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch_armllm.ops.linear import packed_layout
 
 SMALLEST_AMAX = 1e-30
+GROUP_BITS = 5
+GROUP = 1 << GROUP_BITS
 
 
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,13 +34,34 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, torch.where(finite, scale, torch.nan)
 
 
-def quantize_digits(x: Tensor, digits: int) -> list[tuple[Tensor, Tensor]]:
+def rotate_groups(x: Tensor) -> Tensor:
+    """Multiplies each group of 32 elements by the Hadamard matrix of ones and minus ones, in float32.
+
+    Twice is 32 times the input.  Elements 16, 8, 4, 2 and 1 apart become their sum and their difference, in
+    this order, as in the kernels.
+
+    Args:
+        x: ``(..., K)`` of any float type; K is a multiple of 32.
+
+    Returns:
+        float32 ``(..., K)``.
+    """
+    parts = x.to(torch.float32).unflatten(-1, (-1, *(2,) * GROUP_BITS))
+    for dimension in range(-GROUP_BITS, 0):
+        low, high = parts.unbind(dimension)
+        parts = torch.stack([low + high, low - high], dimension)
+    return parts.flatten(-GROUP_BITS - 1)
+
+
+def quantize_digits(x: Tensor, digits: int, rotated: bool = False) -> list[tuple[Tensor, Tensor]]:
     """Quantizes rows to one or two INT8 digits.
 
     Returns:
         For each digit, values and scales as of `quantize_activations`; the second digit is made of the
         rounding errors of the first.
     """
+    if rotated:
+        x = rotate_groups(x) / GROUP
     q, scale = quantize_activations(x)
     if digits == 1:
         return [(q, scale)]
@@ -71,6 +94,7 @@ def reference_int_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     """Computes ``x · (w · row_scale)ᵀ (+ bias) (+ residual)`` with INT8 activations and exact integer sums.
 
@@ -81,12 +105,13 @@ def reference_int_linear(
         bias: ``(N,)``.
         residual: ``(..., N)``.
         digits: INT8 digits of each activation, 1 or 2.
+        rotated: as in :func:`int4_linear`.
     """
     # float64 represents every such sum exactly, and its matmul is much faster than int64's.
     w64 = w.to(torch.float64).t()
     sums = [
         (torch.matmul(q.to(torch.float64), w64).to(torch.float32) * row_scale, scale)
-        for q, scale in quantize_digits(x, digits)
+        for q, scale in quantize_digits(x, digits, rotated)
     ]
     return finish(sums, x.dtype, bias, residual)
 
@@ -99,16 +124,17 @@ def reference_int4_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     """Reference of :func:`int4_linear` from the packed weight; float groups agree up to rounding."""
     in_features = x.shape[-1]
     if not packed_layout.group_span(scheme):
         w, row_scale = packed_layout.unpack_int(weight, out_features, in_features, scheme)
-        return reference_int_linear(x, w, row_scale, bias, residual, digits)
+        return reference_int_linear(x, w, row_scale, bias, residual, digits, rotated)
     values, scales = packed_layout.unpack_groups(weight, out_features, in_features, scheme)
     w64 = (values.to(torch.float64) * scales.to(torch.float64)[..., None]).flatten(1)[:, :in_features]
     sums = []
-    for q, scale in quantize_digits(x, digits):
+    for q, scale in quantize_digits(x, digits, rotated):
         total = torch.matmul(q.to(torch.float64), w64.t()) + _offset_sums(q, weight, out_features, scheme)
         sums.append((total.to(torch.float32), scale))
     return finish(sums, x.dtype, bias, residual)
@@ -132,6 +158,7 @@ def reference_folded_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     """Reference of float-group schemes for many tokens: scales folded to INT8, then exact sums."""
     in_features = x.shape[-1]
@@ -139,9 +166,9 @@ def reference_folded_linear(
         *packed_layout.unpack_groups(weight, out_features, in_features, scheme)
     )
     if not packed_layout.has_offsets(scheme):
-        return reference_int_linear(x, w[:, :in_features], row_scale, bias, residual, digits)
+        return reference_int_linear(x, w[:, :in_features], row_scale, bias, residual, digits, rotated)
     w64, sums = w[:, :in_features].to(torch.float64).t(), []
-    for q, scale in quantize_digits(x, digits):
+    for q, scale in quantize_digits(x, digits, rotated):
         total = torch.matmul(q.to(torch.float64), w64) * row_scale
         total = total + _offset_sums(q, weight, out_features, scheme)
         sums.append((total.to(torch.float32), scale))
@@ -155,9 +182,10 @@ def reference_int8_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     """Reference of :func:`int8_linear` from the packed weight."""
-    return reference_int4_linear(x, weight, out_features, "i8", bias, residual, digits)
+    return reference_int4_linear(x, weight, out_features, "i8", bias, residual, digits, rotated)
 
 
 def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0, up_limit: float = 7.0) -> Tensor:
@@ -191,9 +219,10 @@ def reference_int4_gated_linear(
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Tensor:
     """Reference of :func:`int4_gated_linear`; the activation differs from the kernels' in the last bits."""
     rows = x.to(torch.float32)
-    gate = reference_int4_linear(rows, weight[0::2], out_features, scheme, gate_bias, None, digits)
-    up = reference_int4_linear(rows, weight[1::2], out_features, scheme, up_bias, None, digits)
+    gate = reference_int4_linear(rows, weight[0::2], out_features, scheme, gate_bias, None, digits, rotated)
+    up = reference_int4_linear(rows, weight[1::2], out_features, scheme, up_bias, None, digits, rotated)
     return activate(gate, up, activation).to(x.dtype)

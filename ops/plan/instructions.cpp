@@ -102,6 +102,7 @@ Instruction build(const fields::linear& op) {
   a.in_features = op.in_features;
   a.out_features = op.out_features;
   a.digits = op.digits;
+  a.rotated = op.rotated;
   a.bias_type = op.bias.dtype();
   return with_scratch(
       std::move(task),
@@ -126,6 +127,7 @@ Instruction build(const fields::gated_linear& op) {
   a.in_features = op.in_features;
   a.out_features = op.out_features;
   a.digits = op.digits;
+  a.rotated = op.rotated;
   a.activation = op.activation;
   a.bias_type = op.gate_bias.dtype();
   return with_scratch(

@@ -40,6 +40,8 @@ void check_layer(const Checks& c, const Layer& op, int64_t panels) {
   c.panels(op.weight, 1, 0, panels, op.panel_stride, op.scheme, op.in_features);
   STD_TORCH_CHECK(op.digits == 1 || op.digits == 2, "plan: a layer has ", op.digits,
                   " digits; it can have 1 or 2");
+  STD_TORCH_CHECK(!op.rotated || op.in_features % kGroup == 0, "plan: a rotated layer has ", op.in_features,
+                  " features; they must be a multiple of ", kGroup);
   c.needed(op.out, "out"), c.needed(op.weight, "weight");
 }
 

@@ -17,6 +17,7 @@ class LinearCall(NamedTuple):
     bias: Any = None
     residual: Any = None
     digits: Any = 1
+    rotated: Any = False
 
     @classmethod
     def of(cls, node: Node) -> LinearCall:

@@ -68,6 +68,30 @@ void test_rounding_errors(const LinearKernels& kernels, const char* name, Report
         }
 }
 
+// Rotates a row by the definition: sums and differences of elements 16, 8, 4, 2 and 1 apart.
+void test_rotation(const LinearKernels& kernels, const char* name, Report& report) {
+  Random random(43);
+  for (DType type : kTypes)
+    for (int64_t n : {32, 64, 96, 288})
+      for (int kind = 0; kind < 7; ++kind) {
+        Values x = row_of(type, n, kind, random);
+        Values rotated(DType::f32, n), expected(DType::f32, n);
+        for (int64_t i = 0; i < n; ++i) expected.set(i, product(value_of(x, i), 1.0f / kGroup));
+        for (int64_t apart = kGroup / 2; apart > 0; apart /= 2)
+          for (int64_t i = 0; i < n; ++i) {
+            if ((i & apart) != 0) continue;
+            const float low = value_of(expected, i), high = value_of(expected, i + apart);
+            expected.set(i, sum(low, high));
+            expected.set(i + apart, sum(low, -high));
+          }
+        kernels.rotate(x.data(), type, n, static_cast<float*>(rotated.data()));
+        bool finite = true;
+        for (int64_t i = 0; i < n; ++i) finite &= std::isfinite(value_of(rotated, i));
+        report.expect(kind == 2 || kind == 3 ? !finite : finite && rotated.same(expected),
+                      text("%s rotation type %d n %ld kind %d", name, int(type), long(n), kind));
+      }
+}
+
 void test_add_digits(const LinearKernels& kernels, const char* name, Report& report) {
   Random random(42);
   for (int64_t panels : {1, 2, 3, 8})
@@ -175,6 +199,7 @@ void test_token_tiles(const LinearKernels& kernels, const char* name, Report& re
 
 void test_digits(const Variant& tested, Report& report) {
   test_rounding_errors(*tested.linear, tested.name, report);
+  test_rotation(*tested.linear, tested.name, report);
   test_add_digits(*tested.linear, tested.name, report);
   test_even_steps(*tested.linear, tested.name, report);
   test_token_tiles(*tested.linear, tested.name, report);

@@ -113,7 +113,7 @@ def test_greedy_tokens(family: str, rows: int, steps: Counts) -> None:
         {"max_length": 15},
         {"generation_config": GenerationConfig(max_new_tokens=9, do_sample=True, top_k=5, pad_token_id=0)},
     ],
-    ids=str,
+    ids="-".join,
 )
 @pytest.mark.parametrize("rows", [1, 2])
 def test_settings(settings: dict[str, Any], rows: int, steps: Counts) -> None:

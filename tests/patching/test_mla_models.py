@@ -296,6 +296,18 @@ def test_other_expansion_is_not_absorbed() -> None:
         torch.testing.assert_close(model(ids).logits, expected)
 
 
+def test_a_rotated_expansion_is_named() -> None:
+    model = tiny("deepseek_v2")
+    calibration = token_ids(2, 12)
+    torch_armllm.quantize(model, Recipe(method="gptq"), progress=False, calibration=calibration)
+    attention = model.model.layers[1].self_attn
+    assert attention.q_a_proj.rotated and not attention.kv_b_proj.rotated
+    attention.kv_b_proj.rotated = True
+    report = torch_armllm.patch(model, progress=False)
+    assert report.capture_reason is not None
+    assert "layers.1.self_attn.kv_b_proj is rotated" in report.capture_reason
+
+
 def test_expansion_with_two_digits_is_named() -> None:
     model = tiny("deepseek_v2")
     torch_armllm.quantize(model, Recipe(importance=False), progress=False)

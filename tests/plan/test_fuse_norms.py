@@ -54,9 +54,8 @@ def test_norm_with_two_readers_is_not_fused() -> None:
         for _ in range(readers):
             y = plan.allocate(8, torch.float32)
             layer = {"x": out, "out": y, "residual": nothing, "weight": weight, "bias": nothing}
-            plan.emit(
-                "linear", **layer, panel_stride=64, scheme="g32i", in_features=8, out_features=8, digits=1
-            )
+            sizes = {"panel_stride": 64, "in_features": 8, "out_features": 8}
+            plan.emit("linear", **layer, **sizes, scheme="g32i", digits=1, rotated=False)
         return plan
 
     assert fuse_norms.fuse_norms(norm_and_layers(1)) == 1

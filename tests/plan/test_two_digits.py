@@ -169,7 +169,7 @@ def test_program_with_other_digits_is_refused() -> None:
     nothing = program.NOTHING
     layer = {"x": x, "out": out, "residual": nothing, "weight": weight, "bias": nothing}
     sizes = {"panel_stride": weight.stride, "in_features": 32, "out_features": 32}
-    instructions.emit("linear", **layer, **sizes, scheme="row", digits=3)
+    instructions.emit("linear", **layer, **sizes, scheme="row", digits=3, rotated=False)
     assert out.storage is not None
     instructions.outputs.append(out.storage)
     with pytest.raises(RuntimeError, match="has 3 digits; it can have 1 or 2"):

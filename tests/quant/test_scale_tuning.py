@@ -88,14 +88,16 @@ def test_the_result_repeats_and_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("scheme", ["g32iz", "g32i", "int3", "int6", "int8", "row", "rowz", "g32"])
 @pytest.mark.parametrize("digits", [1, 2])
+@pytest.mark.parametrize("rotated", [False, True])
 @torch.no_grad()
-def test_gradients_are_of_the_same_products(scheme: str, digits: int) -> None:
+def test_gradients_are_of_the_same_products(scheme: str, digits: int, rotated: bool) -> None:
     linear = nn.Linear(96, 40)
     shell = nn.ModuleDict({"layer": linear})
     wide = ("*",) if digits == 2 else ()
     quantize(shell, Recipe(scheme, int16_activations=wide), progress=False)
     module = shell["layer"]
     assert isinstance(module, QuantLinear)
+    module.rotated = rotated
     stand_in = scale_tuning._DifferentiableLinear(module, tuned=True)
     assert (stand_in.gain is None) == (scheme == "g32")
     x = torch.randn(3, 5, 96)

@@ -92,6 +92,7 @@ def quantize_folder(
     streamed = _calibration_of(recipe, model, reader, quantized, calibration, out)
     inputs = {**fingerprint(source, files), "method": recipe.method, **streamed.fingerprint}
     inputs["int16_activations"] = list(recipe.int16_activations)
+    inputs["rotate"] = recipe.rotate
     if recipe.bits is not None:
         inputs["bits"] = recipe.bits
         metadata = sum(file.stat().st_size for file in _metadata_files(source))

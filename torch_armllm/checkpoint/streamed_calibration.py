@@ -90,7 +90,9 @@ class StreamedCalibration:
         self._stages = stage_blocks(model, reader)
         load_around_stages(model, reader)
         statistics = recipe.importance is not False
-        method = make_method(recipe.method, model, layers, statistics, tokens, on_meta=True)
+        method = make_method(
+            recipe.method, model, layers, statistics, tokens, on_meta=True, rotate=recipe.rotate
+        )
         reader.release()
         assert isinstance(method, CalibratedMethod)
         self.method = method

@@ -100,13 +100,14 @@ def weights_of(layer: nn.Module) -> HeadWeights | None:
     from torch_armllm.quant.modules.linear import QuantLinear
 
     if type(layer) is QuantLinear and layer.order is None:
-        weight, scheme, digits = layer.weight_packed, layer.scheme, layer.digits
+        weight, scheme = layer.weight_packed, layer.scheme
+        inputs = {"digits": layer.digits, "rotated": layer.rotated}
     elif type(layer) is nn.Linear and layer.weight.dtype in _DENSE:
-        weight, scheme, digits = layer.weight, None, 1
+        weight, scheme, inputs = layer.weight, None, {}
     else:
         return None
     bias = None if layer.bias is None else layer.bias.detach()
-    return HeadWeights(weight.detach(), bias, scheme, layer.out_features, digits=digits)
+    return HeadWeights(weight.detach(), bias, scheme, layer.out_features, **inputs)
 
 
 def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:

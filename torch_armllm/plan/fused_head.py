@@ -124,6 +124,7 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, k
             in_features=columns,
             out_features=size,
             digits=head.digits,
+            rotated=head.rotated,
         )
     if head.scaling is not None:
         logits = _scaled(program, logits, head.scaling)

@@ -79,7 +79,9 @@ def quantize(
     wide = wide_layers(recipe, layers, schemes)
     selected = [layer for layer in layers if layer.name in schemes]
     statistics = recipe.importance is not False
-    method = make_method(recipe.method, model, selected, statistics, calibration, resume)
+    method = make_method(
+        recipe.method, model, selected, statistics, calibration, resume, rotate=recipe.rotate
+    )
     quantizer = LayerQuantizer(model, schemes, method, keep_original, wide=wide)
     bar = progress_bar(method.order(selected), show=progress, desc="Quantizing", unit="layer")
     try:

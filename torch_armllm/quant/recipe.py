@@ -60,6 +60,8 @@ class Recipe:
         int16_activations: patterns of layer names, or `KINDS`, whose activations are INT16 (two INT8 digits)
             instead of INT8.  Long steps, such as prompts, cost a second product there; short ones read the
             weights once all the same.
+        rotate: for ``gptq``: multiply groups of 32 inputs of the linear layers by a Hadamard matrix before
+            they become INT8, and the weights by the same matrix, so that loud channels cost the others less.
     """
 
     scheme: str = "int4"
@@ -71,6 +73,7 @@ class Recipe:
     importance: bool | None = None
     bits: float | str | None = None
     int16_activations: Sequence[str] = ()
+    rotate: bool = True
 
     @classmethod
     def of(cls, quantization: str | Recipe) -> Recipe:
@@ -93,6 +96,8 @@ class Recipe:
             raise ValueError(f"overrides must be a dictionary of schemes by pattern, not {self.overrides!r}")
         if not isinstance(self.allow_outliers, bool):
             raise ValueError(f"allow_outliers must be true or false, not {self.allow_outliers!r}")
+        if not isinstance(self.rotate, bool):
+            raise ValueError(f"rotate must be true or false, not {self.rotate!r}")
         if not (self.importance is None or isinstance(self.importance, bool)):
             raise ValueError(f"importance must be true, false or null, not {self.importance!r}")
         _check_bits(self.bits)
@@ -122,6 +127,7 @@ class Recipe:
             "importance": bool(self.importance),
             "bits": self.bits,
             "int16_activations": list(self.int16_activations),
+            "rotate": self.rotate,
         }
 
     def assign(self, layers: Sequence[Layer]) -> tuple[list[Layer], dict[str, Scheme]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.ops.linear import PANEL, group_span, quantize_activations
+from torch_armllm.ops.linear import GROUP, PANEL, group_span, quantize_activations, rotate_groups
 from torch_armllm.quant.methods.calibrated.matmul_dtype import fast_matmul_dtype
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -98,11 +98,15 @@ class _DifferentiableLinear:
     def __init__(self, module: QuantLinear, tuned: bool) -> None:
         self._module = module
         self._dtype = fast_matmul_dtype() if module.float_dtype == torch.float32 else module.float_dtype
-        self._weight = module.dequantize().to(self._dtype)
+        weight = module.dequantize()
+        self._weight = (rotate_groups(weight) if module.rotated else weight).to(self._dtype)
         tuned = tuned and not group_span(op_name(module.scheme))
         self.gain = torch.ones(module.out_features, requires_grad=True) if tuned else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        if self._module.rotated:
+            x = rotate_groups(x) / GROUP
         rounded = x if self._module.digits > 1 else _rounded(x)
         with torch.autocast("cpu", enabled=False):
             y = nn.functional.linear(rounded.to(self._dtype), self._weight).float()
@@ -110,7 +114,7 @@ class _DifferentiableLinear:
             y = y * self.gain
         if self._module.bias is not None:
             y = y + self._module.bias
-        return y.to(x.dtype)
+        return y.to(dtype)
 
     def store(self) -> None:
         """Multiplies the packed row scales by the gains."""

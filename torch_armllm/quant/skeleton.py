@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.hf.names import TIED, WIDE
+from torch_armllm.ops.linear import GROUP
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import ModuleSlots, block_count, is_linear, weight_of
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -38,6 +39,8 @@ def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
                 described[name]["ordered"] = True
             if isinstance(module, QuantLinear) and module.digits > 1:
                 described[name]["digits"] = module.digits
+            if isinstance(module, QuantLinear) and module.rotated:
+                described[name]["rotated"] = True
             if isinstance(module, QuantLinear) and module.blocks > 1:
                 described[name]["blocks"] = module.blocks
     return described
@@ -136,14 +139,20 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | 
             f"quantization_config says that {name} has {blocks!r} blocks of scheme {scheme!r}, but a "
             f"{type(shell).__name__} multiplies none or others: config.json belongs to another model"
         )
+    rotated = bool(saved.get("rotated", False))
     if is_linear(shell) or blocks != 1:
         weight = weight_of(shell)
         rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
+        if rotated and (columns % GROUP or blocks != 1 or saved.get("ordered")):
+            raise ValueError(
+                f"quantization_config says that {name} is rotated, which layers with blocks, an order of "
+                f"columns or {columns} features cannot be: config.json belongs to another model"
+            )
         packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
         order = torch.empty(columns, dtype=torch.int32, device="meta") if saved.get("ordered") else None
         packed_module = QuantLinear(
-            packed, columns, rows, scheme, bias, error, shell, weight.dtype, order, digits, blocks
+            packed, columns, rows, scheme, bias, error, shell, weight.dtype, order, digits, blocks, rotated
         )
         names: tuple[str, ...] = ("weight",)
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):

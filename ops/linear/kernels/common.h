@@ -26,11 +26,13 @@
 
 namespace armllm::ARMLLM_VARIANT {
 
-// LinearKernels::quantize, rounding_errors, add_digits and epilogue (quantize_row.simd.cpp)
+// LinearKernels::quantize, rounding_errors, add_digits and epilogue (quantize_row.simd.cpp), and rotate
+// (rotate_row.simd.cpp)
 float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
                       int32_t* group_sums);
 void linear_rounding_errors(const void* x, DType type, int64_t n, const int8_t* q, int64_t chunk_stride,
                             float scale, float* errors);
+void linear_rotate(const void* x, DType type, int64_t n, float* out);
 void linear_add_digits(float* sums, float scale, const float* more, float more_scale, int64_t n);
 void linear_epilogue(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                      const void* residual, void* y, DType type);
@@ -67,6 +69,7 @@ static constexpr LinearKernels common_kernels() {
   k.expand = linear_expand;
   k.rounding_errors = linear_rounding_errors;
   k.add_digits = linear_add_digits;
+  k.rotate = linear_rotate;
   return k;
 }
 

@@ -102,7 +102,8 @@ def head(columns: int, dtype: torch.dtype) -> Recorded:
     logits = p.allocate(VOCABULARY, dtype)
     sizes = {"in_features": columns, "out_features": VOCABULARY}
     p.emit("linear", x=hidden, out=logits, residual=NOTHING, weight=weight, bias=NOTHING,
-           panel_stride=weight.stride, scheme="i8", digits=2, **sizes)  # fmt: skip
+           panel_stride=weight.stride, scheme="i8", digits=2, rotated=columns % 32 == 0,
+           **sizes)  # fmt: skip
     best = p.allocate(1, torch.int64)
     p.emit("best_tokens", logits=logits, ids=best, vocab_size=VOCABULARY)
     assert logits.storage is not None and best.storage is not None

@@ -97,8 +97,10 @@ def is_latent_attention(module: nn.Module) -> bool:
 
 
 def unsupported_digits(model: nn.Module) -> str | None:
-    """Returns the up-projection whose activations have two digits; the op that it becomes has one."""
+    """Returns the up-projection that is rotated or has two digits, which its op does not support."""
     for name, module in model.named_modules():
+        if is_latent_attention(module) and getattr(module.kv_b_proj, "rotated", False):
+            return f"{name}.kv_b_proj is rotated, which the ops of latent attention cannot undo"
         if is_latent_attention(module) and getattr(module.kv_b_proj, "digits", 1) > 1:
             return (
                 f"{name}.kv_b_proj quantizes activations to two digits, and the ops of latent attention to "

@@ -78,6 +78,7 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
             "scheme": product.scheme,
             "out_features": product.out_features,
             "digits": product.digits,
+            "rotated": product.rotated,
             "scaling": None if product.scaling is None else [product.scaling.op, product.scaling.number],
         },
         "shape": describe_shape(servable.shape),
@@ -155,6 +156,7 @@ def _model(
             *(weight, bias[0] if bias else None, metadata["head"]["scheme"]),
             *(metadata["head"]["out_features"], scaling and LogitScaling(*scaling)),
             digits=metadata["head"]["digits"],
+            rotated=metadata["head"]["rotated"],
         ),
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )

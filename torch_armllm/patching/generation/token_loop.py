@@ -53,7 +53,8 @@ class TokenLoop:
         mine, now = self._weights, weights_of(model.get_output_embeddings())
         if mine is None or mine.scheme is None or now is None:
             return False
-        same = now.weight.data_ptr() == mine.weight.data_ptr() and now.digits == mine.digits
+        same = now.weight.data_ptr() == mine.weight.data_ptr()
+        same = same and (now.digits, now.rotated) == (mine.digits, mine.rotated)
         return same and (now.bias is None) == (mine.bias is None)
 
     def __call__(

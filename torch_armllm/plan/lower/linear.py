@@ -23,6 +23,7 @@ def _linear(
     bias: Any,
     residual: Any,
     digits: int,
+    rotated: bool,
 ) -> Operand:
     rows, packed = low.rows(x), low.weight(weight)
     added = low.rows(residual) if residual is not None else NOTHING
@@ -39,6 +40,7 @@ def _linear(
         in_features=rows.width,
         out_features=size,
         digits=digits,
+        rotated=rotated,
     )
     return out
 
@@ -53,8 +55,9 @@ def _int4_linear(
     bias: Any = None,
     residual: Any = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Operand:
-    return _linear(low, node, x, weight, size, scheme, bias, residual, digits)
+    return _linear(low, node, x, weight, size, scheme, bias, residual, digits, rotated)
 
 
 def _int8_linear(
@@ -66,8 +69,9 @@ def _int8_linear(
     bias: Any = None,
     residual: Any = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Operand:
-    return _linear(low, node, x, weight, size, "i8", bias, residual, digits)
+    return _linear(low, node, x, weight, size, "i8", bias, residual, digits, rotated)
 
 
 def _gated_linear(
@@ -81,6 +85,7 @@ def _gated_linear(
     gate: Any = None,
     up: Any = None,
     digits: int = 1,
+    rotated: bool = False,
 ) -> Operand:
     rows, packed = low.rows(x), low.weight(weight)
     out = low.new(node)
@@ -96,6 +101,7 @@ def _gated_linear(
         in_features=rows.width,
         out_features=size,
         digits=digits,
+        rotated=rotated,
         activation=act,
     )
     return out

@@ -48,6 +48,10 @@ class Method:
         """
         raise NotImplementedError
 
+    def rotates(self, layer: Layer) -> bool:
+        """True if the roundings of a linear layer are for its rotated weight: see `QuantLinear.rotated`."""
+        return False
+
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:
         """Called when a layer is packed; the buffers of ``module`` are in ``spill``."""
 

@@ -27,6 +27,7 @@ def make_method(
     calibration: Tensor | None = None,
     resume: Path | None = None,
     on_meta: bool = False,
+    rotate: bool = True,
 ) -> Method:
     """Creates a method for the layers of a model.
 
@@ -39,6 +40,7 @@ def make_method(
         calibration: token ids ``(sequences, length)`` for calibrating methods.
         resume: a folder in which ``gptq`` stores finished layers, for a run after an interruption.
         on_meta: decoder layers are on the meta device, and get their weights one after the other.
+        rotate: ``gptq`` rotates linear layers.
 
     Raises:
         ValueError: the method needs calibration tokens and there are none, or cannot use them.
@@ -47,7 +49,7 @@ def make_method(
         if calibration is None:
             raise ValueError(f"method {name!r} needs calibration texts: pass their token ids as calibration=")
         if name == "gptq":
-            return Gptq(model, layers, calibration, resume, on_meta, smooth=statistics)
+            return Gptq(model, layers, calibration, resume, on_meta, statistics, rotate)
         return Awq(model, layers, calibration, on_meta)
     if calibration is not None:
         raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")

@@ -28,6 +28,8 @@ class QuantLinear(nn.Module):
             columns are in the order of the inputs.
         digits: INT8 digits of each activation, 1 or 2: the second holds what the first rounds off. A plan
             takes it over when the model is patched.
+        rotated: the packed weight is W · H, group by group, and activations are rotated in the op: see
+            `torch_armllm.ops.linear.rotate_groups`.
         blocks: number of diagonal blocks of the weight.  With more than one, ``y[…, i] = x[…, i] · W[i]ᵀ`` of
             tokens (…, blocks, in_features), where W[i] is the i-th part of the rows: INT8, without bias.
     """
@@ -51,6 +53,7 @@ class QuantLinear(nn.Module):
         order: Tensor | None = None,
         digits: int = 1,
         blocks: int = 1,
+        rotated: bool = False,
     ) -> None:
         super().__init__()
         prepare_for_forks()
@@ -61,6 +64,7 @@ class QuantLinear(nn.Module):
         self.error = error
         self.digits = digits
         self.blocks = blocks
+        self.rotated = rotated
         self.register_buffer("weight_packed", weight_packed)
         self.register_buffer("order", order)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
@@ -88,15 +92,16 @@ class QuantLinear(nn.Module):
             return linear.int8_heads_linear(tokens, weight, rows).view(*x.shape[:-1], rows)
         if self.order is not None:
             x = x.index_select(-1, self.order)
+        inputs = {"digits": self.digits, "rotated": self.rotated}
         if self.scheme == "int8":
-            return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias, digits=self.digits)
-        return linear.int4_linear(
-            x, self.weight_packed, self.out_features, self.scheme, self.bias, digits=self.digits
-        )
+            return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias, **inputs)
+        return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias, **inputs)
 
     def dequantize(self) -> Tensor:
         """Returns the dequantized float32 weight (out_features, in_features)."""
         value = dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
+        if self.rotated:
+            value = linear.rotate_groups(value) / linear.GROUP
         if self.order is None:
             return value
         return torch.empty_like(value).index_copy_(1, self.order.long(), value)
@@ -107,6 +112,7 @@ class QuantLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, "
             f"bias={self.bias is not None}, error={shown_error(self.error)}"
             + (f", digits={self.digits}" if self.digits > 1 else "")
+            + (", rotated" if self.rotated else "")
             + (f", blocks={self.blocks}" if self.blocks > 1 else "")
         )
 

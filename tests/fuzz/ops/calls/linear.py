@@ -32,6 +32,7 @@ def _linear(draw: Random, scheme: str) -> Call:
         "bias": maybe(draw, Spec((n,), any_float(draw))),
         "residual": maybe(draw, Spec((*rows, n), dtype)),
         "digits": draw.choice((1, 2)),
+        "rotated": k % 32 == 0 and draw.choice((False, True)),
     }
 
 
@@ -59,7 +60,8 @@ def _gated(draw: Random, k: int) -> Call:
 def _int4_gated_linear(draw: Random) -> Call:
     k = draw.choice(WIDTHS)
     x = Spec((*leading(draw), k), any_float(draw))
-    return _gated(draw, k) | {"x": x, "digits": draw.choice((1, 2))}
+    rotated = k % 32 == 0 and draw.choice((False, True))
+    return _gated(draw, k) | {"x": x, "digits": draw.choice((1, 2)), "rotated": rotated}
 
 
 def _quantized(draw: Random) -> tuple[Call, tuple[int, ...], int, torch.dtype]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from torch_armllm.quant.layers import Layer
+from torch_armllm.ops.linear import GROUP, rotate_groups
+from torch_armllm.quant.layers import Layer, weight_of
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.channel_scaling import AppliedScaling
 from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
@@ -31,7 +33,8 @@ _NARROW = 4096
 class Gptq(CalibratedMethod):
     """GPTQ (arXiv 2210.17323) on calibration texts; layers outside of the decoder layers search their scales.
 
-    If each stage runs alone, its channels are scaled first: see `Smoothing`.
+    If each stage runs alone, its channels are scaled first: see `Smoothing`.  Linear layers are rotated: see
+    `QuantLinear.rotated`.
 
     A stage is entered when the rounding of its first layer is requested.  It then runs once in floats, on the
     outputs of the float stages before it.  For each of its layers it runs again on the outputs of the
@@ -49,17 +52,29 @@ class Gptq(CalibratedMethod):
         resume: Path | None = None,
         on_meta: bool = False,
         smooth: bool = True,
+        rotate: bool = True,
     ) -> None:
-        """Prepares; ``resume`` is the folder of a `ResumeCache`, ``smooth`` scales channels."""
+        """Prepares.
+
+        Args:
+            model: see `CalibratedMethod`, as ``layers``, ``tokens`` and ``on_meta``.
+            layers: the layers to quantize.
+            tokens: token ids (sequences, length).
+            resume: the folder of a `ResumeCache`.
+            on_meta: decoder layers are on the meta device.
+            smooth: scale channels.
+            rotate: rotate linear layers.
+        """
         super().__init__(model, layers, tokens, on_meta)
         smooth = smooth and self.stages.streamed
         self._smoothing = Smoothing(model, self.stages, layers, self._stage_of) if smooth else None
+        self._rotate = rotate
         self._inputs: dict[str, FloatInputs] = {}
-        self._roundings: dict[int, Rounding] = {}
+        self._roundings: dict[tuple[int, bool], Rounding] = {}
         self._experts: dict[str, ExpertInputs] = {}
         self._packed: dict[nn.Module, nn.Module] = {}
         self._stage_of_module: dict[nn.Module, int] = {}
-        described = f"{model} {'scaled where exact' if smooth else ''}"
+        described = f"{model} {'scaled where exact' if smooth else ''} {'rotated' if rotate else ''}"
         self._resume_cache = ResumeCache(resume, tokens, described) if resume is not None else None
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
@@ -83,10 +98,19 @@ class Gptq(CalibratedMethod):
             if layer.name not in self._experts:
                 self._experts[layer.name] = self._expert_inputs(layer)
             return self._experts[layer.name].rounding(weight, expert)
-        if id(float_inputs) not in self._roundings:
+        rotated = self.rotates(layer)
+        key = id(float_inputs), rotated
+        if key not in self._roundings:
             rows = max(part.shape[0] for part in layer.weights())
-            self._roundings[id(float_inputs)] = self._accumulate(float_inputs, rows)
-        return self._roundings[id(float_inputs)]
+            self._roundings[key] = self._accumulate(float_inputs, rows, rotated)
+        return self._roundings[key]
+
+    def rotates(self, layer: Layer) -> bool:  # noqa: D102
+        if not self._rotate or layer.kind != "linear" or layer.name not in self._stage_of:
+            return False
+        module = layer.module
+        columns = weight_of(module).shape[0 if isinstance(module, Conv1D) else 1]
+        return columns % GROUP == 0
 
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
         if layer.name in self._stage_of:
@@ -152,7 +176,7 @@ class Gptq(CalibratedMethod):
             self._advanced = self._stage
             self._inputs, self._roundings, self._experts = {}, {}, {}
 
-    def _accumulate(self, float_inputs: FloatInputs, rows: int) -> Rounding:
+    def _accumulate(self, float_inputs: FloatInputs, rows: int, rotated: bool) -> Rounding:
         """Runs the stage up to a layer and accumulates the Hessian of its inputs."""
         hessian = Hessian(float_inputs.inputs[0].shape[-1])
         columns = float_inputs.inputs[0].shape[-1]
@@ -162,7 +186,11 @@ class Gptq(CalibratedMethod):
         floats = iter(float_inputs.inputs)
 
         def see(arguments: tuple[Any, ...]) -> None:
-            hessian.add(arguments[0], float_inputs=next(floats) if corrected else None)
+            x, expected = arguments[0], next(floats) if corrected else None
+            if rotated:
+                x = rotate_groups(x)
+                expected = None if expected is None else rotate_groups(expected)
+            hessian.add(x, float_inputs=expected)
 
         self.stages.run_until(self._stage, float_inputs.leader, see)
         return GptqRounding(hessian.damped(hessian.damping), rows, correction=hessian.correction())

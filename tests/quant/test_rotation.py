@@ -1,0 +1,98 @@
+"""Models whose linear layers `gptq` rotates: plans, saved folders, restored weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import torch_armllm
+from tests.support.models import tiny, token_ids
+from tests.support.packed_weights import error
+from torch_armllm import Recipe
+from torch_armllm.quant.modules.linear import QuantLinear
+
+CALIBRATION = token_ids(4, 24)
+
+
+def calibrated(family: str = "llama", **settings: Any) -> Any:
+    """Returns a tiny model quantized by `gptq`; its first norm makes two channels loud."""
+    model = tiny(family)
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.normal_(1, 0.3, generator=generator)
+        if "input_layernorm" in name:
+            parameter.data[3] = 60.0
+    torch_armllm.quantize(model, Recipe(method="gptq", **settings), progress=False, calibration=CALIBRATION)
+    return model
+
+
+def rotated_layers(model: Any) -> set[str]:
+    return {name for name, m in model.named_modules() if isinstance(m, QuantLinear) and m.rotated}
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: int = 13) -> Tensor:
+    result: Tensor = model(token_ids(1, tokens)).logits
+    return result
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "mixtral"])
+def test_plans_compute_what_the_modules_do(family: str) -> None:
+    model = calibrated(family)
+    layers = rotated_layers(model)
+    assert layers and not any("lm_head" in name for name in layers)
+    expected = [logits(model, tokens) for tokens in (1, 13)]
+    report = torch_armllm.patch(model, None, progress=False)
+    assert report.captured, report.capture_reason
+    for tokens, one in zip((1, 13), expected, strict=True):
+        assert error(logits(model, tokens), one) < 1e-4
+
+
+def test_loud_channels_cost_less() -> None:
+    float_model = tiny("llama")
+    plain, rotated = (calibrated(rotate=rotate) for rotate in (False, True))
+    assert not rotated_layers(plain)
+    first = "model.layers.0.self_attn.q_proj"
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    x[:, 3] *= 60
+    errors = []
+    for model in (plain, rotated):
+        layer = model.get_submodule(first)
+        errors.append(error(layer(x), x @ layer.dequantize().t()))
+    assert errors[1] < errors[0] / 3
+    for model in (plain, rotated):
+        for name, module in model.named_modules():
+            if isinstance(module, QuantLinear) and name.endswith("o_proj"):
+                assert error(module.dequantize(), float_model.get_submodule(name).weight.detach()) < 0.2, name
+
+
+def test_saved_models_stay_rotated(tmp_path: Path) -> None:
+    model = calibrated(rotate=True)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert rotated_layers(loaded) == rotated_layers(model) and "rotated" in repr(loaded)
+    assert loaded.config.quantization_config.recipe.rotate
+    torch_armllm.patch(model, None, progress=False)
+    assert torch.equal(logits(loaded), logits(model))
+    model.config.quantization_config.modules["model.layers.0.mlp.up_proj"]["ordered"] = True
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="up_proj is rotated, which layers with blocks, an order"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_layers_of_odd_sizes_are_not_rotated() -> None:
+    model = tiny("llama", intermediate_size=72)
+    torch_armllm.quantize(model, Recipe(method="gptq"), progress=False, calibration=CALIBRATION)
+    layers = rotated_layers(model)
+    assert layers and not any("down_proj" in name for name in layers)
+
+
+def test_only_true_and_false_are_settings() -> None:
+    with pytest.raises(ValueError, match="rotate must be true or false, not 1"):
+        Recipe(rotate=1)  # type: ignore[arg-type]
