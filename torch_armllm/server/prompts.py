@@ -63,7 +63,8 @@ class PromptBuilder:
         """
         knows_developer = "developer" in self.template
         messages = [_message(message, knows_developer) for message in body.messages]
-        self._check_size(sum(len(message["content"]) for message in messages), "messages")
+        texts = [text for message in messages for text in (message["content"], message.get("reasoning", ""))]
+        self._check_size(sum(map(len, texts)), "messages")
         options: dict[str, Any] = {
             **(body.chat_template_kwargs or {}),
             **self._template_option,
@@ -124,12 +125,14 @@ class PromptBuilder:
 
 def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
     """Converts a message to the form that chat templates expect."""
-    converted: dict[str, Any] = {"role": message.role, "content": _text(message)}
+    converted: dict[str, Any] = {"role": message.role, "content": message.text()}
     if message.role == "developer" and not knows_developer:
         converted["role"] = "system"
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             converted[name] = value
+    if (reasoning := message.reasoning_content or message.reasoning) and message.role == "assistant":
+        converted |= {"reasoning_content": reasoning, "reasoning": reasoning}  # templates read either
     if message.tool_calls:
         converted["tool_calls"] = [
             {
@@ -139,15 +142,6 @@ def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return converted
-
-
-def _text(message: Message) -> str:
-    if isinstance(message.content, list):
-        other = next((part.type for part in message.content if part.type != "text"), None)
-        if other is not None:
-            raise ApiError(400, f"content type {other[:50]!r} is not supported; send text only", "messages")
-        return "\n".join(part.text or "" for part in message.content)
-    return message.content or ""
 
 
 def _arguments(text: str) -> Any:
