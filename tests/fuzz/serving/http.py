@@ -68,6 +68,23 @@ _BODIES: dict[str, list[dict[str, Any]]] = {
             "tools": [_TOOL],
         },
     ],
+    "/v1/responses": [
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "b"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": 1}'},
+                {"type": "function_call_output", "call_id": "1", "output": "2"},
+            ],
+            "max_output_tokens": 4,
+            "instructions": "be",
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": _SCHEMA}},
+            "tools": [{"type": "function", "name": "f", "parameters": _SCHEMA}],
+            "tool_choice": "auto",
+            "stream": True,
+            "store": False,
+        },
+    ],
     "/v1/completions": [
         {"prompt": "hello", "max_tokens": 4},
         {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 2, "echo": True, "best_of": 2, "suffix": ""},

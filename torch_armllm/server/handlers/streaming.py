@@ -62,7 +62,9 @@ class EventStream(StreamingResponse):
                 await cancel_on_disconnect(receive, self.stream_response(send))
 
 
-async def event_stream(receive: Receive, events: AsyncGenerator[Event, None]) -> EventStream:
+async def event_stream(
+    receive: Receive, events: AsyncGenerator[Event, None], named: bool = False
+) -> EventStream:
     """Returns a stream of events that starts with the first event.
 
     An error before the first event is raised, and becomes an ordinary error response.
@@ -70,30 +72,33 @@ async def event_stream(receive: Receive, events: AsyncGenerator[Event, None]) ->
     Args:
         receive: the ASGI receive function.
         events: the events to send; at least one.
+        named: True if the events have a ``type``, which becomes their name; False if ``[DONE]`` ends them.
     """
     first = await cancel_on_disconnect(receive, _next(events))
-    return EventStream(_encoded(first, events))
+    return EventStream(_encoded(first, events, named))
 
 
 async def _next(events: AsyncGenerator[Event, None]) -> Event:
     return await events.__anext__()
 
 
-async def _encoded(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+async def _encoded(
+    first: Event, events: AsyncGenerator[Event, None], named: bool
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
-        yield _encode(first)
+        yield _encode(first, named)
         try:
             async for event in events:
-                yield _encode(event)
+                yield _encode(event, named)
                 await asyncio.sleep(0)  # lets other streams proceed, and notices disconnected clients
-        except ApiError as error:
-            yield _encode(error.to_dict())
         except Exception as error:
-            yield _encode(unexpected(error).to_dict())
-        yield _DONE
+            told = (error if isinstance(error, ApiError) else unexpected(error)).to_dict()
+            yield _encode({**told["error"], **told, "type": "error"} if named else told, named)
+        if not named:
+            yield _DONE
 
 
-def _encode(event: Event) -> bytes:
-    return b"data: %b\n\n" % json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode(
-        errors="replace"
-    )
+def _encode(event: Event, named: bool) -> bytes:
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    name = b"event: %b\n" % event["type"].encode() if named else b""
+    return b"%bdata: %b\n\n" % (name, data)

@@ -1,4 +1,4 @@
-"""Routes of chat completions and text completions."""
+"""Routes of chat completions, responses and text completions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from starlette.responses import Response
 
 from torch_armllm.server.handlers.chat import ChatHandler
 from torch_armllm.server.handlers.completions import CompletionHandler
+from torch_armllm.server.handlers.responses import ResponsesHandler
 from torch_armllm.server.handlers.streaming import cancel_on_disconnect, event_stream
 from torch_armllm.server.model_leases import lease_model
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.protocol.completions import CompletionRequest
+from torch_armllm.server.protocol.responses import ResponsesRequest
 
 router = APIRouter()
 
@@ -22,6 +24,13 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     return await _respond(request, ChatHandler(lease_model(request, body.model), body), bool(body.stream))
 
 
+@router.post("/v1/responses", response_model=None)
+async def responses(request: Request, body: ResponsesRequest) -> Response:
+    """Generates the next items of a conversation, and stores nothing."""
+    handler = ResponsesHandler(lease_model(request, body.model), body)
+    return await _respond(request, handler, bool(body.stream), named=True)
+
+
 @router.post("/v1/completions", response_model=None)
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continues texts."""
@@ -29,7 +38,12 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     return await _respond(request, handler, bool(body.stream))
 
 
-async def _respond(request: Request, handler: ChatHandler | CompletionHandler, stream: bool) -> Response:
+async def _respond(
+    request: Request,
+    handler: ChatHandler | CompletionHandler | ResponsesHandler,
+    stream: bool,
+    named: bool = False,
+) -> Response:
     if stream:
-        return await event_stream(request.receive, handler.events())
+        return await event_stream(request.receive, handler.events(), named)
     return JSONResponse(await cancel_on_disconnect(request.receive, handler.complete()))
