@@ -212,7 +212,7 @@ def test_model_output_never_runs(page: Any, server: Live) -> None:
 
 
 def test_purifier_holds_without_the_renderer(browser: Any, server: Live) -> None:
-    """Faults of the renderer would do no harm: handlers and addresses are removed, and no element can be made of text."""
+    """Faults of the renderer would do no harm: handlers and addresses go, and text cannot become elements."""
     page = browser.new_page()  # not that of the fixture: the policy stops handlers, too, and tells of it
     page.goto(server.base)
     left = page.evaluate(
