@@ -12,6 +12,7 @@ from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.template_process import SHARED
 from torch_armllm.server.errors import ApiError, bad_request
+from torch_armllm.server.infill.prompt import ExtraFile, InfillPrompts
 from torch_armllm.server.protocol.chat import Message
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class PromptBuilder:
         self._limit = limit
         self.template = str(chat_template or tokenizer.chat_template or "")
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
+        self._infill: InfillPrompts | None = None
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
         if self.template:
             self._thread.submit(SHARED.start)  # the first conversation does not wait for it
@@ -93,6 +95,43 @@ class PromptBuilder:
             return {"prompt": text, "prompt_token_ids": list(ids)}
 
         return await self._run(tokens, "prompt")
+
+    def infill(self, param: str) -> InfillPrompts:
+        """Returns what builds prompts for the middle of a text.
+
+        Args:
+            param: the request's field that asks for it.
+
+        Raises:
+            ApiError: the model has no tokens for it.
+        """
+        if self._infill is None:
+            self._infill = InfillPrompts(self.tokenizer)
+        if self._infill.tokens is None:
+            message = (
+                "this model cannot fill in: its tokenizer has no tokens such as <|fim_prefix|>, "
+                "<|fim_suffix|> and <|fim_middle|>; use a model of code that has, such as Qwen2.5-Coder"
+            )
+            raise ApiError(400, message, param, "no_fim_tokens")
+        return self._infill
+
+    async def from_infill(
+        self, prefix: str, suffix: str, extra: Sequence[ExtraFile], begun: str, most: int
+    ) -> dict[str, Any]:
+        """Builds the prompt for the middle of a text; see `InfillPrompts.build`.
+
+        Raises:
+            ApiError: the texts are too long to be tokenized, or the model has no tokens for it.
+        """
+        prompts = self.infill("input_suffix")
+        self._check_size(len(prefix) + len(suffix) + len(begun), "input_prefix")
+        self._check_size(sum(len(each.text) + len(each.name) for each in extra), "input_extra")
+
+        def tokens() -> dict[str, Any]:
+            ids = prompts.build(prefix, suffix, extra, begun, most)
+            return {"prompt": prefix, "prompt_token_ids": ids}
+
+        return await self._run(tokens, "input_prefix")
 
     async def decode(self, tokens: list[int]) -> str:
         """Returns the text of token ids, special tokens included.

@@ -91,6 +91,16 @@ _BODIES: dict[str, list[dict[str, Any]]] = {
         {"prompt": [5, 6, 7], "max_tokens": 3, "n": 2, "temperature": 1.0},
         {"prompt": [[5], [6, 7]], "max_tokens": 1, "prompt_logprobs": 1},
     ],
+    "/infill": [
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "input_extra": [{"filename": "f", "text": "c"}],
+            "prompt": "d",
+            "n_predict": 3,
+            "stop": ["x"],
+        },
+    ],
     "/v1/embeddings": [
         {"input": "hello", "model": NAME},
         {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8},

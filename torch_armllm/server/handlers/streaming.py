@@ -63,7 +63,7 @@ class EventStream(StreamingResponse):
 
 
 async def event_stream(
-    receive: Receive, events: AsyncGenerator[Event, None], named: bool = False
+    receive: Receive, events: AsyncGenerator[Event, None], done: bool = True
 ) -> EventStream:
     """Returns a stream of events that starts with the first event.
 
@@ -71,11 +71,11 @@ async def event_stream(
 
     Args:
         receive: the ASGI receive function.
-        events: the events to send; at least one.
-        named: True if the events have a ``type``, which becomes their name; False if ``[DONE]`` ends them.
+        events: the events to send; at least one. A ``type`` of theirs becomes their name.
+        done: True if ``[DONE]`` ends them.
     """
     first = await cancel_on_disconnect(receive, _next(events))
-    return EventStream(_encoded(first, events, named))
+    return EventStream(_encoded(first, events, done))
 
 
 async def _next(events: AsyncGenerator[Event, None]) -> Event:
@@ -83,22 +83,22 @@ async def _next(events: AsyncGenerator[Event, None]) -> Event:
 
 
 async def _encoded(
-    first: Event, events: AsyncGenerator[Event, None], named: bool
+    first: Event, events: AsyncGenerator[Event, None], done: bool
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
-        yield _encode(first, named)
+        yield _encode(first)
         try:
             async for event in events:
-                yield _encode(event, named)
+                yield _encode(event)
                 await asyncio.sleep(0)  # lets other streams proceed, and notices disconnected clients
         except Exception as error:
             told = (error if isinstance(error, ApiError) else unexpected(error)).to_dict()
-            yield _encode({**told["error"], **told, "type": "error"} if named else told, named)
-        if not named:
+            yield _encode(told if done else {**told["error"], **told, "type": "error"})
+        if done:
             yield _DONE
 
 
-def _encode(event: Event, named: bool) -> bytes:
+def _encode(event: Event) -> bytes:
     data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-    name = b"event: %b\n" % event["type"].encode() if named else b""
+    name = b"event: %b\n" % event["type"].encode() if "type" in event else b""
     return b"%bdata: %b\n\n" % (name, data)
