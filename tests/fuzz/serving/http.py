@@ -212,7 +212,8 @@ def check(got: httpx.Response) -> None:
             raise Finding(f"status {status} has no error of OpenAI's format: {got.text[:500]}")
     elif got.headers.get("content-type", "").startswith("text/event-stream"):
         events = [line for line in got.text.split("\n") if line.startswith("data: ")]
-        if not events or events[-1] != "data: [DONE]":
+        ends = ("[DONE]", '{"type":"response.completed"', '{"type":"response.incomplete"')
+        if not events or not events[-1].removeprefix("data: ").startswith(ends):
             raise Finding(f"a stream ends without [DONE]: {got.text[-500:]}")
         for event in events[:-1]:
             if "error" in json.loads(event.removeprefix("data: ")):
