@@ -178,6 +178,17 @@ def test_templates_get_earlier_reasoning(tiny_llm: AsyncLLM) -> None:
         assert [prompt["prompt"] for prompt, _ in asked] == ["=;a=a;"] * 2
 
 
+def test_effort_is_a_variable_of_templates(tiny_llm: AsyncLLM) -> None:
+    template = "{{ reasoning_effort }},{{ enable_thinking }},{{ thinking }}"
+    with live(tiny_llm, model={"chat_template": template}) as server, scripted(server, "x") as asked:
+        client = OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
+        more: Any = {"chat_template_kwargs": {"enable_thinking": True}}
+        client.chat.completions.create(model=NAME, messages=ASK, reasoning_effort="none", extra_body=more)
+        client.chat.completions.create(model=NAME, messages=ASK, reasoning_effort="high")
+        client.responses.create(model=NAME, input="a", reasoning={"effort": "none"})
+    assert [prompt["prompt"] for prompt, _ in asked] == ["none,True,False", "high,,", "none,False,False"]
+
+
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize(
     "kind", [{"json": {"const": 7}}, {"regex": "7"}, {"choice": ["7"]}, {"grammar": 'start: "7"'}]

@@ -27,7 +27,10 @@ class ChatTemplateInput(Protocol):
     messages: Any
     add_generation_prompt: bool
     continue_final_message: bool
-    chat_template_kwargs: dict[str, Any] | None
+
+    def template_variables(self) -> dict[str, Any]:
+        """Returns the variables of the template that the request sets."""
+        ...
 
 
 class PromptBuilder:
@@ -67,15 +70,16 @@ class PromptBuilder:
         messages = [_message(message, knows_developer) for message in body.messages]
         texts = [text for message in messages for text in (message["content"], message.get("reasoning", ""))]
         self._check_size(sum(map(len, texts)), "messages")
+        variables = body.template_variables()
         options: dict[str, Any] = {
-            **(body.chat_template_kwargs or {}),
+            **variables,
             **self._template_option,
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
         }
         if tools:
             options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
-        if reserved := NOT_VARIABLES & set(body.chat_template_kwargs or {}):
+        if reserved := NOT_VARIABLES & set(variables):
             text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
             raise ApiError(400, text, "chat_template_kwargs")
         return await self._run(

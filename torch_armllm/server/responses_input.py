@@ -39,6 +39,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         response_format=_format(body.text),
         tools=None if body.tools is None else _tools(body),
         tool_choice=_choice(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
         **{name: getattr(body, name) for name in _SAME},
     )
 

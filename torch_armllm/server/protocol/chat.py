@@ -95,6 +95,8 @@ class ChatRequest(SamplingRequest):
         top_logprobs: number of most likely tokens to list at each position.
         parallel_tool_calls: False to return only the first call of each output.
         include_reasoning: False to leave reasoning out of the response; its tokens count nevertheless.
+        reasoning_effort: variable of the chat template; ``none`` also turns reasoning off where the template
+            can, by its variables `enable_thinking` and `thinking`.
         continue_final_message: True to continue the last message instead of starting a new one.
         chat_template_kwargs: further variables of the chat template.
     """
@@ -107,6 +109,19 @@ class ChatRequest(SamplingRequest):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool = True
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def template_variables(self) -> dict[str, Any]:
+        """Returns the variables of the chat template that the request sets."""
+        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Returns the variables of chat templates that stand for an effort of reasoning."""
+    if effort is None:
+        return {}
+    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **off}

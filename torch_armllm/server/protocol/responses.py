@@ -61,6 +61,12 @@ class TextConfig(RequestPart):
     format: TextFormat | None = None
 
 
+class ReasoningConfig(RequestPart):
+    """Settings of the reasoning."""
+
+    effort: Annotated[str, Field(max_length=32)] | None = None
+
+
 class ResponsesRequest(RequestBody):
     """A request for a response, which is not stored.
 
@@ -68,6 +74,7 @@ class ResponsesRequest(RequestBody):
         input: a user's text, or the items of a conversation.
         instructions: system message before the input.
         text: `format`, as `response_format` of the chat route.
+        reasoning: `effort`, as `reasoning_effort` of the chat route.
         include_reasoning: False to leave reasoning out of the response; its tokens count nevertheless.
         chat_template_kwargs: further variables of the chat template.
         store: True is refused.
@@ -89,6 +96,7 @@ class ResponsesRequest(RequestBody):
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
     include_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
