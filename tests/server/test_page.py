@@ -276,6 +276,39 @@ def test_markdown(page: Any, server: Live) -> None:
         page.screenshot(path=f"{folder}/markdown.png")
 
 
+def test_pieces_render_as_the_whole(page: Any, server: Live) -> None:
+    """Blocks that have ended are rendered once, however the text arrives."""
+    said = (
+        "# A\n\ntext\nmore\n\n- one\n\n- two\n  - three\n\n  last of two\n\n> quote\n> more\n\nTitle\n===\n\n"
+        "```js\na\n\nb\n```\n\n    indented\n\n| a |\n|---|\n| 1 |\n\n"
+        "---\n\n<b>x</b>\n\n1. x\n2. y\n\nthe end"
+    )
+    opened(page, server)
+    different = page.evaluate(
+        """(said) => {
+          const whole = (source) => {
+            const box = document.createElement("div");
+            box.append(rendered(source));
+            return box.innerHTML;
+          };
+          const card = show("assistant", "");
+          const first = () => card.words.firstChild;
+          let wrong = [], kept = null;
+          for (const sign of said) {
+            card.source += sign;
+            render(card);
+            if (card.words.innerHTML.replace(/\\n/g, "") !== whole(card.source).replace(/\\n/g, ""))
+              wrong.push(card.source);
+            if (card.settled && !kept) kept = first();
+          }
+          return [wrong, kept === first(), card.settled];
+        }""",
+        said,
+    )
+    assert different == [[], True, different[2]]
+    assert len(said) - len("1. x\n2. y\n\nthe end") - 2 <= different[2] < len(said)
+
+
 def test_edit_and_regenerate(page: Any, server: Live) -> None:
     asked = opened(page, server)
     for number, question in enumerate(("one", "two"), 1):
