@@ -161,6 +161,14 @@ def test_calls_come_after_reasoning(thinking: Live, streamed: bool) -> None:
     assert asked[0][1].structured_outputs.reasoning == FreeReasoning(None, "</think>")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_reasoning_that_is_cut_off_calls_nothing(thinking: Live, streamed: bool) -> None:
+    function: Any = {"type": "function", "function": {"name": "f"}}
+    with scripted(thinking, "I should"):
+        got = create(thinking, streamed, tools=[function], tool_choice=function)
+    assert (got["reasoning"], got["content"], got["calls"], got["reason"]) == ("I should", "", [], "stop")
+
+
 def test_parser_can_be_turned_off(tiny_llm: AsyncLLM) -> None:
     off = {"chat_template": OPENING, "reasoning_parser": "none"}
     with live(tiny_llm, model=off) as server, scripted(server, "a</think>b"):

@@ -52,7 +52,7 @@ class ChatChoice:
         """Returns the reasoning, the text and the tool calls that an output adds."""
         parts = self._parts(completion)
         parsed = self._parser.feed(parts.answer)
-        if completion.finished:
+        if completion.finished and not (self._reasoning is not None and self._reasoning.cut):
             remaining = self._parser.finish()
             parsed = OutputDelta(parsed.content + remaining.content, parsed.calls + remaining.calls)
         parsed.reasoning = parts.reasoning

@@ -23,9 +23,13 @@ class ReasoningParser:
     Args:
         tags: the tags.
         opened: True if the text begins within the reasoning.
+
+    Attributes:
+        cut: True once the text has ended within the reasoning, without an answer.
     """
 
     def __init__(self, tags: ReasoningTags, opened: bool) -> None:
+        self.cut = False
         self._tags = tags
         self._opened = opened
         self._held = ""
@@ -44,6 +48,7 @@ class ReasoningParser:
         """Parts the characters that were held back, after the text has ended."""
         rest, self._held = self._held, ""
         if self._part == "reasoning" or (self._part == "begin" and self._opened):
+            self.cut = True
             return Parts(reasoning=rest.strip() if self._blank else rest.rstrip())
         return Parts(answer=rest if self._part == "begin" else "")
 
