@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
 from tests.support.stand_in import StubEngine
+from torch_armllm.cli.chat import _dimmed
 from torch_armllm.cli.main import main
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm import base
 from torch_armllm.llm.chat_session import ChatSession, TurnStats
 from torch_armllm.llm.llm import LLM
+from torch_armllm.server.reasoning.families import REASONING_PARSERS
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +115,20 @@ def test_chat_with_a_model(
     assert "max_model_len is 256" in told
     assert "/clear starts a new conversation" in told
     assert told.count("/exit or Ctrl-D") == 2
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_reasoning_is_dimmed(opened: bool) -> None:
+    """However the reply arrives; only the text within the escapes is dimmed."""
+
+    class Session:
+        prompt = ""
+
+        def ask(self, text: str) -> Iterator[str]:
+            self.prompt = "<think>\n" if opened else ""
+            yield from ("" if opened else "<think>\n") + "why\n</think>\n\nso </think>"
+
+    session: Any = Session()
+    shown = "".join(_dimmed(session, "hi", REASONING_PARSERS["qwen3"]))
+    assert shown.replace("\033[0m\033[2m", "") == "\033[2mwhy\033[0m\n\nso </think>"
+    assert session.prompt == ("<think>\n" if opened else "")

@@ -53,7 +53,7 @@ def test_wheel_contains_only_the_package(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert all(top == "torch_armllm" or top.endswith(".dist-info") for top in tops), tops
     assert "torch_armllm/_ops.so" in names
-    assert "torch_armllm/server/page.html" in names
+    assert "torch_armllm/server/page/index.html" in names
     for package in ("ops", "passes"):
         for file in (ROOT / package).rglob("*.py"):
             inside = f"torch_armllm/{package}/{file.relative_to(ROOT / package).as_posix()}"

@@ -13,7 +13,8 @@ from tests.support.server_live import Live, until
 schemathesis = pytest.importorskip("schemathesis", reason="needs the extra test")
 
 
-ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
+ROUTES = [f"/v1/{name}" for name in ("chat/completions", "responses", "completions", "embeddings")]
+ROUTES += ["/tokenize", "/detokenize"]
 MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
 
 
@@ -21,7 +22,7 @@ MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGAT
 def description(server: Live) -> Any:
     schema = httpx.get(f"{server.base}/openapi.json").json()
     for part in schema["components"]["schemas"].values():  # short outputs, for speed
-        for name in ("max_tokens", "max_completion_tokens", "n"):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"):
             if name in part.get("properties", {}):
                 part["properties"][name] = {"type": "integer", "minimum": 1, "maximum": 3}
                 part.setdefault("required", []).append(name)

@@ -33,11 +33,18 @@ def test_page_needs_no_key_and_no_external_resources(tiny_llm: AsyncLLM) -> None
     policy = dict(part.strip().split(" ", 1) for part in got.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"
-    assert all(policy[name].startswith("'sha256-") for name in ("script-src", "style-src"))
+    assert (policy["require-trusted-types-for"], policy["trusted-types"]) == ("'script'", "dompurify")
+    for name, count in (("script-src", 3), ("style-src", 1)):
+        sources = policy[name].split()
+        assert len(sources) == count and all(source.startswith("'sha256-") for source in sources)
+    *libraries, own = re.findall(r"<script>(.*?)</script>", got.text, re.DOTALL)
+    assert ["marked v" in libraries[0][:40], "DOMPurify" in libraries[1][:40]] == [True, True]
+    page = got.text.replace(libraries[0], "").replace(libraries[1], "")
+    assert own in page and "sourceMappingURL" not in got.text
     assert not re.search(
-        r"https?:|//\w|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", got.text
+        r"https?://|[^:]//\w|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", page
     )
-    assert not re.search(r"\s(on\w+|style|src|href)=", got.text)
+    assert not re.search(r"\s(on\w+|style|src|href)=", page)
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +115,9 @@ def test_conversation(page: Any, server: Live) -> None:
         r"8 tokens · [\d.]+ tokens/s · \d+ in the prompt · first after [\d.]+ s · stopped at max tokens",
         figures,
     )
-    answer = page.text_content("article.assistant p")
-    assert answer
     page.wait_for_selector("#send:visible")
+    answer = page.evaluate("messages[1].content")
+    assert answer and answer[:1] in page.text_content("article.assistant .words")
     assert page.input_value("#model") == asked[0]["model"] == "tiny"
     assert page.get_attribute("#temperature", "placeholder") == "1 (the model's)"
     assert (asked[0]["max_tokens"], asked[0]["temperature"]) == (8, 0)
@@ -130,12 +137,13 @@ def test_stopping_ends_the_request(page: Any, server: Live, tiny_llm: AsyncLLM) 
     asked = opened(page, server)
     with slowed(tiny_llm, 0.05):
         say(page, "hello")
-        until(lambda: len(page.text_content("article.assistant p")) > 3)
+        until(lambda: len(page.text_content("article.assistant .words")) > 3)
         assert not server.idle
         page.click("#stop")
         page.wait_for_selector("small:has-text('stopped')")
         until(lambda: server.idle)
-        part = page.text_content("article.assistant p")
+        part = page.evaluate("messages[1].content")
+        assert part
         say(page, "go on")  # the partial output stays in the conversation
         page.wait_for_selector("article:nth-of-type(4) small:has-text('token')")
         assert asked[1]["messages"][1] == {"role": "assistant", "content": part}
@@ -166,15 +174,202 @@ def test_page_prompts_for_the_key_once(page: Any, tiny_llm: AsyncLLM) -> None:
         assert page.input_value("#text") == "hello"
 
 
-def test_model_output_is_shown_as_text(page: Any, server: Live) -> None:
-    said = "<img src=x onerror=alert(1)><script>alert(2)</script> & \n  ünïcode 🙂"
+ATTACKS = [
+    "<img src=x onerror=alert(1)>",
+    "<script>alert(2)</script>",
+    "<svg><script>alert(3)</script></svg>",
+    "a <b onclick=alert(4)>bold</b> & more",
+    "<iframe srcdoc='<script>alert(5)</script>'></iframe>",
+    "<style>body { display: none }</style>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=alert(6)>",
+    "```html\n<script>alert(7)</script>\n```",
+    '```x" onload=alert(8) y="\ncode\n```',
+    "<details open ontoggle=alert(9)>",
+    "![](https://example.org/leak.png)",
+]
+
+
+def test_model_output_never_runs(page: Any, server: Live) -> None:
+    """Raw HTML is shown as text; the page also reports any violation of its policy, which fails the test."""
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     opened(page, server)
-    answers(page, events(said[:7], said[7:]).replace("\n", "\r\n"))
-    say(page, "<b>me</b>")
+    for count, said in enumerate(ATTACKS, 1):
+        answers(page, events(said[:7], said[7:]).replace("\n", "\r\n"))
+        say(page, "<b>me</b>")
+        page.wait_for_selector(f"article:nth-of-type({2 * count}) small:has-text('21 tokens')")
+        shown = page.text_content(f"article:nth-of-type({2 * count}) .words")
+        want = "<script>alert(7)</script>" if "(7)" in said else said
+        assert want in shown or said.startswith("```x"), shown
+    assert page.text_content("article.user .words") == "<b>me</b>"
+    bad = ", ".join(f"main {tag}" for tag in ("img", "script", "b", "svg", "iframe", "style", "math"))
+    assert page.locator(bad).count() == 0
+    attributes = page.eval_on_selector_all(
+        "main .words *", "all => [...new Set(all.flatMap(each => each.getAttributeNames()))]"
+    )
+    assert set(attributes) <= {"class", "type"}
+    assert dialogs == []
+
+
+def test_purifier_holds_without_the_renderer(browser: Any, server: Live) -> None:
+    """Faults of the renderer would do no harm: handlers and addresses go, and text cannot become elements."""
+    page = browser.new_page()  # not that of the fixture: the policy stops handlers, too, and tells of it
+    page.goto(server.base)
+    left = page.evaluate(
+        """() => {
+          const kept = (html) => {
+            const box = document.createElement("div");
+            box.append(DOMPurify.sanitize(html, RULES));
+            return new XMLSerializer().serializeToString(box).replace(/ xmlns="[^"]*"/, "");
+          };
+          return [
+            "<img src=x onerror=alert(1)>a", "<a href='javascript:alert(1)'>b</a>",
+            "<p onclick=x style=y id=z>c</p>", "<a href='data:text/html,x'>d</a>",
+            "<form action=x><input name=y></form>e", "<svg onload=x>f</svg>",
+          ].map(kept);
+        }"""
+    )
+    want = ["a", "<a>b</a>", "<p>c</p>", "<a>d</a>", "<input />e", ""]
+    assert left == [f"<div>{each}</div>" for each in want]
+    refused = """() => {
+      try { document.createElement("div").innerHTML = "<i>x</i>"; return "made"; }
+      catch (error) { return error.name; }
+    }"""
+    assert page.evaluate(refused) == "TypeError"
+    page.close()
+
+
+def test_markdown(page: Any, server: Live) -> None:
+    said = (
+        "# Title\n\nSome *em*, **strong** and `x < 1`.\n\n- one\n- two\n\n1. [link](https://example.org/a)\n"
+        "2. [bad](javascript:alert(1))\n\n```python\nif a < b:\n    print('<b>')\n```\n\n"
+        "| a | b |\n|---|---|\n| 1 | 2 |\n"
+    )
+    opened(page, server)
+    answers(page, events(*said))  # every character is a piece
+    say(page, "# not a title")
     page.wait_for_selector("small:has-text('21 tokens')")
-    assert page.text_content("article.assistant p") == said
-    assert page.text_content("article.user p") == "<b>me</b>"
-    assert page.locator("main img, main script, main b").count() == 0
+    words = page.locator("article.assistant .words")
+    assert words.locator("h1").inner_text() == "Title"
+    assert [words.locator(tag).first.inner_text() for tag in ("em", "strong", "p code")] == [
+        "em",
+        "strong",
+        "x < 1",
+    ]
+    assert words.locator("li").count() == 4 and words.locator("td").count() == 2
+    link = words.locator("a").first
+    assert (link.get_attribute("href"), link.get_attribute("target")) == ("https://example.org/a", "_blank")
+    assert link.get_attribute("rel") == "noopener noreferrer nofollow"
+    assert words.locator("a").nth(1).get_attribute("href") is None
+    assert words.locator(".code header span").inner_text() == "python"
+    assert words.locator(".code pre").inner_text().strip() == "if a < b:\n    print('<b>')"
+    assert page.locator("article.user h1").count() == 0
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    clipboard = "navigator.clipboard.readText()"
+    words.locator(".code button").click()
+    page.wait_for_selector("button:has-text('Copied')")
+    assert page.evaluate(clipboard) == "if a < b:\n    print('<b>')"
+    page.click("article.assistant .tools button:has-text('Copy')")
+    page.wait_for_selector(".tools button:has-text('Copied')")
+    assert page.evaluate(clipboard) == said
+    if folder := os.environ.get("ARMLLM_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/markdown.png")
+
+
+def test_pieces_render_as_the_whole(page: Any, server: Live) -> None:
+    """Blocks that have ended are rendered once, however the text arrives."""
+    said = (
+        "# A\n\ntext\nmore\n\n- one\n\n- two\n  - three\n\n  last of two\n\n> quote\n> more\n\nTitle\n===\n\n"
+        "```js\na\n\nb\n```\n\n    indented\n\n| a |\n|---|\n| 1 |\n\n"
+        "---\n\n<b>x</b>\n\n1. x\n2. y\n\nthe end"
+    )
+    opened(page, server)
+    different = page.evaluate(
+        """(said) => {
+          const whole = (source) => {
+            const box = document.createElement("div");
+            box.append(rendered(source));
+            return box.innerHTML;
+          };
+          const card = show("assistant", "");
+          const first = () => card.words.firstChild;
+          let wrong = [], kept = null;
+          for (const sign of said) {
+            card.source += sign;
+            render(card);
+            if (card.words.innerHTML.replace(/\\n/g, "") !== whole(card.source).replace(/\\n/g, ""))
+              wrong.push(card.source);
+            if (card.settled && !kept) kept = first();
+          }
+          return [wrong, kept === first(), card.settled];
+        }""",
+        said,
+    )
+    assert different == [[], True, different[2]]
+    assert len(said) - len("1. x\n2. y\n\nthe end") - 2 <= different[2] < len(said)
+
+
+def test_edit_and_regenerate(page: Any, server: Live) -> None:
+    asked = opened(page, server)
+    for number, question in enumerate(("one", "two"), 1):
+        answers(page, events(f"answer {number}"))
+        say(page, question)
+        page.wait_for_selector(f"article:nth-of-type({2 * number}) small:has-text('21 tokens')")
+    answers(page, events("another"))
+    page.click("article:nth-of-type(4) button:has-text('Regenerate')")
+    page.wait_for_selector("article:nth-of-type(4):has-text('another') small:has-text('21 tokens')")
+    assert [m["content"] for m in asked[2]["messages"]] == ["one", "answer 1", "two"]
+    answers(page, events("edited"))
+    page.click("article:nth-of-type(1) button:has-text('Edit')")
+    page.fill("article form textarea", "nothing")
+    page.press("article form textarea", "Escape")
+    assert page.inner_text("article:nth-of-type(1) .words") == "one"
+    page.click("article:nth-of-type(1) button:has-text('Edit')")
+    assert page.input_value("article form textarea") == "one"
+    page.fill("article form textarea", "uno")
+    page.press("article form textarea", "Enter")
+    page.wait_for_selector("article:nth-of-type(2):has-text('edited') small:has-text('21 tokens')")
+    assert page.locator("article").count() == 2
+    assert asked[3]["messages"] == [{"role": "user", "content": "uno"}]
+    answers(page, events("last"))
+    say(page, "more")
+    page.wait_for_selector("article:nth-of-type(4) small:has-text('21 tokens')")
+    assert [m["content"] for m in asked[4]["messages"]] == ["uno", "edited", "more"]
+
+
+def test_reasoning_is_shown_apart(page: Any, server: Live) -> None:
+    opened(page, server)
+    thoughts: list[Any] = [
+        {"choices": [{"delta": {"reasoning_content": t, "reasoning": t}}]} for t in ("<i>h", "m")
+    ]
+    told = "".join(f"data: {json.dumps(each)}\n\n" for each in thoughts)
+    answers(page, told + events("**so**"))
+    say(page, "why?")
+    page.wait_for_selector("small:has-text('21 tokens')")
+    thought = page.locator("article.assistant details")
+    assert re.fullmatch(r"Thought for [\d.]+ s", thought.locator("summary").inner_text())
+    assert thought.get_attribute("open") is None
+    thought.locator("summary").click()
+    assert thought.locator("p").inner_text() == "<i>hm"
+    assert page.inner_text("article.assistant .words") == "so"
+    assert page.evaluate("messages.map(({ content }) => content)") == ["why?", "**so**"]
+
+
+def test_colors_can_be_switched(page: Any, server: Live) -> None:
+    opened(page, server)
+
+    def dark() -> bool:
+        shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return int(re.findall(r"\d+", shade)[0]) < 128
+
+    assert not dark()
+    page.click("#theme")
+    page.click("#theme")
+    assert dark() and page.get_attribute("#theme", "aria-label") == "Colors: dark"
+    page.reload()
+    assert dark()
+    page.click("#theme")
+    assert not dark()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.support.server_live import NAME, Live
+from tests.support.server_live import NAME, Live, scripted
 from torch_armllm.server.tools.choice import TOOL_PARSERS, detect_parser
+from torch_armllm.server.tools.forced import RequiredToolParser
 from torch_armllm.server.tools.parser import OutputDelta, ToolCallDelta, ToolParser
 
 CALLS = {
@@ -69,6 +70,27 @@ def test_two_calls(name: str, size: int) -> None:
     assert content == ""
     assert [(call.index, call.name, call.arguments) for call in calls] == [(0, "f", "{}"), (1, "g", "{}")]
     assert calls[0].id != calls[1].id
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_required_calls_arrive_one_by_one(size: int) -> None:
+    one, two = '{"name":"f","parameters":{"a":"},{"}}', '{"name":"g","parameters":{"b":[{}]}}'
+    text = f" [{one} , {two}]"
+    parser = RequiredToolParser()
+    arrived = {}
+    for at in range(0, len(text), size):
+        for call in parser.feed(text[at : at + size]).calls:
+            arrived[call.name] = (call.index, json.loads(call.arguments), at // size)
+    assert parser.finish() == OutputDelta()
+    ends = [(text.index(each) + len(each) - 1) // size for each in (one, two)]
+    assert arrived == {"f": (0, {"a": "},{"}, ends[0]), "g": (1, {"b": [{}]}, ends[1])}
+    cut, names = RequiredToolParser(), []
+    for piece in (f"[{one},", two[:-1]):
+        names += [call.name for call in cut.feed(piece).calls]
+    assert names == ["f"] and cut.finish() == OutputDelta()
+    nothing = RequiredToolParser()
+    assert nothing.feed(f"[{one[:-1]}") == OutputDelta()
+    assert nothing.finish() == OutputDelta(f"[{one[:-1]}")
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])
@@ -175,6 +197,26 @@ def test_generated_calls(client: OpenAI, streamed: bool, parallel: bool) -> None
     assert reason == "tool_calls"
     ignored = client.chat.completions.create(**asked, tool_choice="none").choices[0]
     assert (ignored.message.content, ignored.finish_reason) == (text, "stop")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_several_required_calls(client: OpenAI, server: Live, parallel: bool, streamed: bool) -> None:
+    calls = ['{"name":"clock","parameters":{}}', '{"name":"weather","parameters":{"city":"Oslo"}}']
+    asked: Any = {"model": NAME, "messages": ASK, "tools": [WEATHER, CLOCK], "tool_choice": "required"}
+    asked["parallel_tool_calls"] = parallel
+    with scripted(server, f"[{','.join(calls[: 1 + parallel])}]", 4) as prompts:
+        if streamed:
+            chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+            got = [[(call.index, call.function.name) for call in c.delta.tool_calls or []] for c in chunks]
+            assert [each for each in got if each] == [[(0, "clock")], [(1, "weather")]][: 1 + parallel]
+            assert chunks[-1].finish_reason == "tool_calls"
+        else:
+            (choice,) = client.chat.completions.create(**asked).choices
+            names = [call.function.name for call in choice.message.tool_calls or []]
+            assert names == ["clock", "weather"][: 1 + parallel]
+    schema = prompts[0][1].structured_outputs.json
+    assert schema.get("maxItems") == (None if parallel else 1)
 
 
 def test_conversation_continues_after_a_call(client: OpenAI) -> None:

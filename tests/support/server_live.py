@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
+from torch_armllm.engine.sampling_params import RequestOutputKind
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.run import listen, make_server
@@ -67,10 +69,15 @@ class Live:
 
 @contextmanager
 def live(
-    llm: AsyncLLM, name: str = NAME, engine: dict[str, Any] | None = None, source: str = "", **settings: Any
+    llm: AsyncLLM,
+    name: str = NAME,
+    engine: dict[str, Any] | None = None,
+    source: str = "",
+    model: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Iterator[Live]:
     registry = ModelRegistry(ServerSettings(**{"drain_timeout": 2.0, **settings}), engine)
-    server = Live(llm, ModelSettings(name, source), registry)
+    server = Live(llm, ModelSettings(name, source, **model or {}), registry)
     try:
         yield server
     finally:
@@ -92,6 +99,36 @@ def slowed(llm: AsyncLLM, seconds: float) -> Iterator[None]:
         yield
     finally:
         del engine.step
+
+
+@contextmanager
+def scripted(server: Live, text: str, size: int = 1) -> Iterator[list[Any]]:
+    """Makes the model of a server write a text, in pieces of ``size`` tokens.
+
+    Yields:
+        A list to which the prompt and the parameters of every request are appended.
+    """
+    served: Any = server.served
+    tokenizer = served.prompts.tokenizer
+    asked: list[Any] = []
+
+    async def generate(prompt: Any, params: Any, request_id: str, priority: int = 0) -> Any:
+        asked.append((prompt, params))
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        whole = params.output_kind is RequestOutputKind.FINAL_ONLY
+        skip = params.skip_special_tokens
+        step = len(ids) if whole else size
+        for at in range(0, len(ids), step):
+            piece, last = ids[at : at + step], at + step >= len(ids)
+            words = tokenizer.decode(piece, skip_special_tokens=skip)
+            completion = CompletionOutput(0, words, piece, finish_reason="stop" if last else None)
+            yield RequestOutput(request_id, prompt["prompt"], prompt["prompt_token_ids"], [completion], last)
+
+    served.generate = generate
+    try:
+        yield asked
+    finally:
+        del served.generate
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from torch_armllm.cli import Subcommands
@@ -11,7 +14,10 @@ from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 
 if TYPE_CHECKING:
     from torch_armllm.llm.chat_session import ChatSession
+    from torch_armllm.llm.llm import LLM
+    from torch_armllm.server.reasoning.families import ReasoningTags
 
+_DIM, _PLAIN = "\033[2m", "\033[0m"
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops the current reply"
 
 
@@ -45,6 +51,7 @@ def run(options: argparse.Namespace) -> None:
     names = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
     overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **overrides), options.system)
+    tags = _reasoning_tags(llm) if sys.stdout.isatty() else None
     print(_HELP)
     while (text := _read()) is not None:
         if text == "/exit":
@@ -54,7 +61,15 @@ def run(options: argparse.Namespace) -> None:
         elif text.startswith("/"):
             print(_HELP)
         elif text:
-            _print_reply(chat, text)
+            _print_reply(chat, text, tags)
+
+
+def _reasoning_tags(llm: LLM) -> ReasoningTags | None:
+    """Returns the tags of the model's reasoning; None if it has none."""
+    from torch_armllm.server.reasoning.families import reasoning_tags
+
+    tokenizer = llm.get_tokenizer()
+    return reasoning_tags(None, str(tokenizer.chat_template or ""), tokenizer.get_vocab())
 
 
 def _read() -> str | None:
@@ -71,9 +86,9 @@ def _read() -> str | None:
             return None
 
 
-def _print_reply(chat: ChatSession, text: str) -> None:
+def _print_reply(chat: ChatSession, text: str, tags: ReasoningTags | None) -> None:
     try:
-        for piece in chat.ask(text):
+        for piece in _dimmed(chat, text, tags) if tags is not None else chat.ask(text):
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         pass
@@ -81,3 +96,21 @@ def _print_reply(chat: ChatSession, text: str) -> None:
         print(f"{error}; /clear starts a new conversation")
         return
     print(f"\n[{chat.last_turn}]")
+
+
+def _dimmed(chat: ChatSession, text: str, tags: ReasoningTags) -> Iterator[str]:
+    """Yields a reply in pieces, its reasoning dimmed and set apart."""
+    from torch_armllm.server.reasoning.families import prompt_opens_reasoning
+    from torch_armllm.server.reasoning.parser import ReasoningParser
+
+    parser, reasoned, answered = None, False, False
+    with closing(chat.ask(text)) as pieces:
+        for piece in chain(pieces, [None]):
+            parser = parser or ReasoningParser(tags, prompt_opens_reasoning(tags, chat.prompt, None))
+            parts = parser.finish() if piece is None else parser.feed(piece)
+            if parts.reasoning:
+                reasoned = True
+                yield f"{_DIM}{parts.reasoning}{_PLAIN}"
+            if parts.answer:
+                yield f"\n\n{parts.answer}" if reasoned and not answered else parts.answer
+                answered = True

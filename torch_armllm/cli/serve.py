@@ -71,6 +71,11 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
         choices=["hermes", "llama", "mistral"],
         help="default: detected from the chat template",
     )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=["qwen3", "deepseek_r1", "mistral", "seed_oss", "granite", "none"],
+        help="part reasoning from answers; default: detected from the chat template and the tokens",
+    )
     add_engine_options(parser)
     parser.set_defaults(run=run)
     return parser
@@ -115,7 +120,8 @@ def run(options: argparse.Namespace) -> None:
         allow_many_connections()
         registry = ModelRegistry(settings, engine)
         for name, source in zip(names, options.model, strict=True):
-            model = ModelSettings(name, source, {"progress": True}, template, options.tool_call_parser)
+            parsers = options.tool_call_parser, options.reasoning_parser
+            model = ModelSettings(name, source, {"progress": True}, template, *parsers)
             registry.register(registry.load_llm(model), model)
         host, port = listening.getsockname()[:2]
         address = f"serving {', '.join(names)} at http://{host}:{port}/v1"

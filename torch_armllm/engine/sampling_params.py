@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_armllm.engine.structured_limits import check_size
 
@@ -22,9 +22,22 @@ class RequestOutputKind(Enum):
     """Everything, once, when the request has finished."""
 
 
+class FreeReasoning(NamedTuple):
+    """Reasoning before a structured output, which is free.
+
+    Attributes:
+        begin: text or special token before it, without which an output has none; None: the prompt has begun
+            it.
+        end: text or special token after it.
+    """
+
+    begin: str | None
+    end: str
+
+
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """Format that every output must match; exactly one attribute is set.
+    """Format that every output must match; exactly one format is set.
 
     Attributes:
         json: a JSON schema, as a string or a dict.
@@ -32,6 +45,7 @@ class StructuredOutputsParams:
         choice: the allowed outputs.
         grammar: a context-free grammar in Lark's syntax.
         json_object: True: any JSON object.
+        reasoning: what may precede the output; None: nothing.
     """
 
     json: str | dict[str, Any] | None = None
@@ -39,6 +53,7 @@ class StructuredOutputsParams:
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    reasoning: FreeReasoning | None = None
 
     def __post_init__(self) -> None:
         _check_structured(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,6 +55,7 @@ class ChatSession:
     Attributes:
         messages: all messages, with ``role`` and ``content``.
         last_turn: statistics of the last turn.
+        prompt: text of the last turn's prompt.
     """
 
     def __init__(
@@ -70,13 +71,14 @@ class ChatSession:
         self._template = template or {}
         self.messages: list[dict[str, Any]] = []
         self.last_turn = TurnStats()
+        self.prompt = ""
         self.clear()
 
     def clear(self) -> None:
         """Drops all messages but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def ask(self, text: str) -> Iterator[str]:
+    def ask(self, text: str) -> Generator[str, None, None]:
         """Sends a user message and yields the reply in pieces; the pieces that were read are remembered.
 
         Raises:
@@ -88,6 +90,7 @@ class ChatSession:
         prompt = render_chat(
             self._llm.get_tokenizer(), messages, add_generation_prompt=True, **self._template
         )
+        self.prompt = prompt["prompt"]
         reply = ""
         try:
             with closing(self._llm.stream(prompt, self._params)) as outputs:

@@ -12,6 +12,7 @@ from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.template_process import SHARED
 from torch_armllm.server.errors import ApiError, bad_request
+from torch_armllm.server.infill.prompt import ExtraFile, InfillPrompts
 from torch_armllm.server.protocol.chat import Message
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ class ChatTemplateInput(Protocol):
     messages: Any
     add_generation_prompt: bool
     continue_final_message: bool
-    chat_template_kwargs: dict[str, Any] | None
+
+    def template_variables(self) -> dict[str, Any]:
+        """Returns the variables of the template that the request sets."""
+        ...
 
 
 class PromptBuilder:
@@ -45,6 +49,7 @@ class PromptBuilder:
         self._limit = limit
         self.template = str(chat_template or tokenizer.chat_template or "")
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
+        self._infill: InfillPrompts | None = None
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
         if self.template:
             self._thread.submit(SHARED.start)  # the first conversation does not wait for it
@@ -63,16 +68,18 @@ class PromptBuilder:
         """
         knows_developer = "developer" in self.template
         messages = [_message(message, knows_developer) for message in body.messages]
-        self._check_size(sum(len(message["content"]) for message in messages), "messages")
+        texts = [text for message in messages for text in (message["content"], message.get("reasoning", ""))]
+        self._check_size(sum(map(len, texts)), "messages")
+        variables = body.template_variables()
         options: dict[str, Any] = {
-            **(body.chat_template_kwargs or {}),
+            **variables,
             **self._template_option,
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
         }
         if tools:
             options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
-        if reserved := NOT_VARIABLES & set(body.chat_template_kwargs or {}):
+        if reserved := NOT_VARIABLES & set(variables):
             text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
             raise ApiError(400, text, "chat_template_kwargs")
         return await self._run(
@@ -92,6 +99,43 @@ class PromptBuilder:
             return {"prompt": text, "prompt_token_ids": list(ids)}
 
         return await self._run(tokens, "prompt")
+
+    def infill(self, param: str) -> InfillPrompts:
+        """Returns what builds prompts for the middle of a text.
+
+        Args:
+            param: the request's field that asks for it.
+
+        Raises:
+            ApiError: the model has no tokens for it.
+        """
+        if self._infill is None:
+            self._infill = InfillPrompts(self.tokenizer)
+        if self._infill.tokens is None:
+            message = (
+                "this model cannot fill in: its tokenizer has no tokens such as <|fim_prefix|>, "
+                "<|fim_suffix|> and <|fim_middle|>; use a model of code that has, such as Qwen2.5-Coder"
+            )
+            raise ApiError(400, message, param, "no_fim_tokens")
+        return self._infill
+
+    async def from_infill(
+        self, prefix: str, suffix: str, extra: Sequence[ExtraFile], begun: str, most: int
+    ) -> dict[str, Any]:
+        """Builds the prompt for the middle of a text; see `InfillPrompts.build`.
+
+        Raises:
+            ApiError: the texts are too long to be tokenized, or the model has no tokens for it.
+        """
+        prompts = self.infill("input_suffix")
+        self._check_size(len(prefix) + len(suffix) + len(begun), "input_prefix")
+        self._check_size(sum(len(each.text) + len(each.name) for each in extra), "input_extra")
+
+        def tokens() -> dict[str, Any]:
+            ids = prompts.build(prefix, suffix, extra, begun, most)
+            return {"prompt": prefix, "prompt_token_ids": ids}
+
+        return await self._run(tokens, "input_prefix")
 
     async def decode(self, tokens: list[int]) -> str:
         """Returns the text of token ids, special tokens included.
@@ -124,12 +168,14 @@ class PromptBuilder:
 
 def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
     """Converts a message to the form that chat templates expect."""
-    converted: dict[str, Any] = {"role": message.role, "content": _text(message)}
+    converted: dict[str, Any] = {"role": message.role, "content": message.text()}
     if message.role == "developer" and not knows_developer:
         converted["role"] = "system"
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             converted[name] = value
+    if (reasoning := message.reasoning_content or message.reasoning) and message.role == "assistant":
+        converted |= {"reasoning_content": reasoning, "reasoning": reasoning}  # templates read either
     if message.tool_calls:
         converted["tool_calls"] = [
             {
@@ -139,15 +185,6 @@ def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return converted
-
-
-def _text(message: Message) -> str:
-    if isinstance(message.content, list):
-        other = next((part.type for part in message.content if part.type != "text"), None)
-        if other is not None:
-            raise ApiError(400, f"content type {other[:50]!r} is not supported; send text only", "messages")
-        return "\n".join(part.text or "" for part in message.content)
-    return message.content or ""
 
 
 def _arguments(text: str) -> Any:

@@ -17,6 +17,7 @@ from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.metrics import RequestMetrics, ServerMetrics
 from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.prompts import PromptBuilder
+from torch_armllm.server.reasoning.families import reasoning_tags
 from torch_armllm.server.restarts import engine_dead, engine_restarting
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
@@ -43,6 +44,7 @@ class ServedModel:
         metrics: metrics of this model.
         name: the model's name in requests.
         prompts: tokenizes texts and chat messages.
+        reasoning: tags of the model's reasoning; None if it is not parted from answers.
         vocab_size: number of token ids.
     """
 
@@ -75,6 +77,9 @@ class ServedModel:
             llm.get_tokenizer(),
             model_settings.chat_template,
             PromptLimit(llm.get_tokenizer(), llm.max_model_len),
+        )
+        self.reasoning = reasoning_tags(
+            model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()
         )
         self.metrics = metrics.for_model(model_settings.name, llm.llm_engine.stats)
 

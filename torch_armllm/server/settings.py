@@ -17,6 +17,8 @@ class ModelSettings:
         engine: further arguments of `torch_armllm.LLM`.
         chat_template: replaces the tokenizer's own template.
         tool_parser: ``hermes``, ``llama`` or ``mistral``; None: detected from the chat template.
+        reasoning_parser: a name of `REASONING_PARSERS`, or ``none``; None: detected from the chat template
+            and the tokens.
     """
 
     name: str
@@ -24,6 +26,7 @@ class ModelSettings:
     engine: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     tool_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,38 @@ _BODIES: dict[str, list[dict[str, Any]]] = {
             "tools": [_TOOL],
         },
     ],
+    "/v1/responses": [
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "b"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": 1}'},
+                {"type": "function_call_output", "call_id": "1", "output": "2"},
+            ],
+            "max_output_tokens": 4,
+            "instructions": "be",
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": _SCHEMA}},
+            "tools": [{"type": "function", "name": "f", "parameters": _SCHEMA}],
+            "tool_choice": "auto",
+            "stream": True,
+            "store": False,
+        },
+    ],
     "/v1/completions": [
         {"prompt": "hello", "max_tokens": 4},
         {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 2, "echo": True, "best_of": 2, "suffix": ""},
         {"prompt": [5, 6, 7], "max_tokens": 3, "n": 2, "temperature": 1.0},
         {"prompt": [[5], [6, 7]], "max_tokens": 1, "prompt_logprobs": 1},
+    ],
+    "/infill": [
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "input_extra": [{"filename": "f", "text": "c"}],
+            "prompt": "d",
+            "n_predict": 3,
+            "stop": ["x"],
+        },
     ],
     "/v1/embeddings": [
         {"input": "hello", "model": NAME},
@@ -185,7 +212,8 @@ def check(got: httpx.Response) -> None:
             raise Finding(f"status {status} has no error of OpenAI's format: {got.text[:500]}")
     elif got.headers.get("content-type", "").startswith("text/event-stream"):
         events = [line for line in got.text.split("\n") if line.startswith("data: ")]
-        if not events or events[-1] != "data: [DONE]":
+        ends = ("[DONE]", '{"type":"response.completed"', '{"type":"response.incomplete"')
+        if not events or not events[-1].removeprefix("data: ").startswith(ends):
             raise Finding(f"a stream ends without [DONE]: {got.text[-500:]}")
         for event in events[:-1]:
             if "error" in json.loads(event.removeprefix("data: ")):

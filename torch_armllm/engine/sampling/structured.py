@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.request import Sequence
-from torch_armllm.engine.sampling_params import StructuredOutputsParams
+from torch_armllm.engine.sampling_params import FreeReasoning, StructuredOutputsParams
 from torch_armllm.system.deep_stack import call_on_deep_stack
 
 _MAX_GRAMMARS = 64  # compiled grammars that are cached
@@ -61,6 +61,8 @@ class StructuredOutputs:
     def _prototype(self, params: StructuredOutputsParams) -> Any:
         tokenizer = self._llm_tokenizer()
         grammar = _grammar(params)
+        if params.reasoning is not None:
+            grammar = _after_reasoning(grammar, params.reasoning, self._tokenizer)
         with self._lock:
             matcher = self._grammars.get(grammar)
         if matcher is None:
@@ -138,6 +140,31 @@ def _grammar(params: StructuredOutputsParams) -> str:
         return str(grammar_from("choice", json.dumps(params.choice)))
     assert params.grammar is not None
     return str(LLMatcher.grammar_from_lark(params.grammar))
+
+
+def _after_reasoning(grammar: str, reasoning: FreeReasoning, tokenizer: Any) -> str:
+    """Returns a grammar that permits any text before the first end of the reasoning, and then the other.
+
+    Args:
+        grammar: in llguidance's format.
+        reasoning: what is free.
+        tokenizer: knows which of the tags are special tokens.
+    """
+    grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    name = grammars[0].get("name") or "answer"
+    special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    end = reasoning.end
+    if end in special:
+        rules = f"reasoning: text <[{special[end]}]>\ntext: /(?s:.*)/"
+    else:
+        rules = f"reasoning[suffix={json.dumps(end)}]: /(?s:.*)/"
+    if (begin := reasoning.begin) is None:
+        start = f"thought @{name}\nthought: reasoning BLANK"
+    else:
+        opening = f"<[{special[begin]}]>" if begin in special else json.dumps(begin)
+        start = f"thought? @{name}\nthought: {opening} reasoning BLANK"
+    first = {"lark_grammar": f"start: {start}\n{rules}\nBLANK: /[ \\n]{{0,4}}/\n"}
+    return json.dumps({"grammars": [first, {**grammars[0], "name": name}, *grammars[1:]]})
 
 
 class GrammarMatcher:

@@ -52,17 +52,22 @@ class CompletionHandler:
 
     def _make_params(self) -> SamplingParams:
         body, served = self._body, self._served
+        fills = {}
         if body.suffix:
-            raise ApiError(400, "suffix is not supported; leave it out", "suffix")
+            if body.echo:
+                raise ApiError(400, "echo cannot be combined with suffix; leave out one of them", "echo")
+            ends = served.prompts.infill("suffix").end_ids
+            fills["stop_token_ids"] = [*(body.stop_token_ids or ()), *ends]
         if body.stream and body.best_of not in (None, body.n or 1):
             raise ApiError(400, "best_of must equal n in a stream; leave out best_of or stream", "best_of")
         if body.max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens is 0; give at least 1, or set echo", "max_tokens")
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-        more = {
+        more: dict[str, Any] = {
             "best_of": body.best_of,
             "logprobs": body.logprobs,
             "prompt_logprobs": body.logprobs if body.echo else None,
+            **fills,
         }
         return sampling_params(body, served.defaults, max_tokens, served.settings.max_tokens, **more)
 
@@ -104,6 +109,10 @@ class CompletionHandler:
                     yield index, output
 
     async def _tokens(self, prompt: str | list[int]) -> dict[str, Any]:
+        if self._body.suffix:
+            if not isinstance(prompt, str):
+                raise ApiError(400, "suffix needs prompts that are texts", "prompt")
+            return await self._served.prompts.from_infill(prompt, self._body.suffix, (), "", 0)
         if isinstance(prompt, str):
             return await self._served.prompts.from_text(prompt)
         text = await self._served.prompts.decode(prompt) if self._body.echo else None

@@ -62,38 +62,43 @@ class EventStream(StreamingResponse):
                 await cancel_on_disconnect(receive, self.stream_response(send))
 
 
-async def event_stream(receive: Receive, events: AsyncGenerator[Event, None]) -> EventStream:
+async def event_stream(
+    receive: Receive, events: AsyncGenerator[Event, None], done: bool = True
+) -> EventStream:
     """Returns a stream of events that starts with the first event.
 
     An error before the first event is raised, and becomes an ordinary error response.
 
     Args:
         receive: the ASGI receive function.
-        events: the events to send; at least one.
+        events: the events to send; at least one. A ``type`` of theirs becomes their name.
+        done: True if ``[DONE]`` ends them.
     """
     first = await cancel_on_disconnect(receive, _next(events))
-    return EventStream(_encoded(first, events))
+    return EventStream(_encoded(first, events, done))
 
 
 async def _next(events: AsyncGenerator[Event, None]) -> Event:
     return await events.__anext__()
 
 
-async def _encoded(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+async def _encoded(
+    first: Event, events: AsyncGenerator[Event, None], done: bool
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
         yield _encode(first)
         try:
             async for event in events:
                 yield _encode(event)
                 await asyncio.sleep(0)  # lets other streams proceed, and notices disconnected clients
-        except ApiError as error:
-            yield _encode(error.to_dict())
         except Exception as error:
-            yield _encode(unexpected(error).to_dict())
-        yield _DONE
+            told = (error if isinstance(error, ApiError) else unexpected(error)).to_dict()
+            yield _encode(told if done else {**told["error"], **told, "type": "error"})
+        if done:
+            yield _DONE
 
 
 def _encode(event: Event) -> bytes:
-    return b"data: %b\n\n" % json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode(
-        errors="replace"
-    )
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    name = b"event: %b\n" % event["type"].encode() if "type" in event else b""
+    return b"%bdata: %b\n\n" % (name, data)

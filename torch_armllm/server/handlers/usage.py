@@ -8,11 +8,16 @@ from torch_armllm.engine.outputs import RequestOutput
 
 
 class Usage:
-    """Counts the prompt tokens and the output tokens of a request."""
+    """Counts the prompt tokens and the output tokens of a request.
+
+    Attributes:
+        reasoning: output tokens of reasoning; None if it is not parted from the output.
+    """
 
     def __init__(self) -> None:
         self._prompts: dict[str, tuple[int, int]] = {}
         self._completion = 0
+        self.reasoning: int | None = None
 
     def add(self, output: RequestOutput) -> None:
         """Counts an output: a delta, or the whole output once."""
@@ -23,9 +28,12 @@ class Usage:
         """Returns the usage in OpenAI's format."""
         prompt = sum(count for count, _ in self._prompts.values())
         cached = sum(count for _, count in self._prompts.values())
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self._completion,
             "total_tokens": prompt + self._completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        if self.reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+        return usage

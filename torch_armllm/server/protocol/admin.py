@@ -32,6 +32,7 @@ class LoadRequest(RequestPart):
         quantization: ``int4``, another scheme, ``none`` or ``auto``.
         chat_template: replaces the tokenizer's own template.
         tool_call_parser: name of the tool parser; None: detected from the chat template.
+        reasoning_parser: name of the reasoning parser; None: detected from the chat template and the tokens.
         max_memory: bytes for weights and KV cache, or a fraction of the free memory.
         kv_cache_memory: bytes, or a fraction of the free memory.
     """
@@ -52,6 +53,7 @@ class LoadRequest(RequestPart):
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     chat_template: str | None = Field(default=None, max_length=1 << 20)
     tool_call_parser: Literal["hermes", "llama", "mistral"] | None = None
+    reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "seed_oss", "granite", "none"] | None = None
 
     def engine_arguments(self) -> dict[str, Any]:
         """Returns the arguments of `torch_armllm.LLM` that the request sets."""

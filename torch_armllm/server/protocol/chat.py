@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.body import RequestPart, Schema
 from torch_armllm.server.protocol.sampling import SamplingRequest
 
@@ -33,13 +34,28 @@ class ToolCall(RequestPart):
 
 
 class Message(RequestPart):
-    """A message of a conversation."""
+    """A message of a conversation; `reasoning` is another name of `reasoning_content`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    def text(self) -> str:
+        """Returns the content.
+
+        Raises:
+            ApiError: the content holds something else than text.
+        """
+        if not isinstance(self.content, list):
+            return self.content or ""
+        other = next((part.type for part in self.content if part.type != "text"), None)
+        if other is not None:
+            raise ApiError(400, f"content type {other[:50]!r} is not supported; send text only", "messages")
+        return "\n".join(part.text or "" for part in self.content)
 
 
 class Function(RequestPart):
@@ -77,6 +93,10 @@ class ChatRequest(SamplingRequest):
     Attributes:
         logprobs: True to return the log-probabilities of the output tokens.
         top_logprobs: number of most likely tokens to list at each position.
+        parallel_tool_calls: False to return only the first call of each output.
+        include_reasoning: False to leave reasoning out of the response; its tokens count nevertheless.
+        reasoning_effort: variable of the chat template; ``none`` also turns reasoning off where the template
+            can, by its variables `enable_thinking` and `thinking`.
         continue_final_message: True to continue the last message instead of starting a new one.
         chat_template_kwargs: further variables of the chat template.
     """
@@ -88,6 +108,20 @@ class ChatRequest(SamplingRequest):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def template_variables(self) -> dict[str, Any]:
+        """Returns the variables of the chat template that the request sets."""
+        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Returns the variables of chat templates that stand for an effort of reasoning."""
+    if effort is None:
+        return {}
+    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **off}

@@ -24,7 +24,7 @@ class CompletionRequest(SamplingRequest):
         prompt: a text, a list of token ids, or a list of either.
         logprobs: number of most likely tokens to list at each position, in addition to the sampled token.
         echo: True to return the prompt before its continuation.
-        suffix: text after the completion; not supported.
+        suffix: text after the completion, for models that [fill in](#infilling).
         best_of: number of generated outputs, of which the `n` best are returned; not for streams.
     """
 

@@ -26,6 +26,10 @@ class TokenizeRequest(RequestBody):
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    def template_variables(self) -> dict[str, Any]:
+        """Returns the variables of the chat template that the request sets."""
+        return self.chat_template_kwargs or {}
+
 
 class DetokenizeRequest(RequestBody):
     """A request for the text of token ids."""

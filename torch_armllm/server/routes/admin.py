@@ -25,7 +25,12 @@ async def load(request: Request, body: LoadRequest) -> dict[str, Any]:
     registry = _admin_registry(request)
     name = body.name or body.model
     settings = ModelSettings(
-        name, body.model, body.engine_arguments(), body.chat_template, body.tool_call_parser
+        name,
+        body.model,
+        body.engine_arguments(),
+        body.chat_template,
+        body.tool_call_parser,
+        body.reasoning_parser,
     )
     try:
         return model_card(await registry.load(settings))

@@ -1,6 +1,9 @@
-"""Routes of chat completions and text completions."""
+"""Routes that generate: chat completions, responses, text completions and infilling."""
 
 from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -8,10 +11,14 @@ from starlette.responses import Response
 
 from torch_armllm.server.handlers.chat import ChatHandler
 from torch_armllm.server.handlers.completions import CompletionHandler
-from torch_armllm.server.handlers.streaming import cancel_on_disconnect, event_stream
+from torch_armllm.server.handlers.infill import InfillHandler
+from torch_armllm.server.handlers.responses import ResponsesHandler
+from torch_armllm.server.handlers.streaming import Event, cancel_on_disconnect, event_stream
 from torch_armllm.server.model_leases import lease_model
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.protocol.completions import CompletionRequest
+from torch_armllm.server.protocol.infill import InfillRequest
+from torch_armllm.server.protocol.responses import ResponsesRequest
 
 router = APIRouter()
 
@@ -22,6 +29,13 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     return await _respond(request, ChatHandler(lease_model(request, body.model), body), bool(body.stream))
 
 
+@router.post("/v1/responses", response_model=None)
+async def responses(request: Request, body: ResponsesRequest) -> Response:
+    """Generates the next items of a conversation, and stores nothing."""
+    handler = ResponsesHandler(lease_model(request, body.model), body)
+    return await _respond(request, handler, bool(body.stream), done=False)
+
+
 @router.post("/v1/completions", response_model=None)
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continues texts."""
@@ -29,7 +43,26 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     return await _respond(request, handler, bool(body.stream))
 
 
-async def _respond(request: Request, handler: ChatHandler | CompletionHandler, stream: bool) -> Response:
+@router.post("/infill", response_model=None)
+async def infill(request: Request, body: InfillRequest) -> Response:
+    """Writes the text between two others, in llama.cpp's format."""
+    handler = InfillHandler(lease_model(request, body.model), body)
+    return await _respond(request, handler, bool(body.stream), done=False)
+
+
+class Handler(Protocol):
+    """Generates the response to one request."""
+
+    async def complete(self) -> dict[str, Any]:
+        """Returns the complete response."""
+        ...
+
+    def events(self) -> AsyncGenerator[Event, None]:
+        """Yields the response as stream events."""
+        ...
+
+
+async def _respond(request: Request, handler: Handler, stream: bool, done: bool = True) -> Response:
     if stream:
-        return await event_stream(request.receive, handler.events())
+        return await event_stream(request.receive, handler.events(), done)
     return JSONResponse(await cancel_on_disconnect(request.receive, handler.complete()))

@@ -13,12 +13,14 @@ from starlette.responses import Response
 
 router = APIRouter()
 
-_PAGE = Path(__file__).parent.parent / "page.html"
+_FOLDER = Path(__file__).parent.parent / "page"
+_LIBRARIES = ("marked.umd.js", "purify.min.js")
+"""Published files of marked and DOMPurify, unchanged; their licenses lie beside them."""
 
 
 @router.get("/", include_in_schema=False, response_model=None)
 async def page() -> Response:
-    """Returns the page, with a policy that permits only its own script and requests to this server."""
+    """Returns the page, with a policy that permits only its own scripts and requests to this server."""
     text, policy = _page()
     headers = {
         "Content-Security-Policy": policy,
@@ -31,15 +33,30 @@ async def page() -> Response:
 
 @cache
 def _page() -> tuple[bytes, str]:
-    text = _PAGE.read_bytes()
-    sources = {tag: f"'sha256-{_digest(text, tag)}'" for tag in ("script", "style")}
+    """Returns the page as one file, and its policy.
+
+    No script can turn text into elements but DOMPurify, whose policy of trusted types is the only one.
+    """
+    libraries = b"\n".join(b"<script>%b</script>" % _library(name) for name in _LIBRARIES)
+    text = (_FOLDER / "index.html").read_bytes().replace(b"<!-- libraries -->", libraries)
+    sources = {
+        tag: " ".join(f"'sha256-{each}'" for each in _digests(text, tag)) for tag in ("script", "style")
+    }
     policy = (
         f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types dompurify"
     )
     return text, policy
 
 
-def _digest(text: bytes, tag: str) -> str:
-    (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), text, re.DOTALL)
-    return base64.b64encode(hashlib.sha256(content).digest()).decode()
+def _library(name: str) -> bytes:
+    """Returns a library as the content of an element, without the address of its source map."""
+    text = (_FOLDER / "libraries" / name).read_bytes()
+    assert b"<script" not in text and b"</script" not in text, f"{name} would end its element"
+    return re.sub(rb"\n//# sourceMappingURL=.*", b"", text)
+
+
+def _digests(text: bytes, tag: str) -> list[str]:
+    contents = re.findall(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), text, re.DOTALL)
+    return [base64.b64encode(hashlib.sha256(content).digest()).decode() for content in contents]

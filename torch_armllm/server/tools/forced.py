@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch_armllm.server.tools.parser import (
     ToolCallDelta,
     new_call_id,
     parse_call,
-    parse_json_values,
 )
 
 _ANYTHING = {"type": "object"}
@@ -79,24 +79,37 @@ class NamedToolParser:
 
 
 class RequiredToolParser:
-    """A `ToolParser` of a JSON list of calls."""
+    """A `ToolParser` of a JSON list of calls, each of which is returned when it is complete."""
 
     def __init__(self) -> None:
         self._text = ""
+        self._builder = CallBuilder()
+        self._has_calls = False
 
     def feed(self, text: str) -> OutputDelta:
         """See `ToolParser`."""
         self._text += text
-        return OutputDelta()
+        delta = OutputDelta()
+        while "}" in text and (call := self._next_call()) is not None:
+            self._has_calls = True
+            delta.calls.append(self._builder.build(*call))
+        return delta
 
     def finish(self) -> OutputDelta:
-        """See `ToolParser`; a truncated list becomes content."""
+        """See `ToolParser`; a list without a complete call becomes content, a truncated call is dropped."""
+        return OutputDelta() if self._has_calls else OutputDelta(self._text)
+
+    def _next_call(self) -> tuple[str, Any] | None:
+        """Takes the next call off the text; returns None if it is not complete."""
+        rest = self._text.lstrip()
+        if not rest.startswith("," if self._has_calls else "["):
+            return None
+        rest = rest[1:].lstrip()
         try:
-            values = [value for calls in parse_json_values(self._text) for value in calls]
-        except (ValueError, TypeError):
-            return OutputDelta(self._text)
-        calls = [call for call in map(parse_call, values) if call is not None]
-        if not calls or len(calls) < len(values):
-            return OutputDelta(self._text)
-        builder = CallBuilder()
-        return OutputDelta(calls=[builder.build(*call) for call in calls])
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except (ValueError, RecursionError):
+            return None
+        call = parse_call(value)
+        if call is not None:
+            self._text = rest[end:]
+        return call

@@ -37,10 +37,11 @@ class ToolCallDelta:
 
 @dataclass
 class OutputDelta:
-    """New content and new pieces of tool calls."""
+    """New content, new pieces of tool calls, and new reasoning before them."""
 
     content: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
+    reasoning: str = ""
 
 
 class ToolParser(Protocol):

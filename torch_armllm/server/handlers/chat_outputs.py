@@ -1,0 +1,147 @@
+"""Outputs of a conversation: reasoning, content and tool calls, as they are generated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch_armllm.engine.outputs import CompletionOutput
+from torch_armllm.engine.sampling_params import FreeReasoning, SamplingParams
+from torch_armllm.server.handlers.sampling_params import sampling_params
+from torch_armllm.server.handlers.usage import Usage
+from torch_armllm.server.protocol.chat import ChatRequest
+from torch_armllm.server.reasoning.families import (
+    ReasoningTags,
+    needs_special_tokens,
+    prompt_opens_reasoning,
+)
+from torch_armllm.server.reasoning.parser import Parts, ReasoningParser
+from torch_armllm.server.reasoning.token_count import reasoning_tokens
+from torch_armllm.server.served_model import ServedModel
+from torch_armllm.server.tools.choice import ToolUse, tool_use
+from torch_armllm.server.tools.parser import OutputDelta
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ChatChoice:
+    """Parsing state of one of a request's ``n`` outputs.
+
+    Args:
+        use: the request's use of tools.
+        tags: tags of the reasoning; None: it is not parted from the content.
+        opened: True if the output begins within the reasoning.
+        tokenizer: counts the tokens of the reasoning.
+    """
+
+    def __init__(
+        self, use: ToolUse, tags: ReasoningTags | None, opened: bool, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self._use = use
+        self._tags, self._opened, self._tokenizer = tags, opened, tokenizer
+        self._reasoning = None if tags is None else ReasoningParser(tags, opened)
+        self._parser = use.make_parser()
+        self._has_calls = False
+        self._tokens: list[int] = []
+        self.num_reasoning_tokens = 0
+
+    def parse(self, completion: CompletionOutput) -> OutputDelta:
+        """Returns the reasoning, the text and the tool calls that an output adds."""
+        parts = self._parts(completion)
+        parsed = self._parser.feed(parts.answer)
+        if completion.finished and not (self._reasoning is not None and self._reasoning.cut):
+            remaining = self._parser.finish()
+            parsed = OutputDelta(parsed.content + remaining.content, parsed.calls + remaining.calls)
+        parsed.reasoning = parts.reasoning
+        if not self._use.parallel:
+            parsed.calls = [call for call in parsed.calls if call.index == 0]
+        self._has_calls = self._has_calls or bool(parsed.calls)
+        return parsed
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        """Returns OpenAI's finish reason; None while the output is not finished."""
+        if completion.finish_reason == "stop" and self._has_calls:
+            return self._use.finish_reason
+        return completion.finish_reason
+
+    def _parts(self, completion: CompletionOutput) -> Parts:
+        if self._reasoning is None or self._tags is None:
+            return Parts(answer=completion.text)
+        self._tokens += completion.token_ids
+        parts = self._reasoning.feed(completion.text)
+        if completion.finished:
+            rest = self._reasoning.finish()
+            parts = Parts(parts.reasoning + rest.reasoning, parts.answer + rest.answer)
+            self.num_reasoning_tokens = reasoning_tokens(
+                self._tokens, self._tags, self._opened, self._tokenizer
+            )
+        return parts
+
+
+class ChatOutputs:
+    """Generates the outputs of one conversation.
+
+    Args:
+        served: the model.
+        body: the request.
+        request_id: names the request in the engine.
+
+    Attributes:
+        choices: the outputs' parsing states, once the prompt is known.
+        params: the sampling parameters.
+        usage: tokens so far.
+
+    Raises:
+        ApiError: the request is invalid.
+    """
+
+    def __init__(self, served: ServedModel, body: ChatRequest, request_id: str) -> None:
+        self._served = served
+        self._body = body
+        self._id = request_id
+        self._use = tool_use(body, served.prompts.template, served.model_settings.tool_parser)
+        self.params = self._make_params()
+        self.choices: list[ChatChoice] = []
+        self.usage = Usage()
+
+    def _make_params(self) -> SamplingParams:
+        body, served = self._body, self._served
+        max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        more: dict[str, Any] = {"logprobs": logprobs, **self._use.settings}
+        special = getattr(served.prompts.tokenizer, "all_special_tokens", ())
+        if served.reasoning is not None and needs_special_tokens(served.reasoning, special):
+            more["skip_special_tokens"] = False
+        return sampling_params(body, served.defaults, max_tokens, served.settings.max_tokens, **more)
+
+    async def __call__(self) -> AsyncGenerator[list[tuple[CompletionOutput, OutputDelta]], None]:
+        """Yields what each step adds, after the request was admitted."""
+        served, body = self._served, self._body
+        with served.admission.admit(self.params.n):
+            prompt = await served.prompts.from_messages(body, self._use.tools)
+            generated = served.generate(prompt, self._begin(prompt), self._id, body.priority)
+            async with aclosing(generated) as outputs:
+                async for output in outputs:
+                    self.usage.add(output)
+                    added = [(each, self.choices[each.index].parse(each)) for each in output.outputs]
+                    if served.reasoning is not None:
+                        self.usage.reasoning = sum(choice.num_reasoning_tokens for choice in self.choices)
+                    yield added
+
+    def _begin(self, prompt: dict[str, Any]) -> SamplingParams:
+        """Creates the choices; returns the parameters, whose structure begins after the reasoning."""
+        tags, body = self._served.reasoning, self._body
+        opened = False
+        if tags is not None:
+            continued = body.messages[-1].text() if body.continue_final_message else None
+            opened = prompt_opens_reasoning(tags, prompt["prompt"], continued)
+        tokenizer = self._served.prompts.tokenizer
+        self.choices = [ChatChoice(self._use, tags, opened, tokenizer) for _ in range(self.params.n)]
+        structure = self.params.structured_outputs
+        if tags is None or structure is None:
+            return self.params
+        free = FreeReasoning(None if opened else tags.begin, tags.end)
+        return replace(self.params, structured_outputs=replace(structure, reasoning=free))

@@ -1,0 +1,1 @@
+"""Reasoning that models write before their answers: its tags, and its parser."""

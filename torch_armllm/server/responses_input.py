@@ -1,0 +1,151 @@
+"""Conversion of requests of `/v1/responses` to chat requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_armllm.server.errors import ApiError
+from torch_armllm.server.protocol.chat import (
+    CalledFunction,
+    ChatRequest,
+    ChosenFunction,
+    ChosenTool,
+    Function,
+    Message,
+    Tool,
+    ToolCall,
+)
+from torch_armllm.server.protocol.responses import InputItem, InputPart, ResponsesRequest, TextConfig
+from torch_armllm.server.protocol.sampling import JsonSchema, ResponseFormat
+
+_SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stream", "priority"),
+    *("parallel_tool_calls", "include_reasoning", "chat_template_kwargs"),
+)
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text")
+
+
+def chat_request(body: ResponsesRequest) -> ChatRequest:
+    """Returns the chat request that generates a response.
+
+    Raises:
+        ApiError: the request needs what this server lacks: stored responses, tools other than functions, or
+            input other than text.
+    """
+    _check_stateless(body)
+    return ChatRequest(
+        messages=_messages(body),
+        max_tokens=body.max_output_tokens,
+        response_format=_format(body.text),
+        tools=None if body.tools is None else _tools(body),
+        tool_choice=_choice(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        **{name: getattr(body, name) for name in _SAME},
+    )
+
+
+def _check_stateless(body: ResponsesRequest) -> None:
+    stored = "responses are not stored on this server"
+    remedy = {
+        "store": f"store is true, but {stored}; leave it out",
+        "previous_response_id": f"{stored}; send the earlier items in input instead",
+        "conversation": f"{stored}, nor are conversations; send the earlier items in input instead",
+        "prompt": "prompt templates are not stored on this server; send instructions and input instead",
+        "background": f"background is true, but {stored}; leave it out, or set stream",
+        "top_logprobs": "top_logprobs is not supported here; use /v1/chat/completions",
+    }
+    for name, message in remedy.items():
+        if getattr(body, name):
+            raise ApiError(400, message, name, "unsupported_parameter")
+    if body.truncation not in (None, "disabled"):
+        message = f"truncation is {body.truncation[:50]!r}; only disabled is supported"
+        raise ApiError(400, message, "truncation", "unsupported_parameter")
+
+
+def _messages(body: ResponsesRequest) -> list[Message]:
+    items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    messages: list[Message] = []
+    if body.instructions:
+        messages.append(Message(role="system", content=body.instructions))
+    reasoning: str | None = None
+    for index, item in enumerate(items):
+        param = f"input.{index}"
+        if item.type == "reasoning":
+            reasoning = _text(item.content, f"{param}.content") or reasoning
+        elif item.type == "message":
+            if item.role is None:
+                raise ApiError(400, "a message needs a role", f"{param}.role")
+            text = _text(item.content, f"{param}.content")
+            thought, reasoning = (reasoning, None) if item.role == "assistant" else (None, reasoning)
+            messages.append(Message(role=item.role, content=text, reasoning_content=thought))
+        elif item.type == "function_call":
+            if item.name is None or item.call_id is None:
+                raise ApiError(400, "a function_call needs name, call_id and arguments", param)
+            if not messages or messages[-1].role != "assistant":
+                messages.append(Message(role="assistant", reasoning_content=reasoning))
+                reasoning = None
+            function = CalledFunction(name=item.name, arguments=item.arguments)
+            calls = messages[-1].tool_calls or []
+            messages[-1].tool_calls = [*calls, ToolCall(id=item.call_id, function=function)]
+        elif item.type == "function_call_output":
+            if item.call_id is None or item.output is None:
+                raise ApiError(400, "a function_call_output needs call_id and output", param)
+            text = _text(item.output, f"{param}.output")
+            messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))
+        else:
+            message = (
+                f"input items of type {item.type[:50]!r} are not supported; send message, function_call, "
+                "function_call_output or reasoning"
+            )
+            raise ApiError(400, message, f"{param}.type")
+    if not messages:
+        raise ApiError(400, "input holds no message; give at least one", "input")
+    return messages
+
+
+def _text(content: str | list[InputPart] | None, param: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    other = next((p.type for p in content if p.type not in (*_TEXTS, "refusal")), None)
+    if other is not None:
+        raise ApiError(400, f"content type {other[:50]!r} is not supported; send text only", param)
+    return "\n".join(part.text or part.refusal or "" for part in content)
+
+
+def _format(text: TextConfig | None) -> ResponseFormat | None:
+    if text is None or text.format is None:
+        return None
+    form = text.format
+    if form.type not in ("text", "json_object", "json_schema"):
+        message = f"text.format.type is {form.type[:50]!r}; give text, json_object or json_schema"
+        raise ApiError(400, message, "text.format.type")
+    if form.type != "json_schema":
+        return ResponseFormat(type=form.type)
+    if form.schema_ is None:
+        raise ApiError(400, "a format of type json_schema needs a schema", "text.format.schema")
+    return ResponseFormat(type=form.type, json_schema=JsonSchema(name=form.name, schema=form.schema_))
+
+
+def _tools(body: ResponsesRequest) -> list[Tool]:
+    tools = []
+    for index, tool in enumerate(body.tools or []):
+        if tool.type != "function":
+            message = f"tools of type {tool.type[:50]!r} are not supported; give functions"
+            raise ApiError(400, message, f"tools.{index}.type")
+        if tool.name is None:
+            raise ApiError(400, "a function needs a name", f"tools.{index}.name")
+        fields: dict[str, Any] = {
+            k: getattr(tool, k) for k in ("name", "description", "parameters", "strict")
+        }
+        tools.append(Tool(function=Function(**fields)))
+    return tools
+
+
+def _choice(body: ResponsesRequest) -> Any:
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.type != "function" or choice.name is None:
+        message = 'tool_choice is none, auto, required, or {"type": "function", "name": …}'
+        raise ApiError(400, message, "tool_choice")
+    return ChosenTool(function=ChosenFunction(name=choice.name))
