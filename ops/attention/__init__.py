@@ -92,11 +92,12 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     relative: Tensor | None = None,
     profiles: Tensor | None = None,
+    ahead: int = 0,
 ) -> Tensor:
-    """Causal softmax attention of the new tokens of each sequence over its cached keys and values.
+    """Softmax attention of the new tokens of each sequence over its cached keys and values.
 
     A batch may mix whole prompts, chunks of prompts and single new tokens.  Write the keys and values of the
-    new tokens to the cache first (:func:`kv_write`).
+    new tokens to the cache first (:func:`kv_write`).  Attention is causal, unless tokens look ``ahead``.
 
     Args:
         q: ``(T, q_heads, head_size)``, float32, bfloat16 or float16; the tokens may be strided.  ``q_heads``
@@ -121,6 +122,8 @@ def paged_attention(
             less than ``extent`` before the query, this is added to the score, after ``softcap``:
             ``Σᵣ relative[t, h, r] · profiles[r, extent − 1 − distance]``.  The tokens may be strided.
         profiles: float32 ``(rank, extent)``, from the largest distance to 0.
+        ahead: a query at position p also sees positions p + 1 … p + ahead of its sequence, as in encoders; the
+            length of a text, or more, for all of them.  Not together with a bias of distance.
 
     Returns:
         ``(T, q_heads, value_size)`` in the dtype of ``q``, contiguous.  A token's result has the same bits
@@ -135,7 +138,7 @@ def paged_attention(
     """
     result: Tensor = torch.ops.armllm.paged_attention(
         *(q, k_cache, v_cache, block_table, query_start, seq_lens, max_seq_len, scale, window, softcap),
-        *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles),
+        *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles, ahead),
     )
     return result
 
@@ -171,5 +174,6 @@ def _paged_attention_fake(
     alibi_slopes: Tensor | None = None,
     relative: Tensor | None = None,
     profiles: Tensor | None = None,
+    ahead: int = 0,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))

@@ -151,10 +151,10 @@ struct Partials {
 struct Row {
   const AttentionArgs& a;
   int64_t token, head, end_head;
-  int64_t position;
+  int64_t position, length;  // of the token, and of its sequence
 
   int64_t first() const { return a.window > 0 && position >= a.window ? position + 1 - a.window : 0; }
-  int64_t last() const { return position + 1; }
+  int64_t last() const { return std::min(position + 1 + a.ahead, length); }
   void next() {  // increments, because a division per row costs measurable time
     if (++head < end_head) return;
     head -= group_of(a);
@@ -173,7 +173,7 @@ struct Run {
     const Sequence& s = f.sequence;
     const int64_t group = group_of(a), token = (row + r) / group, head = (row + r) % group;
     return {a, s.first_token + token, kv_head * group + head, (kv_head + 1) * group,
-            s.length - s.tokens + token};
+            s.length - s.tokens + token, s.length};
   }
   const int32_t* blocks() const {
     return a.parts != nullptr ? a.parts[f.index].blocks : a.block_table + f.index * a.block_table_stride;
@@ -186,7 +186,7 @@ struct Run {
   };
   Range rows_seeing(int64_t split) const {
     const int64_t past = f.sequence.length - f.sequence.tokens, group = group_of(a);
-    const int64_t begin = (split * kSplit - past) * group - row;
+    const int64_t begin = (split * kSplit - past - a.ahead) * group - row;
     const int64_t end = a.window > 0 ? ((split + 1) * kSplit + a.window - 1 - past) * group - row : rows;
     return {std::clamp<int64_t>(begin, 0, rows), std::clamp<int64_t>(end, 0, rows)};
   }

@@ -116,6 +116,7 @@ struct AttentionArgs {
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
   float scale = 1.0f;
   int64_t window = 0;    // > 0: a query at position p sees only p − window + 1 … p
+  int64_t ahead = 0;     // a query at position p also sees p + 1 … p + ahead, as far as its sequence goes
   float softcap = 0.0f;  // > 0: s ← softcap · tanh(s / softcap)
   // Extra logits that enter the softmax sum but carry no value: [q_heads], or such rows of each token.
   const float* sinks = nullptr;

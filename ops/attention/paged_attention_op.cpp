@@ -10,7 +10,7 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
                        Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
                        std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
                        std::optional<Tensor> v_scales, std::optional<Tensor> alibi_slopes,
-                       std::optional<Tensor> relative, std::optional<Tensor> profiles) {
+                       std::optional<Tensor> relative, std::optional<Tensor> profiles, int64_t ahead) {
   STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
   q = with_whole_tokens(q);
   const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
@@ -38,6 +38,9 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
     alibi_slopes = as_contiguous(*alibi_slopes);
     a.slopes = static_cast<const float*>(alibi_slopes->data_ptr());
   }
+  STD_TORCH_CHECK(ahead >= 0, "ahead is ", ahead, "; it must be 0 or more");
+  STD_TORCH_CHECK(ahead == 0 || !(alibi_slopes || relative),
+                  "attention to later positions (ahead = ", ahead, ") has no bias of distance");
   STD_TORCH_CHECK(relative.has_value() == profiles.has_value(), "relative and profiles belong together");
   if (relative) {
     STD_TORCH_CHECK(type_of(*profiles) == ScalarType::Float && profiles->dim() == 2 && profiles->numel() > 0,
@@ -60,6 +63,7 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   set_sequences(a, block_table, query_start, seq_lens);
   a.scale = static_cast<float>(scale);
   a.window = window;
+  a.ahead = ahead;
   a.softcap = static_cast<float>(softcap);
   a.threads = team_size();
   a.max_seq_len = max_seq_len;

@@ -106,6 +106,7 @@ def reference_paged_attention(
     alibi_slopes: Tensor | None = None,
     relative: Tensor | None = None,
     profiles: Tensor | None = None,
+    ahead: int = 0,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
     block_size, value_size = block_size_of(k_cache), value_size_of(v_cache)
@@ -119,7 +120,7 @@ def reference_paged_attention(
             continue
         last = torch.arange(length - (end - begin), length)
         position = torch.arange(length)
-        hidden = position[None] > last[:, None]
+        hidden = position[None] - last[:, None] > ahead
         if window > 0:
             hidden |= position[None] <= last[:, None] - window
         # Blocks before the window may be freed; their table entries can be negative.

@@ -285,6 +285,7 @@ Instruction build(const fields::attention& op) {
   a.q_heads = op.q_heads;
   a.head_size = op.head_size;
   a.window = op.window;
+  a.ahead = op.ahead;
   a.scale = op.scale;
   a.softcap = op.softcap;
   a.rank = op.rank;

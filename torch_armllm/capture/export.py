@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from torch_armllm.capture.markers.block_selection import mark_block_selections
 from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.capture.markers.selection import UnknownSelection, check_selections, mark_selections
 from torch_armllm.capture.markers.selection_limits import limit_selections, limited_markers
+from torch_armllm.capture.markers.token_types import type_arguments
 from torch_armllm.capture.output_check import compare_outputs
 from torch_armllm.capture.probing import module_name
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
@@ -91,7 +92,11 @@ class _BaseForward(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         hidden: Tensor = self.base(
-            input_ids=input_ids, position_ids=position_ids, use_cache=False, return_dict=True
+            input_ids=input_ids,
+            position_ids=position_ids,
+            use_cache=False,
+            return_dict=True,
+            **type_arguments(self.base, input_ids),
         ).last_hidden_state
         return hidden
 
@@ -152,9 +157,13 @@ def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
     captured.sample = compare_outputs(base, captured.graph_module, ids, positions)
     if captured.sample is None:
         raise CaptureError(f"{type(base).__name__} computes its own positions or attention masks")
+    if attention.attentions_ahead(captured.graph_module):  # no token is computed before the later ones
+        captured.sample = replace(captured.sample, steps=(ids.shape[1],))
 
 
 def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
+    if attention.attentions_ahead(captured.graph_module):
+        number_layers(captured.graph_module)
     layers = _attention_layers(captured)
     kind = type(base).__name__
     if not layers and not markers_of(captured.graph_module):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_armllm.capture.sample import sample_ids
-from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.hf.base_model import attends_ahead, base_model_of
 from torch_armllm.patching.forward import PatchedForward
 
 _TOKENS = 14
@@ -16,26 +16,24 @@ _LARGEST_DIFFERENCE = 0.2
 """Of results by a plan and by modules; hidden states were compared before, to the bounds of rounding."""
 
 
-def has_head(model: Any) -> bool:
-    """True if a model predicts tokens; False for bare decoders, classifiers and reward models."""
-    return model.get_output_embeddings() is not None and base_model_of(model) is not model
+def predicts_tokens(model: Any) -> bool:
+    """True if a model predicts next tokens; False for bare decoders, encoders, classifiers and reward models."""
+    has_head = model.get_output_embeddings() is not None and base_model_of(model) is not model
+    return has_head and bool(model.can_generate())
 
 
 def check_kind(model: Any) -> None:
-    """Raises ValueError unless a model predicts tokens, or its tokens attend to earlier ones only."""
+    """Raises ValueError unless a model predicts tokens, or is one decoder or encoder of text, or made of it."""
     kind = type(model).__name__
-    if has_head(model) and model.can_generate():
+    if predicts_tokens(model):
         return
     takes_ids = "input_ids" in inspect.signature(model.forward).parameters
-    if model.get_output_embeddings() is not None or model.config.is_encoder_decoder or not takes_ids:
+    masked = model.get_output_embeddings() is not None and not attends_ahead(model)
+    if masked or getattr(model.config, "is_encoder_decoder", False) or not takes_ids:
         raise ValueError(
-            f"{kind} is not a causal language model, nor a decoder or classifier made of one: load it with "
-            "AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification or …ForTokenClassification"
-        )
-    both = [name for name, module in model.named_modules() if getattr(module, "is_causal", True) is False]
-    if both:
-        raise ValueError(
-            f"{kind} is not causal: the tokens of {both[0]} attend to later ones, which no plan computes yet"
+            f"{kind} is neither a causal language model nor a decoder or encoder of text, nor made of one: "
+            "load it with AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification, "
+            "…ForTokenClassification or, of an encoder, …ForMaskedLM"
         )
 
 

@@ -99,7 +99,7 @@ def _attention(
         max_seq_len: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
     k_scales: Any = None, v_scales: Any = None, slopes: Any = None, relative: Any = None,
-    profiles: Any = None,
+    profiles: Any = None, ahead: int = 0,
 ) -> Operand:  # fmt: skip
     queries = low.rows(q)
     bank = low.weight(profiles, torch.float32)
@@ -122,6 +122,7 @@ def _attention(
         q_heads=q_heads,
         head_size=head_size,
         window=window,
+        ahead=ahead,
         scale=scale,
         softcap=softcap,
     )
