@@ -134,6 +134,19 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
             config._experts_implementation = expert
 
 
+@contextlib.contextmanager
+def _without_pooler(base: nn.Module) -> Iterator[None]:
+    """Leaves out an encoder's pooler, whose result is no part of the graph."""
+    pooler = base._modules.get("pooler")
+    if pooler is not None:
+        base._modules["pooler"] = None
+    try:
+        yield
+    finally:
+        if pooler is not None:
+            base._modules["pooler"] = pooler
+
+
 def _vocab_size(base: nn.Module) -> int:
     try:
         table: Any = base.get_input_embeddings()  # type: ignore[operator]
@@ -357,6 +370,7 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
         with (
             torch.no_grad(),
             _capture_hooks(base, implementation),
+            _without_pooler(base),
             masks.record_masks(base) as masked_windows,
             warnings.catch_warnings(),
         ):
