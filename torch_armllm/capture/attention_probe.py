@@ -2,7 +2,7 @@
 
 A softmax over tokens can have any mask and any bias.  Chosen queries, keys and values show them: equal scores
 show what is visible and the bias, single values of one show the weights, and random keys show the scale.
-Causal attention with these parameters must then give the same results for random numbers.
+Attention with these parameters must then give the same results for random numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torch_armllm.capture.markers.attention import UnsupportedAttention, dense_attention
+from torch_armllm.capture.markers.attention import EVERY, UnsupportedAttention, dense_attention
 
 _LENGTH = 9
 """Tokens of a probe; a window is looked for with more."""
@@ -52,15 +52,16 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of causal attention; see `dense_attention`."""
+    """Parameters of attention; see `dense_attention`."""
 
     scale: float
     window: int = 0
     slopes: Tensor | None = None
+    ahead: int = 0
 
 
 def find_parameters(attend: Attend, sizes: Sizes, numbers: set[int], factors: set[float]) -> Parameters:
-    """Returns the parameters with which causal attention computes what a part of a graph computes.
+    """Returns the parameters with which attention computes what a part of a graph computes.
 
     Args:
         attend: the part of the graph.
@@ -78,7 +79,7 @@ def find_parameters(attend: Attend, sizes: Sizes, numbers: set[int], factors: se
         raise UnsupportedAttention(f"has a mask of its own that may hide tokens after {longest - 2} others")
     window = _window(attend, sizes, longest)
     scale = _scale(attend, sizes, bias, seen, factors)
-    found = Parameters(scale, window, slopes)
+    found = Parameters(scale, window, slopes, EVERY if bool(seen[0, -1]) else 0)
     for length in {_LENGTH, longest}:
         _verify(attend, sizes, found, length)
     return found
@@ -105,10 +106,12 @@ def _bias(attend: Attend, sizes: Sizes) -> tuple[Tensor, Tensor, list[Any]]:
     q, k, _ = sizes.equal(_LENGTH)
     weights, values = _weights(attend, q, k, sizes)
     later = torch.ones(_LENGTH, _LENGTH).triu(1).bool()
-    if bool((weights[:, later] != 0).any()):
-        raise UnsupportedAttention("attends to later tokens, so it is not causal")
     count = int((weights[0, -1] > 0).sum())
     seen = torch.ones(_LENGTH, _LENGTH).tril().triu(1 - count).bool()
+    if bool((weights[:, later] != 0).any()):
+        seen[:] = True
+        if not bool((weights > 0).all()):
+            raise UnsupportedAttention("attends to some of the later tokens only")
     if not bool(((weights > 0) == seen).all()):
         raise UnsupportedAttention("hides some of the tokens before")
     logits = weights.log()
@@ -168,6 +171,7 @@ def _verify(attend: Attend, sizes: Sizes, found: Parameters, length: int) -> Non
     for seed in (2, 3):
         q, k, v = sizes.random(length, seed)
         expected, _ = attend(q, k, v, seed)
-        out = dense_attention(q, k, v, 0, found.scale, found.window, 0.0, None, found.slopes)
+        parameters = (found.scale, found.window, 0.0, None, found.slopes)
+        out = dense_attention(q, k, v, 0, *parameters, ahead=found.ahead)
         if not torch.allclose(out.transpose(1, 2), expected, rtol=1e-3, atol=1e-3):
-            raise UnsupportedAttention("computes something else than causal attention with its scores")
+            raise UnsupportedAttention("computes something else than attention with its scores")

@@ -50,7 +50,7 @@ def mark_attention(module: fx.GraphModule) -> int:
         The number of attentions replaced.
 
     Raises:
-        UnsupportedAttention: a softmax over tokens is no causal attention; the message names its module.
+        UnsupportedAttention: a softmax over tokens is no attention that plans compute; the message names its module.
     """
     graph = module.graph
     for node in list(graph.nodes):
@@ -145,7 +145,7 @@ class _Attention:
         """Returns the parameters of the attention.
 
         Raises:
-            UnsupportedAttention: it is not causal attention.
+            UnsupportedAttention: no plan computes it.
         """
         try:
             return find_parameters(self, self.sizes, self._window_sizes(), self._factors())
@@ -180,11 +180,9 @@ class _Attention:
             v = by_head(graph, self.v)
             keys = untransposed(graph, self.k)
             q, k = (by_head(graph, unwidened(x, tensor_of(v).dtype)) for x in (self.q, keys))
-            out = insert_call(
-                graph,
-                torch.ops.armllm.attention.default,
-                *(q, k, v, layer, parameters.scale, parameters.window, 0.0, None, slopes),
-            )
+            arguments = (layer, parameters.scale, parameters.window, 0.0, None, slopes)
+            ahead = (None, None, None, parameters.ahead) if parameters.ahead else ()
+            out = insert_call(graph, torch.ops.armllm.attention.default, q, k, v, *arguments, *ahead)
             out = insert_call(graph, _aten.transpose.int, out, 1, 2)
             for user in list(self.result.users):
                 if is_op(user, *VIEWS) and tensor_of(user).shape == tensor_of(out).shape:

@@ -57,13 +57,8 @@ def position_limit(config: Any) -> int | None:
     return limit if isinstance(limit, int) and "dynamic" not in kinds else None
 
 
-def attends_ahead(base: Any) -> bool:
-    """True if tokens of a model attend to later ones, as an encoder's do."""
-    return any(getattr(module, "is_causal", True) is False for module in base.modules())
-
-
 def type_count_of(base: Any) -> int:
     """Returns the number of token types that an encoder takes beside its token ids; 0 for other models."""
     count = getattr(base.config, "type_vocab_size", None)
     takes = "token_type_ids" in inspect.signature(base.forward).parameters
-    return count if isinstance(count, int) and takes and attends_ahead(base) else 0
+    return count if isinstance(count, int) and takes and not getattr(base.config, "is_decoder", False) else 0

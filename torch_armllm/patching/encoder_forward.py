@@ -75,7 +75,8 @@ class EncoderForward(PatchedForward):
         ids, mask, types, positions, embeds, _ = (named.get(name) for name in _TAKEN)
         if ids is None or embeds is not None:
             raise Unserved("inputs_embeds are given")
-        if types is not None and not self._types:
+        ignored = getattr(self.base.config, "type_vocab_size", None) == 0
+        if types is not None and not self._types and not ignored:
             raise Unserved("token types are given, and the model has none")
         self._check(None, mask, {name: value for name, value in named.items() if name not in _TAKEN})
         if mask is not None and mask.shape != ids.shape:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_armllm.capture.sample import sample_ids
-from torch_armllm.hf.base_model import attends_ahead, base_model_of
+from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.patching.forward import PatchedForward
 
 _TOKENS = 14
@@ -28,8 +28,7 @@ def check_kind(model: Any) -> None:
     if predicts_tokens(model):
         return
     takes_ids = "input_ids" in inspect.signature(model.forward).parameters
-    masked = model.get_output_embeddings() is not None and not attends_ahead(model)
-    if masked or getattr(model.config, "is_encoder_decoder", False) or not takes_ids:
+    if getattr(model.config, "is_encoder_decoder", False) or not takes_ids:
         raise ValueError(
             f"{kind} is neither a causal language model nor a decoder or encoder of text, nor made of one: "
             "load it with AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification, "
