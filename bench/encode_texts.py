@@ -1,12 +1,13 @@
 """Texts that an encoder reads in a second: transformers, patched, and ONNX Runtime where it is installed.
 
-    python -m bench.encode_texts [--shape minilm|bge|modernbert] [--texts 32] [--rounds 5] [--quantization auto]
+    python -m bench.encode_texts [--shape minilm|bge|modernbert] [--texts 32] [--rounds 5]
+                                 [--quantization auto]
 
 Models have random weights and the shapes of all-MiniLM-L6, bge-base and ModernBERT-base. Texts have 20 to 250
 random tokens and are padded on the right, as a tokenizer pads a batch. Rounds alternate between the models.
 ONNX Runtime runs the float32 model exported by torch, its layers quantized dynamically to INT8; without the
-packages onnx, onnxscript and onnxruntime it is left out. Prints medians, and the least cosine of a text's mean
-vector to that of the float32 model.
+packages onnx, onnxscript and onnxruntime it is left out. Prints medians, and the least cosine of a text's
+mean vector to that of the float32 model.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def paged_attention(
             less than ``extent`` before the query, this is added to the score, after ``softcap``:
             ``Σᵣ relative[t, h, r] · profiles[r, extent − 1 − distance]``.  The tokens may be strided.
         profiles: float32 ``(rank, extent)``, from the largest distance to 0.
-        ahead: a query at position p also sees positions p + 1 … p + ahead of its sequence, as in encoders; the
-            length of a text, or more, for all of them.  Not together with a bias of distance.
+        ahead: a query at position p also sees positions p + 1 … p + ahead of its sequence, as in encoders;
+            the length of a text, or more, for all of them.  Not together with a bias of distance.
 
     Returns:
         ``(T, q_heads, value_size)`` in the dtype of ``q``, contiguous.  A token's result has the same bits

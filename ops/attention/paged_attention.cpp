@@ -172,8 +172,12 @@ struct Run {
   Row at(int64_t r) const {
     const Sequence& s = f.sequence;
     const int64_t group = group_of(a), token = (row + r) / group, head = (row + r) % group;
-    return {a, s.first_token + token, kv_head * group + head, (kv_head + 1) * group,
-            s.length - s.tokens + token, s.length};
+    return {a,
+            s.first_token + token,
+            kv_head * group + head,
+            (kv_head + 1) * group,
+            s.length - s.tokens + token,
+            s.length};
   }
   const int32_t* blocks() const {
     return a.parts != nullptr ? a.parts[f.index].blocks : a.block_table + f.index * a.block_table_stride;

@@ -39,8 +39,8 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
     a.slopes = static_cast<const float*>(alibi_slopes->data_ptr());
   }
   STD_TORCH_CHECK(ahead >= 0, "ahead is ", ahead, "; it must be 0 or more");
-  STD_TORCH_CHECK(ahead == 0 || !(alibi_slopes || relative),
-                  "attention to later positions (ahead = ", ahead, ") has no bias of distance");
+  STD_TORCH_CHECK(ahead == 0 || !(alibi_slopes || relative), "attention to later positions (ahead = ", ahead,
+                  ") has no bias of distance");
   STD_TORCH_CHECK(relative.has_value() == profiles.has_value(), "relative and profiles belong together");
   if (relative) {
     STD_TORCH_CHECK(type_of(*profiles) == ScalarType::Float && profiles->dim() == 2 && profiles->numel() > 0,

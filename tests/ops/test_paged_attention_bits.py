@@ -44,9 +44,7 @@ def test_texts_that_look_ahead_have_the_same_bits_alone(
     variant: str, window: int, ahead: int, cache_dtype: torch.dtype
 ) -> None:
     lengths = (290, 40, 1, 5) + (33,) * 14
-    batch = make_batch(
-        *(lengths, lengths), heads=(2, 2), cache_dtype=cache_dtype, window=window, ahead=ahead
-    )
+    batch = make_batch(*(lengths, lengths), heads=(2, 2), cache_dtype=cache_dtype, window=window, ahead=ahead)
     with variants.use(variant):
         together = batch.run().split(lengths)
         for text in range(5):

@@ -117,7 +117,9 @@ def test_results_equal_transformers(config: str, kind: str) -> None:
             wanted.pop("pooler_output", None)
         assert set(wanted) <= set(found)
         for name, value in wanted.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                found[name], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def test_token_types_and_positions_are_read() -> None:

@@ -150,7 +150,9 @@ def make_batch(
     by_token = (sum(query_lens),) if sinks == "by token" else ()
     sink_logits = torch.randn(*by_token, query_heads, generator=generator) if sinks else None
     alibi = 2.0 ** -torch.linspace(0.5, 8, query_heads) if slopes else None
-    batch = Batch(q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits, alibi, ahead=ahead)
+    batch = Batch(
+        q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits, alibi, ahead=ahead
+    )
     if extent == 0:
         return batch
     relative = torch.randn(sum(query_lens), query_heads * 5 + 2, generator=generator)[:, :-2]

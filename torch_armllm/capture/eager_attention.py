@@ -50,7 +50,8 @@ def mark_attention(module: fx.GraphModule) -> int:
         The number of attentions replaced.
 
     Raises:
-        UnsupportedAttention: a softmax over tokens is no attention that plans compute; the message names its module.
+        UnsupportedAttention: no plan computes what a softmax over tokens is for; the message names its
+            module.
     """
     graph = module.graph
     for node in list(graph.nodes):

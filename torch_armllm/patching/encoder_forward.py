@@ -24,8 +24,8 @@ _TAKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inpu
 class EncoderForward(PatchedForward):
     """``forward`` of an encoder: the plan on packed tokens, or the modules if it cannot serve a call.
 
-    Padding is not computed.  Its hidden states are zeros; those before a text are copies of its first token's,
-    which heads read at position 0.
+    Padding is not computed.  Its hidden states are zeros; those before a text are copies of its first
+    token's, which heads read at position 0.
 
     Args:
         base: the encoder.
@@ -49,7 +49,8 @@ class EncoderForward(PatchedForward):
         self._signature = inspect.signature(base.forward)
         self._types = type_count_of(base)
         self._has_window = has_window
-        self._cache_blocks, self._cache_tensors = 0, None
+        self._cache_blocks = 0
+        self._cache_tensors: Cache | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the encoder; its own ``forward`` documents the arguments."""
@@ -126,8 +127,8 @@ class EncoderForward(PatchedForward):
             else:
                 padded[begin:end][part] = hidden
         if padded is None:
-            rest = self.base.config.hidden_size
-            return torch.zeros(texts, length, rest, dtype=next(self.base.parameters()).dtype)
+            config: Any = self.base.config
+            return torch.zeros(texts, length, config.hidden_size, dtype=next(self.base.parameters()).dtype)
         if kept is not None:
             _copy_to_front(padded, kept)
         return padded
@@ -180,7 +181,7 @@ def _whole_texts(counts: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _has_holes(kept: Tensor) -> bool:
-    """True if a token that is left out has kept ones on both sides, in a row of a mask ``(texts, length)``."""
+    """True if a token between kept ones is left out, in a row of a mask ``(texts, length)``."""
     begins = kept[:, 1:] & ~kept[:, :-1]
     return bool((begins.sum(1) + kept[:, 0] > 1).any())
 

@@ -17,13 +17,13 @@ _LARGEST_DIFFERENCE = 0.2
 
 
 def predicts_tokens(model: Any) -> bool:
-    """True if a model predicts next tokens; False for bare decoders, encoders, classifiers and reward models."""
+    """True if a model predicts next tokens; False for encoders, bare decoders and what is made of them."""
     has_head = model.get_output_embeddings() is not None and base_model_of(model) is not model
     return has_head and bool(model.can_generate())
 
 
 def check_kind(model: Any) -> None:
-    """Raises ValueError unless a model predicts tokens, or is one decoder or encoder of text, or made of it."""
+    """Raises ValueError unless a model predicts tokens, or is made of one decoder or encoder of text."""
     kind = type(model).__name__
     if predicts_tokens(model):
         return

@@ -138,7 +138,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         return None
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
-    report.kv_bytes = None if built.looks_ahead else shape.bytes_per_token
+    report.kv_bytes = 0 if built.looks_ahead else shape.bytes_per_token
     latents = latent_groups(shape)
     report.kv_bytes_expanded = sum(g.expanded * g.dtype.itemsize for g in latents) if latents else None
     report.ops = _count_ops(built.graph)

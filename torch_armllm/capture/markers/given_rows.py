@@ -56,10 +56,11 @@ def giving(rows: Tensor) -> Iterator[None]:
 
 
 def sample_of(module: fx.GraphModule, input_ids: Tensor) -> Tensor | None:
-    """Returns the rows ``(T, columns)`` or types ``(T,)`` that a graph is given in checks; None for neither."""
+    """Returns the rows ``(T, columns)`` or types ``(T,)`` that a graph is given in checks; None if none."""
     for node in module.graph.nodes:
         if node.target is torch.ops.armllm.token_types.default:
-            return torch.ops.armllm.token_types(input_ids, *node.args[1:])[0]
+            types: Tensor = torch.ops.armllm.token_types(input_ids, *node.args[1:])
+            return types[0]
         if node.target is torch.ops.armllm.given_rows.default:
             return sample_rows(input_ids, *node.args[1:])[0]
     return None
