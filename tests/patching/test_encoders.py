@@ -231,3 +231,10 @@ def test_bfloat16_and_int4() -> None:
     found = model(**inputs).last_hidden_state
     assert found.dtype == torch.bfloat16
     assert float((found[mask].float() - expected).norm()) < 0.4 * float(expected.norm())
+
+
+def test_a_decoder_that_attends_to_later_tokens_runs_by_modules() -> None:
+    model = encoder(kind="AutoModelForCausalLM")
+    report = torch_armllm.patch(model, None, progress=False)
+    assert report.capture_reason == "BertLMHeadModel predicts next tokens, but its tokens attend to later ones"
+    assert "generate" not in vars(model)

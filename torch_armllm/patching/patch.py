@@ -112,6 +112,9 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         report.capture_reason = str(error)
         return None
     report.notes += built.notes
+    if built.looks_ahead and predicts_tokens(model):
+        report.capture_reason = f"{type(model).__name__} predicts next tokens, but its tokens attend to later ones"
+        return None
     shape, most = built.shape, built.most_tokens
     max_length = min((n for n in (max_length_of(base), most) if n is not None), default=None)
     if max_length is not None:
@@ -179,7 +182,8 @@ def patch(
 
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
-            float16; or its bare decoder (``AutoModel``), a classifier or a reward model that is made of one.
+            float16; or a bare decoder or encoder of text (``AutoModel``), a classifier, a tagger or a reward
+            model that is made of one, or an encoder with a head for masked tokens.
         quantization: ``"int4"`` (the exact scheme g32iz), ``"int8"``, the name of another scheme (``g32``,
             ``row``, …), a `Recipe`, or None to keep the weights as they are; ``"auto"``: ``"int4"`` for
             models that predict tokens, ``"int8"`` for the others, and packed weights as they are.
@@ -195,9 +199,9 @@ def patch(
         table.
 
     Raises:
-        ValueError: the model is no decoder, attends to later tokens, is patched already, is in training mode,
-            is not on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not
-            finite; or an option is unknown.
+        ValueError: the model is no decoder or encoder of text, is patched already, is in training mode, is
+            not on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not finite;
+            or an option is unknown.
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache_dtype)
