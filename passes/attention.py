@@ -76,7 +76,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     written: set[tuple[int, int]] = set()
     for node in nodes:
         q, k, v, layer, scale, window, softcap, sinks, *others = node.args
-        slopes, factors, profiles, blocks, ahead = (*others, *[None] * 5)[:5]
+        slopes, factors, profiles, blocks, ahead, both_sides = (*others, *[None] * 6)[:6]
         sinks = as_float32(module, node, "sinks", sinks)
         relative, bank = _profiles(module, node, factors, profiles)
         group, number = position = layout.positions[layer]
@@ -98,7 +98,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             some_scales = scales if scales else (None, None)
             if blocks is None:
                 op = torch.ops.armllm.paged_attention.default
-                biases = (slopes, relative, bank, ahead or 0)
+                biases = (slopes, relative, bank, ahead or 0, both_sides)
                 arguments = (k_cache, v_cache, *steps, scale, window, softcap, sinks, *some_scales, *biases)
             else:
                 op = torch.ops.armllm.block_attention.default

@@ -201,9 +201,10 @@ struct Run {
 struct Workspace {
   AttentionTile tile;
   float *total_maximum, *total_sum, *total_values;
-  int64_t *first, *last;
+  int64_t *first, *last, *position;
   float* slopes;
   const float** relative;
+  const float** biases;
   int32_t* positions;
 
   Workspace(const AttentionArgs& a, int64_t some_rows) {
@@ -212,11 +213,11 @@ struct Workspace {
     const int64_t width = value_stride(a.value_size);
     const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
                               kFloat * (kScoreStride + 2 * width + 5) +
-                              3 * static_cast<int64_t>(sizeof(int64_t));
+                              5 * static_cast<int64_t>(sizeof(int64_t));
     const int64_t bytes =
         panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + split_bytes(a) + rows * row_bytes;
     const int64_t position_bytes = a.parts != nullptr ? a.max_seq_len * int64_t{sizeof(int32_t)} : 0;
-    char* next = thread_memory(bytes + position_bytes + 17 * 64);
+    char* next = thread_memory(bytes + position_bytes + 19 * 64);
     const auto take = [&next](auto*& part, int64_t size) {
       part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(next);
       next += round_up(size, 64);
@@ -234,12 +235,14 @@ struct Workspace {
     take(total_values, rows * width * kFloat);
     take(first, rows * static_cast<int64_t>(sizeof(int64_t)));
     take(last, rows * static_cast<int64_t>(sizeof(int64_t)));
+    take(position, rows * static_cast<int64_t>(sizeof(int64_t)));
     take(tile.maximum, rows * kFloat);
     take(tile.sum, rows * kFloat);
     take(total_maximum, rows * kFloat);
     take(total_sum, rows * kFloat);
     take(slopes, rows * kFloat);
     take(relative, rows * static_cast<int64_t>(sizeof(*relative)));
+    take(biases, rows * static_cast<int64_t>(sizeof(*biases)));
     take(positions, position_bytes);
   }
 };
@@ -264,6 +267,7 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   tile.last = w.last;
   if (a.slopes != nullptr) tile.slopes = w.slopes;
   if (a.relative != nullptr) tile.relative = w.relative;
+  if (a.biases != nullptr) tile.biases = w.biases, tile.position = w.position;
   tile.blocks = run.blocks();
   tile.kv_head = run.kv_head;
   if (a.parts != nullptr && a.parts[run.f.index].recent >= 0) {
@@ -282,6 +286,8 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
     w.first[r] = row.first();
     w.last[r] = row.last();
     if (a.slopes != nullptr) w.slopes[r] = a.slopes[row.head];
+    w.position[r] = row.position;
+    if (a.biases != nullptr) w.biases[r] = a.biases + row.head * (2 * a.reach + 1);
     if (a.relative != nullptr) w.relative[r] = a.relative + row.token * a.relative_stride + row.head * a.rank;
   }
   return tile;

@@ -290,6 +290,7 @@ Instruction build(const fields::attention& op) {
   a.softcap = op.softcap;
   a.rank = op.rank;
   a.extent = op.extent;
+  a.reach = op.reach;
   Instruction instruction = with_scratch(
       std::move(task),
       [op, cache = LayerCache(op)](PagedAttention& t, const Frame& frame) {
@@ -301,6 +302,7 @@ Instruction build(const fields::attention& op) {
         a.relative = frame.pointer<float>(op.relative);
         a.relative_stride = op.relative.stride;
         a.profiles = frame.pointer<float>(op.profiles);
+        a.biases = frame.pointer<float>(op.biases);
         a.slopes = frame.pointer<float>(op.slopes);
         cache.bind(frame, a);
         bind_sequences(frame, op, a);

@@ -46,6 +46,7 @@ def check(batch: Batch) -> None:
         and attention.value_size_of(batch.cache.v) % 8 == 0
         and batch.slopes is None
         and batch.relative is None
+        and batch.biases is None
     )
     if may_round_queries and INT8_QUERIES:
         rounded = with_int8_queries(batch).reference().to(exact.dtype)
@@ -149,6 +150,14 @@ CASES = {
     ),
     "ahead, int8": make_batch(
         (300, 40), (300, 40), heads=(2, 2), head_sizes=(64, 64), cache_dtype=torch.int8, ahead=1 << 30
+    ),
+    "biases": make_batch((300, 5), (40, 5), heads=(4, 2), reach=9, softcap=3.0, sinks=True),
+    "biases, ahead": make_batch((300, 5, 40), (300, 5, 40), heads=(3, 3), reach=7, ahead=1 << 30),
+    "biases, window": make_batch(
+        (300,), (300,), window=33, ahead=32, reach=64, head_sizes=(64, 64), cache_dtype=torch.bfloat16
+    ),
+    "biases, int8": make_batch(
+        (300, 40), (300, 40), reach=40, head_sizes=(64, 64), cache_dtype=torch.int8, ahead=1 << 30
     ),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=(2, 2)),
 }
@@ -254,6 +263,7 @@ def test_random_shapes_match_reference(
     heads=st.integers(1, 3),
     head_size=st.sampled_from([32, 64, 80, 128, 33]),
     window=st.sampled_from([0, 1, 5, 64, 400]),
+    reach=st.sampled_from([0, 0, 1, 20, 300]),
     block_size=st.sampled_from(attention.BLOCK_SIZES),
     cache_dtype=st.sampled_from(CACHES),
     dtype=st.sampled_from(FLOATS),
@@ -264,6 +274,7 @@ def test_whole_texts_that_look_ahead_match_reference(
     heads: int,
     head_size: int,
     window: int,
+    reach: int,
     block_size: int,
     cache_dtype: torch.dtype,
     dtype: torch.dtype,
@@ -272,7 +283,7 @@ def test_whole_texts_that_look_ahead_match_reference(
     texts, sizes = tuple(lengths), {"heads": (heads, heads), "head_sizes": (head_size, head_size)}
     options: dict[str, Any] = {"block_size": block_size, "cache_dtype": cache_dtype, "dtype": dtype}
     ahead = window - 1 if window > 1 else 1 << 30
-    check(make_batch(texts, texts, window=window, ahead=ahead, seed=seed, **sizes, **options))  # type: ignore[arg-type]
+    check(make_batch(texts, texts, window=window, ahead=ahead, reach=reach, seed=seed, **sizes, **options))  # type: ignore[arg-type]
 
 
 def test_no_row_reads_another_text() -> None:
@@ -290,8 +301,10 @@ def test_no_row_reads_another_text() -> None:
 def test_ahead_is_checked() -> None:
     with pytest.raises(RuntimeError, match="ahead is -1; it must be 0 or more"):
         replace(make_batch((4,), (4,)), ahead=-1).run()
-    with pytest.raises(RuntimeError, match="has no bias of distance"):
+    with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
         make_batch((4,), (4,), slopes=True, ahead=1).run()
+    with pytest.raises(RuntimeError, match=r"biases must be float32 of shape \(2, 2 · reach \+ 1\)"):
+        replace(make_batch((4,), (4,)), biases=torch.zeros(2, 4)).run()
 
 
 def test_large_scores_match_reference() -> None:
@@ -317,7 +330,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.paged_attention, biased.arguments())
     profiled = make_batch((30, 20), (4, 1), sinks="by token", extent=9)
     torch.library.opcheck(torch.ops.armllm.paged_attention, profiled.arguments())
-    ahead = make_batch((30, 20), (30, 20), window=5, ahead=4)
+    ahead = make_batch((30, 20), (30, 20), window=5, ahead=4, reach=3)
     torch.library.opcheck(torch.ops.armllm.paged_attention, ahead.arguments())
     k, v = torch.randn(3, 1, 32), torch.randn(3, 1, 32)
     for dtype in CACHES:

@@ -38,13 +38,15 @@ def test_batch_and_chunking_do_not_change_bits(
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize(("window", "ahead"), [(0, 1 << 30), (21, 20)])
+@pytest.mark.parametrize(("window", "ahead", "reach"), [(0, 1 << 30, 0), (21, 20, 0), (0, 1 << 30, 12)])
 @pytest.mark.parametrize("cache_dtype", CACHES)
 def test_texts_that_look_ahead_have_the_same_bits_alone(
-    variant: str, window: int, ahead: int, cache_dtype: torch.dtype
+    variant: str, window: int, ahead: int, reach: int, cache_dtype: torch.dtype
 ) -> None:
     lengths = (290, 40, 1, 5) + (33,) * 14
-    batch = make_batch(*(lengths, lengths), heads=(2, 2), cache_dtype=cache_dtype, window=window, ahead=ahead)
+    batch = make_batch(
+        *(lengths, lengths), heads=(2, 2), cache_dtype=cache_dtype, window=window, ahead=ahead, reach=reach
+    )
     with variants.use(variant):
         together = batch.run().split(lengths)
         for text in range(5):

@@ -34,6 +34,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
     },
     "ElectraConfig": {"embedding_size": 32},
+    "MPNetConfig": {"max_position_embeddings": 300, "pad_token_id": 1},
     "Gemma3TextConfig": {
         **{"head_dim": 32, "num_key_value_heads": 1, "use_bidirectional_attention": True},
         **{"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
@@ -50,6 +51,7 @@ MODELS = [
     ("DistilBertConfig", "AutoModelForSequenceClassification"),
     ("NomicBertConfig", "AutoModel"),
     ("MegatronBertConfig", "AutoModel"),  # its own attention, which is recognized in the graph
+    ("MPNetConfig", "AutoModel"),  # with a learned bias of distance
     ("Gemma3TextConfig", "AutoModel"),
 ]
 LENGTHS = (37, 20, 1, 9)
@@ -120,6 +122,13 @@ def test_results_equal_transformers(config: str, kind: str) -> None:
             torch.testing.assert_close(
                 found[name], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def test_biases_reach_farther_than_a_sample() -> None:
+    model = encoder("MPNetConfig", num_hidden_layers=1)
+    ids = torch.randint(3, 90, (1, 280), generator=torch.Generator().manual_seed(1))
+    expected = model(ids).last_hidden_state
+    assert torch.allclose(patched(model)(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_token_types_and_positions_are_read() -> None:
@@ -236,5 +245,7 @@ def test_bfloat16_and_int4() -> None:
 def test_a_decoder_that_attends_to_later_tokens_runs_by_modules() -> None:
     model = encoder(kind="AutoModelForCausalLM")
     report = torch_armllm.patch(model, None, progress=False)
-    assert report.capture_reason == "BertLMHeadModel predicts next tokens, but its tokens attend to later ones"
+    assert (
+        report.capture_reason == "BertLMHeadModel predicts next tokens, but its tokens attend to later ones"
+    )
     assert "generate" not in vars(model)

@@ -34,6 +34,7 @@ class Batch:
         relative: factors of the profiles (tokens, query heads, rank).
         profiles: bias by distance (rank, extent), from the largest distance to 0.
         ahead: later positions that a query sees.
+        biases: bias by distance to both sides (query heads, 2 · reach + 1).
     """
 
     q: Tensor
@@ -48,6 +49,7 @@ class Batch:
     relative: Tensor | None = None
     profiles: Tensor | None = None
     ahead: int = 0
+    biases: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Returns the arguments of `paged_attention`."""
@@ -59,7 +61,7 @@ class Batch:
             *(self.q, self.cache.k, self.cache.v, self.block_table, query_start, seq_lens),
             *(max(self.seq_lens, default=0), scale, self.window, self.softcap, self.sinks),
             *(self.cache.k_scales, self.cache.v_scales, self.slopes, self.relative, self.profiles),
-            self.ahead,
+            *(self.ahead, self.biases),
         )
 
     def run(self) -> Tensor:
@@ -103,6 +105,7 @@ def make_batch(
     slopes: bool = False,
     extent: int = 0,
     ahead: int = 0,
+    reach: int = 0,
     seed: int = 0,
 ) -> Batch:
     """Makes a random batch.
@@ -124,6 +127,7 @@ def make_batch(
         slopes: with ALiBi's slopes.
         extent: distances with a learned bias; 0 for none.
         ahead: later positions that a query sees.
+        reach: distances with a learned bias of their own, to both sides; 0 for none.
         seed: seed of all random values.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -153,6 +157,8 @@ def make_batch(
     batch = Batch(
         q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits, alibi, ahead=ahead
     )
+    if reach:
+        batch = replace(batch, biases=torch.randn(query_heads, 2 * reach + 1, generator=generator))
     if extent == 0:
         return batch
     relative = torch.randn(sum(query_lens), query_heads * 5 + 2, generator=generator)[:, :-2]

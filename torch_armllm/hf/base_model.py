@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -44,8 +46,24 @@ def max_length_of(base: Any) -> int | None:
 def first_position_of(base: Any) -> int:
     """Returns the default position of the first token: RoBERTa-like models count from ``padding_idx + 1``."""
     table: Any = getattr(base, "embeddings", None)
-    counts = callable(getattr(table, "create_position_ids_from_input_ids", None))
+    counts = _position_counter(table) is not None
     return int(table.padding_idx) + 1 if counts and getattr(table, "padding_idx", None) is not None else 0
+
+
+def default_positions(base: Any, input_ids: Any) -> Any:
+    """Returns the positions of tokens ``(batch, T)`` by a RoBERTa-like model: padding tokens do not count."""
+    table = base.embeddings
+    counter = _position_counter(table)
+    assert counter is not None
+    return counter(input_ids, table.padding_idx)
+
+
+def _position_counter(table: Any) -> Callable[..., Any] | None:
+    """Returns a function of token ids and that of padding: a method of the embeddings, or one beside them."""
+    name = "create_position_ids_from_input_ids"
+    file = sys.modules.get(type(table).__module__)
+    counter = getattr(table, name, None) or getattr(file, name, None)
+    return counter if callable(counter) else None
 
 
 def position_limit(config: Any) -> int | None:

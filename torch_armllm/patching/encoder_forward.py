@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from torch_armllm.hf.base_model import type_count_of
+from torch_armllm.hf.base_model import default_positions, type_count_of
 from torch_armllm.kv_cache.shapes import Cache, Shape
 from torch_armllm.patching.forward import PatchedForward, Unserved
 from torch_armllm.plan.step import Plan, StepInputs
@@ -93,8 +93,7 @@ class EncoderForward(PatchedForward):
             return given.expand(ids.shape).long()
         if not self.first_position:
             return torch.arange(ids.shape[1]).expand(ids.shape)
-        table: Any = self.base.embeddings
-        own: Tensor = table.create_position_ids_from_input_ids(ids, table.padding_idx)
+        own: Tensor = default_positions(self.base, ids)
         return own
 
     def _types_of(self, ids: Tensor, given: Tensor | None) -> Tensor | None:

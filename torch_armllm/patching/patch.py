@@ -113,7 +113,9 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         return None
     report.notes += built.notes
     if built.looks_ahead and predicts_tokens(model):
-        report.capture_reason = f"{type(model).__name__} predicts next tokens, but its tokens attend to later ones"
+        report.capture_reason = (
+            f"{type(model).__name__} predicts next tokens, but its tokens attend to later ones"
+        )
         return None
     shape, most = built.shape, built.most_tokens
     max_length = min((n for n in (max_length_of(base), most) if n is not None), default=None)

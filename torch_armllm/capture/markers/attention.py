@@ -20,7 +20,7 @@ _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
     "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
     " Tensor? sinks, Tensor? slopes=None, Tensor? factors=None, Tensor? profiles=None,"
-    " Tensor? selected=None, int ahead=0) -> Tensor"
+    " Tensor? selected=None, int ahead=0, Tensor? biases=None) -> Tensor"
 )
 _library.define(
     "biased_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
@@ -77,6 +77,7 @@ def dense_attention(
     profiles: Tensor | None = None,
     selected: Tensor | None = None,
     ahead: int = 0,
+    biases: Tensor | None = None,
     *,
     bias: Tensor | None = None,
 ) -> Tensor:
@@ -100,6 +101,8 @@ def dense_attention(
         selected: bool ``(1, T, T)``, the tokens that each token attends to, or ``(1, heads, T, T)`` with
             heads that divide the KV heads; None: all earlier ones.
         ahead: number of later positions that a token attends to; 0: attention is causal.
+        biases: ``(q_heads, 2 · reach + 1)``, added to the scores by distance, from the keys before a token to
+            those after it; the first and the last one also beyond the reach.
         bias: ``(1, q_heads, T, T)``, added to the scores.
 
     Returns:
@@ -117,6 +120,9 @@ def dense_attention(
         scores = scores - slopes.float()[:, None, None] * distance
     if factors is not None and profiles is not None:
         scores = scores + mixed_profiles(factors, profiles)
+    if biases is not None:
+        reach = biases.shape[1] // 2
+        scores = scores + biases.float()[:, (-distance).clamp(-reach, reach) + reach]
     if bias is not None:
         scores = scores + bias
     hidden = distance < -ahead
