@@ -82,7 +82,7 @@ def onnx_int8(model: Any, texts: dict[str, Tensor]) -> Callable[[], Tensor]:
         path, packed = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
         sizes = {0: "texts", 1: "tokens"}
         torch.onnx.export(
-            *(_Hidden(model), tuple(texts.values()), path),
+            *(_Hidden(model).eval(), tuple(texts.values()), path),
             input_names=list(texts),
             output_names=["hidden"],
             dynamic_axes={name: sizes for name in (*texts, "hidden")},

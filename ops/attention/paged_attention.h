@@ -127,8 +127,8 @@ struct AttentionArgs {
   const float* relative = nullptr;  // [tokens][q_heads][rank]; tokens are relative_stride apart
   const float* profiles = nullptr;  // [rank][extent]
   int64_t relative_stride = 0, rank = 0, extent = 0;
-  // [q_heads][2 · reach + 1] learned bias of distance to both sides: s ← s + biases[head][reach + d] for a key
-  // d positions after the query, and the first or the last one beyond the reach.
+  // [q_heads][2 · reach + 1] learned bias of distance to both sides: s ← s + biases[head][reach + d] for a
+  // key d positions after the query, and the first or the last one beyond the reach.
   const float* biases = nullptr;
   int64_t reach = 0;
   int64_t threads = 1;      // size of the thread team: affects tile sizes, never bits

@@ -144,7 +144,7 @@ def _slopes(bias: Tensor, seen: Tensor, values: list[Any]) -> Tensor | None:
 
 
 def _biases(attend: Attend, sizes: Sizes) -> Tensor:
-    """Returns the bias of each head and distance, ``(heads, 2 · reach + 1)``; it is constant beyond the reach."""
+    """Returns the bias of each head and distance, ``(heads, 2 · reach + 1)``; it is constant beyond."""
     bias, _, _ = _bias(attend, sizes, _FARTHEST)
     last = _FARTHEST - 1
     distance = torch.arange(_FARTHEST) - torch.arange(_FARTHEST)[:, None] + last

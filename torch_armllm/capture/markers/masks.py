@@ -63,8 +63,8 @@ class MaskedWindows:
         told = {n.args[5] for n in nodes if n.args[5] and ahead_of(n)}
         if self.reaches and told != {reach + 1 for reach in self.reaches}:
             raise UnsupportedAttention(
-                f"a mask hides tokens that are more than {', '.join(map(str, sorted(self.reaches)))} apart, but "
-                f"its attentions are told of windows of {', '.join(map(str, sorted(told))) or 'no'} tokens"
+                f"a mask hides tokens more than {', '.join(map(str, sorted(self.reaches)))} apart, but its "
+                f"attentions are told of windows of {', '.join(map(str, sorted(told))) or 'no'} tokens"
             )
         if not self.windows or any(n.args[5] for n in nodes):
             return
