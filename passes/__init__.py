@@ -17,6 +17,7 @@ import torch_armllm.capture.markers.given_rows
 import torch_armllm.capture.markers.mla
 import torch_armllm.capture.markers.recurrent_ops
 import torch_armllm.capture.markers.selection  # (registers the marker ops that the passes match)
+import torch_armllm.capture.markers.token_types
 import torch_armllm.ops  # noqa: F401  (registers the ops that they insert)
 from torch_armllm.passes import (
     add_norm,

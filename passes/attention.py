@@ -76,7 +76,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     written: set[tuple[int, int]] = set()
     for node in nodes:
         q, k, v, layer, scale, window, softcap, sinks, *others = node.args
-        slopes, factors, profiles, blocks = (*others, *[None] * 4)[:4]
+        slopes, factors, profiles, blocks, ahead, both_sides = (*others, *[None] * 6)[:6]
         sinks = as_float32(module, node, "sinks", sinks)
         relative, bank = _profiles(module, node, factors, profiles)
         group, number = position = layout.positions[layer]
@@ -86,7 +86,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
                 for tensor in ("k_cache", "v_cache", *SCALES)
                 if tensor in inputs
             )
-            if position not in written:  # otherwise an earlier layer has written the same keys and values
+            if (
+                ahead or position not in written
+            ):  # otherwise an earlier layer has written the same keys and values
                 written.add(position)
                 keys, values = (tokens_first(graph, x) for x in (k, v))
                 write = torch.ops.armllm.kv_write.default
@@ -96,7 +98,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             some_scales = scales if scales else (None, None)
             if blocks is None:
                 op = torch.ops.armllm.paged_attention.default
-                biases = (slopes, relative, bank)
+                biases = (slopes, relative, bank, ahead or 0, both_sides)
                 arguments = (k_cache, v_cache, *steps, scale, window, softcap, sinks, *some_scales, *biases)
             else:
                 op = torch.ops.armllm.block_attention.default

@@ -92,11 +92,13 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     relative: Tensor | None = None,
     profiles: Tensor | None = None,
+    ahead: int = 0,
+    biases: Tensor | None = None,
 ) -> Tensor:
-    """Causal softmax attention of the new tokens of each sequence over its cached keys and values.
+    """Softmax attention of the new tokens of each sequence over its cached keys and values.
 
     A batch may mix whole prompts, chunks of prompts and single new tokens.  Write the keys and values of the
-    new tokens to the cache first (:func:`kv_write`).
+    new tokens to the cache first (:func:`kv_write`).  Attention is causal, unless tokens look ``ahead``.
 
     Args:
         q: ``(T, q_heads, head_size)``, float32, bfloat16 or float16; the tokens may be strided.  ``q_heads``
@@ -121,6 +123,11 @@ def paged_attention(
             less than ``extent`` before the query, this is added to the score, after ``softcap``:
             ``Σᵣ relative[t, h, r] · profiles[r, extent − 1 − distance]``.  The tokens may be strided.
         profiles: float32 ``(rank, extent)``, from the largest distance to 0.
+        ahead: a query at position p also sees positions p + 1 … p + ahead of its sequence, as in encoders;
+            the length of a text, or more, for all of them.  Not together with slopes or profiles.
+        biases: float32 ``(q_heads, 2 · reach + 1)``, a learned bias of distance to both sides: the score of a
+            key d positions after the query gets ``biases[h, reach + d]``, after ``softcap``, and the first or
+            the last one if it is farther away than the reach.
 
     Returns:
         ``(T, q_heads, value_size)`` in the dtype of ``q``, contiguous.  A token's result has the same bits
@@ -135,7 +142,7 @@ def paged_attention(
     """
     result: Tensor = torch.ops.armllm.paged_attention(
         *(q, k_cache, v_cache, block_table, query_start, seq_lens, max_seq_len, scale, window, softcap),
-        *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles),
+        *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles, ahead, biases),
     )
     return result
 
@@ -171,5 +178,7 @@ def _paged_attention_fake(
     alibi_slopes: Tensor | None = None,
     relative: Tensor | None = None,
     profiles: Tensor | None = None,
+    ahead: int = 0,
+    biases: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))

@@ -170,6 +170,7 @@ inline void check_sequences(AttentionArgs& a, int64_t blocks) {
                   "query_start must run from 0 to the number of tokens, ", a.tokens, ", not from ",
                   a.query_start[0], " to ", a.query_start[a.sequences]);
   if (a.window > room) a.window = 0;
+  if (a.ahead > room) a.ahead = room;
   for (int64_t b = 0; b < a.sequences; ++b) {
     const int64_t tokens = a.query_start[b + 1] - a.query_start[b], length = a.seq_lens[b];
     STD_TORCH_CHECK(tokens >= 0, "query_start must not decrease: sequence ", b, " has ", tokens, " tokens");

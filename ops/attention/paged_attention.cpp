@@ -151,10 +151,10 @@ struct Partials {
 struct Row {
   const AttentionArgs& a;
   int64_t token, head, end_head;
-  int64_t position;
+  int64_t position, length;  // of the token, and of its sequence
 
   int64_t first() const { return a.window > 0 && position >= a.window ? position + 1 - a.window : 0; }
-  int64_t last() const { return position + 1; }
+  int64_t last() const { return std::min(position + 1 + a.ahead, length); }
   void next() {  // increments, because a division per row costs measurable time
     if (++head < end_head) return;
     head -= group_of(a);
@@ -172,8 +172,12 @@ struct Run {
   Row at(int64_t r) const {
     const Sequence& s = f.sequence;
     const int64_t group = group_of(a), token = (row + r) / group, head = (row + r) % group;
-    return {a, s.first_token + token, kv_head * group + head, (kv_head + 1) * group,
-            s.length - s.tokens + token};
+    return {a,
+            s.first_token + token,
+            kv_head * group + head,
+            (kv_head + 1) * group,
+            s.length - s.tokens + token,
+            s.length};
   }
   const int32_t* blocks() const {
     return a.parts != nullptr ? a.parts[f.index].blocks : a.block_table + f.index * a.block_table_stride;
@@ -186,7 +190,7 @@ struct Run {
   };
   Range rows_seeing(int64_t split) const {
     const int64_t past = f.sequence.length - f.sequence.tokens, group = group_of(a);
-    const int64_t begin = (split * kSplit - past) * group - row;
+    const int64_t begin = (split * kSplit - past - a.ahead) * group - row;
     const int64_t end = a.window > 0 ? ((split + 1) * kSplit + a.window - 1 - past) * group - row : rows;
     return {std::clamp<int64_t>(begin, 0, rows), std::clamp<int64_t>(end, 0, rows)};
   }
@@ -197,9 +201,10 @@ struct Run {
 struct Workspace {
   AttentionTile tile;
   float *total_maximum, *total_sum, *total_values;
-  int64_t *first, *last;
+  int64_t *first, *last, *position;
   float* slopes;
   const float** relative;
+  const float** biases;
   int32_t* positions;
 
   Workspace(const AttentionArgs& a, int64_t some_rows) {
@@ -208,11 +213,11 @@ struct Workspace {
     const int64_t width = value_stride(a.value_size);
     const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
                               kFloat * (kScoreStride + 2 * width + 5) +
-                              3 * static_cast<int64_t>(sizeof(int64_t));
+                              5 * static_cast<int64_t>(sizeof(int64_t));
     const int64_t bytes =
         panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + split_bytes(a) + rows * row_bytes;
     const int64_t position_bytes = a.parts != nullptr ? a.max_seq_len * int64_t{sizeof(int32_t)} : 0;
-    char* next = thread_memory(bytes + position_bytes + 17 * 64);
+    char* next = thread_memory(bytes + position_bytes + 19 * 64);
     const auto take = [&next](auto*& part, int64_t size) {
       part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(next);
       next += round_up(size, 64);
@@ -230,12 +235,14 @@ struct Workspace {
     take(total_values, rows * width * kFloat);
     take(first, rows * static_cast<int64_t>(sizeof(int64_t)));
     take(last, rows * static_cast<int64_t>(sizeof(int64_t)));
+    take(position, rows * static_cast<int64_t>(sizeof(int64_t)));
     take(tile.maximum, rows * kFloat);
     take(tile.sum, rows * kFloat);
     take(total_maximum, rows * kFloat);
     take(total_sum, rows * kFloat);
     take(slopes, rows * kFloat);
     take(relative, rows * static_cast<int64_t>(sizeof(*relative)));
+    take(biases, rows * static_cast<int64_t>(sizeof(*biases)));
     take(positions, position_bytes);
   }
 };
@@ -260,6 +267,7 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   tile.last = w.last;
   if (a.slopes != nullptr) tile.slopes = w.slopes;
   if (a.relative != nullptr) tile.relative = w.relative;
+  if (a.biases != nullptr) tile.biases = w.biases, tile.position = w.position;
   tile.blocks = run.blocks();
   tile.kv_head = run.kv_head;
   if (a.parts != nullptr && a.parts[run.f.index].recent >= 0) {
@@ -278,6 +286,8 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
     w.first[r] = row.first();
     w.last[r] = row.last();
     if (a.slopes != nullptr) w.slopes[r] = a.slopes[row.head];
+    w.position[r] = row.position;
+    if (a.biases != nullptr) w.biases[r] = a.biases + row.head * (2 * a.reach + 1);
     if (a.relative != nullptr) w.relative[r] = a.relative + row.token * a.relative_stride + row.head * a.rank;
   }
   return tile;

@@ -116,6 +116,7 @@ struct AttentionArgs {
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
   float scale = 1.0f;
   int64_t window = 0;    // > 0: a query at position p sees only p − window + 1 … p
+  int64_t ahead = 0;     // a query at position p also sees p + 1 … p + ahead, as far as its sequence goes
   float softcap = 0.0f;  // > 0: s ← softcap · tanh(s / softcap)
   // Extra logits that enter the softmax sum but carry no value: [q_heads], or such rows of each token.
   const float* sinks = nullptr;
@@ -126,13 +127,19 @@ struct AttentionArgs {
   const float* relative = nullptr;  // [tokens][q_heads][rank]; tokens are relative_stride apart
   const float* profiles = nullptr;  // [rank][extent]
   int64_t relative_stride = 0, rank = 0, extent = 0;
+  // [q_heads][2 · reach + 1] learned bias of distance to both sides: s ← s + biases[head][reach + d] for a
+  // key d positions after the query, and the first or the last one beyond the reach.
+  const float* biases = nullptr;
+  int64_t reach = 0;
   int64_t threads = 1;      // size of the thread team: affects tile sizes, never bits
   int64_t max_seq_len = 0;  // upper bound of seq_lens; determines the scratch size
   void* scratch = nullptr;
 };
 
 // True if scores depend on the distance of a key from the query.
-inline bool adds_bias(const AttentionArgs& a) { return a.slopes != nullptr || a.relative != nullptr; }
+inline bool adds_bias(const AttentionArgs& a) {
+  return a.slopes != nullptr || a.relative != nullptr || a.biases != nullptr;
+}
 
 // The split that is attended to next.  It is prefetched while the current split is attended to.
 struct SplitAhead {
@@ -152,6 +159,8 @@ struct AttentionTile {
   const int64_t* last = nullptr;   // [rows] one past the last visible position; never past the sequence
   const float* slopes = nullptr;   // [rows] slope of each row's head; nullptr: no bias
   const float* const* relative = nullptr;  // [rows] factors of the profiles; nullptr: no bias
+  const float* const* biases = nullptr;    // [rows] biases of each row's head; nullptr: no bias
+  const int64_t* position = nullptr;       // [rows] of each row's token; nullptr: one before `last`
   int64_t split_begin = 0;                 // the split is split_begin … split_begin + kSplit − 1
   const int32_t* blocks = nullptr;         // block table of the sequence
   // Of latents: the positions that are attended to, or −1 − n for entry n; nullptr: all positions in order.

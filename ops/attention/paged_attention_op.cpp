@@ -10,7 +10,8 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
                        Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
                        std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
                        std::optional<Tensor> v_scales, std::optional<Tensor> alibi_slopes,
-                       std::optional<Tensor> relative, std::optional<Tensor> profiles) {
+                       std::optional<Tensor> relative, std::optional<Tensor> profiles, int64_t ahead,
+                       std::optional<Tensor> biases) {
   STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
   q = with_whole_tokens(q);
   const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
@@ -38,6 +39,9 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
     alibi_slopes = as_contiguous(*alibi_slopes);
     a.slopes = static_cast<const float*>(alibi_slopes->data_ptr());
   }
+  STD_TORCH_CHECK(ahead >= 0, "ahead is ", ahead, "; it must be 0 or more");
+  STD_TORCH_CHECK(ahead == 0 || !(alibi_slopes || relative), "attention to later positions (ahead = ", ahead,
+                  ") has neither slopes nor profiles");
   STD_TORCH_CHECK(relative.has_value() == profiles.has_value(), "relative and profiles belong together");
   if (relative) {
     STD_TORCH_CHECK(type_of(*profiles) == ScalarType::Float && profiles->dim() == 2 && profiles->numel() > 0,
@@ -55,11 +59,21 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
     a.relative = static_cast<const float*>(relative->data_ptr());
     a.relative_stride = relative->stride(0);
   }
+  if (biases) {
+    STD_TORCH_CHECK(type_of(*biases) == ScalarType::Float && biases->dim() == 2 &&
+                        biases->size(0) == q.size(1) && biases->size(1) % 2 == 1,
+                    "biases must be float32 of shape (", q.size(1), ", 2 · reach + 1), not of shape ",
+                    shape_of(*biases));
+    biases = as_contiguous(*biases);
+    a.biases = static_cast<const float*>(biases->data_ptr());
+    a.reach = biases->size(1) / 2;
+  }
   Tensor out = new_tensor(q, {q.size(0), q.size(1), cache.value_size});
   set_queries_and_cache(a, q, out, k_cache, v_cache, cache);
   set_sequences(a, block_table, query_start, seq_lens);
   a.scale = static_cast<float>(scale);
   a.window = window;
+  a.ahead = ahead;
   a.softcap = static_cast<float>(softcap);
   a.threads = team_size();
   a.max_seq_len = max_seq_len;

@@ -106,6 +106,8 @@ def reference_paged_attention(
     alibi_slopes: Tensor | None = None,
     relative: Tensor | None = None,
     profiles: Tensor | None = None,
+    ahead: int = 0,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
     block_size, value_size = block_size_of(k_cache), value_size_of(v_cache)
@@ -119,7 +121,7 @@ def reference_paged_attention(
             continue
         last = torch.arange(length - (end - begin), length)
         position = torch.arange(length)
-        hidden = position[None] > last[:, None]
+        hidden = position[None] - last[:, None] > ahead
         if window > 0:
             hidden |= position[None] <= last[:, None] - window
         # Blocks before the window may be freed; their table entries can be negative.
@@ -138,6 +140,9 @@ def reference_paged_attention(
             away = (last[:, None] - position[None]).expand(q.shape[1], -1, -1)
             nearest = by_distance.gather(2, away.clamp(0, profiles.shape[1] - 1))
             scores = scores + nearest.masked_fill(away >= profiles.shape[1], 0.0)
+        if biases is not None:
+            reach = biases.shape[1] // 2
+            scores = scores + biases[:, (position[None] - last[:, None]).clamp(-reach, reach) + reach]
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             rows = sinks[begin:end].T if sinks.dim() == 2 else sinks[:, None]

@@ -287,10 +287,12 @@ Instruction build(const fields::attention& op) {
   a.q_heads = op.q_heads;
   a.head_size = op.head_size;
   a.window = op.window;
+  a.ahead = op.ahead;
   a.scale = op.scale;
   a.softcap = op.softcap;
   a.rank = op.rank;
   a.extent = op.extent;
+  a.reach = op.reach;
   Instruction instruction = with_scratch(
       std::move(task),
       [op, cache = LayerCache(op)](PagedAttention& t, const Frame& frame) {
@@ -302,6 +304,7 @@ Instruction build(const fields::attention& op) {
         a.relative = frame.pointer<float>(op.relative);
         a.relative_stride = op.relative.stride;
         a.profiles = frame.pointer<float>(op.profiles);
+        a.biases = frame.pointer<float>(op.biases);
         a.slopes = frame.pointer<float>(op.slopes);
         cache.bind(frame, a);
         bind_sequences(frame, op, a);

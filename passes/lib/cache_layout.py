@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_armllm.capture.markers.attention import ahead_of
 from torch_armllm.passes.lib.graph import is_op, value
 
 
@@ -34,16 +35,19 @@ class CacheLayout:
 
 
 def cache_layout(module: fx.GraphModule) -> CacheLayout:
-    """Returns the layout for the attention markers of a captured graph, before any pass."""
-    stored: dict[tuple[Any, Any], int] = {}
+    """Returns the layout for the attention markers of a captured graph, before any pass.
+
+    Layers whose tokens attend to later ones share a position, as no later step reads what they write.
+    """
+    stored: dict[tuple[Any, ...], int] = {}
     owners: dict[int, int] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     for node in module.graph.nodes:
         if is_op(node, torch.ops.armllm.attention.default):
             keys, values, layer = node.args[1:4]
-            owners[layer] = stored.setdefault((keys, values), layer)
             kv_heads, head_size, value_size = map(int, (*value(keys).shape[1::2], value(values).shape[3]))
             shapes[layer] = (kv_heads, head_size, value_size)
+            owners[layer] = stored.setdefault(shapes[layer] if ahead_of(node) else (keys, values), layer)
     return layout_of(shapes, owners)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch_armllm.capture.counted_positions import use_position_ids
 from torch_armllm.capture.eager_attention import mark_attention, number_layers
 from torch_armllm.capture.export import capture, weights_as_attributes
-from torch_armllm.capture.markers.attention import UnsupportedAttention
+from torch_armllm.capture.markers.attention import EVERY, UnsupportedAttention, ahead_of
 from torch_armllm.capture.token_mixing import mixes_tokens
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 
@@ -39,6 +39,8 @@ class Attention(nn.Module):
         mask = self.mask[:length, :length]
         if self.kind == "whole":
             return scores
+        if self.kind == "next":
+            return scores.masked_fill(distance > 1, -torch.inf)
         if self.kind == "buffer":
             return torch.where(mask, scores / math.sqrt(SIZE), torch.finfo(scores.dtype).min)
         if self.kind == "positions":
@@ -90,13 +92,14 @@ RECOGNIZED: dict[str, tuple[float, int]] = {
     "window of numbers": (1.0, 14),
     "short window": (1.0, 4),
     "slopes": (1.0, 0),
+    "whole": (1.0, 0),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", RECOGNIZED)
 @torch.no_grad()
-def test_causal_attention_is_recognized(kind: str, dtype: torch.dtype) -> None:
+def test_attention_is_recognized(kind: str, dtype: torch.dtype) -> None:
     model, graph = exported(kind, dtype)
     assert mark_attention(graph) == 1
     (marker,) = [n for n in graph.graph.nodes if n.target is torch.ops.armllm.attention.default]
@@ -106,6 +109,7 @@ def test_causal_attention_is_recognized(kind: str, dtype: torch.dtype) -> None:
     assert (slopes is not None) == (kind == "slopes")
     if slopes is not None:  # the model's own, without the rounding of a softmax
         assert torch.equal(graph.get_buffer(slopes.target), model.slopes.float())
+    assert ahead_of(marker) == (EVERY if kind == "whole" else 0)
     assert not any("softmax" in str(n.target) for n in graph.graph.nodes)
     ids, positions = torch.randint(0, 50, (1, 40)), torch.arange(40)[None]
     expected = model(ids, positions)
@@ -114,12 +118,12 @@ def test_causal_attention_is_recognized(kind: str, dtype: torch.dtype) -> None:
 
 
 UNSUPPORTED = {
-    "whole": "attends to later tokens, so it is not causal",
+    "next": "attends to some of the later tokens only",
     "learned bias": "adds a learned bias to its scores",
     "quadratic bias": "adds a bias to its scores that is not linear in the distance",
     "two products": "adds 2 products to its scores",
     "ids": "adds a bias to its scores",
-    "capped": "computes something else than causal attention",
+    "capped": "computes something else than attention",
 }
 
 

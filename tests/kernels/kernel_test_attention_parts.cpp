@@ -49,6 +49,10 @@ struct Part {
     std::vector<const float*> relative;
     for (int64_t r = 0; r < count; ++r) relative.push_back(args.relative + (from + r) * args.rank);
     if (args.relative != nullptr) tile.relative = relative.data();
+    const std::vector<const float*> biases(size_t(count), args.biases);
+    std::vector<int64_t> position;  // 9 before `last`, except near the end
+    for (int64_t r = 0; r < count; ++r) position.push_back(first[size_t(from + r)] + 9);
+    if (args.biases != nullptr) tile.biases = biases.data(), tile.position = position.data();
     tile.split_begin = split_begin;
     tile.blocks = cache.blocks.data();
     tile.kv_head = args.latent ? 0 : 1;
@@ -76,7 +80,7 @@ void test_rows(const AttentionKernels& kernels, const char* name, const CacheKin
   const CacheType type = cache_kind.type;
   for (int64_t head_size : {cache_kind.nibbles ? 96 : 40, 64})
     for (int64_t rows : {2, 13})
-      for (int kind = 0; kind < (latent ? 3 : 5); ++kind) {
+      for (int kind = 0; kind < (latent ? 3 : 7); ++kind) {
         AttentionArgs args;
         std::vector<float> slopes(size_t(rows), 0.0f);
         for (int64_t r = 0; r < rows; ++r) slopes[size_t(r)] = 0.03125f * static_cast<float>(r % 5 + 1);
@@ -87,6 +91,10 @@ void test_rows(const AttentionKernels& kernels, const char* name, const CacheKin
           args.profiles = static_cast<const float*>(profiles.data());
           args.rank = 3;
           args.extent = 150;
+        }
+        if (kind == 6) {
+          args.biases = static_cast<const float*>(profiles.data());
+          args.reach = 20;
         }
         args.cache_type = type;
         args.nibbles = cache_kind.nibbles;
@@ -109,6 +117,13 @@ void test_rows(const AttentionKernels& kernels, const char* name, const CacheKin
         for (int64_t r = 0; r < rows; ++r) {
           last.push_back(kLength - (rows - 1 - r) * (kind == 1 ? 1 : 21));
           first.push_back(kind == 2 ? std::max<int64_t>(0, last.back() - args.window) : 0);
+        }
+        if (kind >= 5) {  // tokens of a whole text: each also attends to 8 positions after its own
+          for (int64_t r = 0; r < rows; ++r) {
+            const int64_t position = kLength - 5 * (rows - r);
+            first[size_t(r)] = position - 9;
+            last[size_t(r)] = std::min<int64_t>(position + 9, kLength);
+          }
         }
         for (int64_t split : {int64_t(0), kSplit}) {
           const bool follows = split + kSplit < kLength;

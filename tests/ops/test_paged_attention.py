@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ def check(batch: Batch) -> None:
         and attention.value_size_of(batch.cache.v) % 8 == 0
         and batch.slopes is None
         and batch.relative is None
+        and batch.biases is None
     )
     if may_round_queries and INT8_QUERIES:
         rounded = with_int8_queries(batch).reference().to(exact.dtype)
@@ -132,6 +134,31 @@ CASES = {
     ),
     "one block per split": make_batch((270,), (12,), block_size=256),
     "many query heads per KV head": make_batch((40,), (2,), heads=(16, 1), head_sizes=(64, 64)),
+    "ahead": make_batch((37, 1, 300), (37, 1, 300), heads=(3, 3), ahead=1 << 30),
+    "ahead, chunk": make_batch((330, 20), (60, 4), heads=(6, 2), block_size=64, ahead=7),
+    "ahead, symmetric window": make_batch(
+        (700, 5, 40), (700, 5, 40), window=9, ahead=8, cache_dtype=torch.float16
+    ),
+    "ahead, window over splits": make_batch((700,), (700,), window=300, ahead=299, softcap=3.0, sinks=True),
+    "ahead, bf16": make_batch(
+        *((300, 129, 7), (300, 129, 7)),
+        heads=(2, 2),
+        head_sizes=(64, 64),
+        cache_dtype=torch.bfloat16,
+        dtype=torch.bfloat16,
+        ahead=1 << 30,
+    ),
+    "ahead, int8": make_batch(
+        (300, 40), (300, 40), heads=(2, 2), head_sizes=(64, 64), cache_dtype=torch.int8, ahead=1 << 30
+    ),
+    "biases": make_batch((300, 5), (40, 5), heads=(4, 2), reach=9, softcap=3.0, sinks=True),
+    "biases, ahead": make_batch((300, 5, 40), (300, 5, 40), heads=(3, 3), reach=7, ahead=1 << 30),
+    "biases, window": make_batch(
+        (300,), (300,), window=33, ahead=32, reach=64, head_sizes=(64, 64), cache_dtype=torch.bfloat16
+    ),
+    "biases, int8": make_batch(
+        (300, 40), (300, 40), reach=40, head_sizes=(64, 64), cache_dtype=torch.int8, ahead=1 << 30
+    ),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=(2, 2)),
 }
 
@@ -230,6 +257,56 @@ def test_random_shapes_match_reference(
     )
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 290), max_size=4),
+    heads=st.integers(1, 3),
+    head_size=st.sampled_from([32, 64, 80, 128, 33]),
+    window=st.sampled_from([0, 1, 5, 64, 400]),
+    reach=st.sampled_from([0, 0, 1, 20, 300]),
+    block_size=st.sampled_from(attention.BLOCK_SIZES),
+    cache_dtype=st.sampled_from(CACHES),
+    dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 99),
+)
+def test_whole_texts_that_look_ahead_match_reference(
+    lengths: list[int],
+    heads: int,
+    head_size: int,
+    window: int,
+    reach: int,
+    block_size: int,
+    cache_dtype: torch.dtype,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    texts, sizes = tuple(lengths), {"heads": (heads, heads), "head_sizes": (head_size, head_size)}
+    options: dict[str, Any] = {"block_size": block_size, "cache_dtype": cache_dtype, "dtype": dtype}
+    ahead = window - 1 if window > 1 else 1 << 30
+    check(make_batch(texts, texts, window=window, ahead=ahead, reach=reach, seed=seed, **sizes, **options))  # type: ignore[arg-type]
+
+
+def test_no_row_reads_another_text() -> None:
+    lengths = (40, 17, 64)
+    batch = make_batch(lengths, lengths, ahead=1 << 30)
+    expected = batch.run().split(lengths)
+    slots = batch.block_table[1, :2].long()
+    batch.cache.k[slots] = float("nan")
+    batch.cache.v[slots] = float("inf")
+    found = batch.run().split(lengths)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2])
+    assert not bool(found[1].isfinite().any())
+
+
+def test_ahead_is_checked() -> None:
+    with pytest.raises(RuntimeError, match="ahead is -1; it must be 0 or more"):
+        replace(make_batch((4,), (4,)), ahead=-1).run()
+    with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
+        make_batch((4,), (4,), slopes=True, ahead=1).run()
+    with pytest.raises(RuntimeError, match=r"biases must be float32 of shape \(2, 2 · reach \+ 1\)"):
+        replace(make_batch((4,), (4,)), biases=torch.zeros(2, 4)).run()
+
+
 def test_large_scores_match_reference() -> None:
     batch = make_batch((300,), (2,))
     check(replace(batch, q=batch.q * 1e4))
@@ -253,6 +330,8 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.paged_attention, biased.arguments())
     profiled = make_batch((30, 20), (4, 1), sinks="by token", extent=9)
     torch.library.opcheck(torch.ops.armllm.paged_attention, profiled.arguments())
+    ahead = make_batch((30, 20), (30, 20), window=5, ahead=4, reach=3)
+    torch.library.opcheck(torch.ops.armllm.paged_attention, ahead.arguments())
     k, v = torch.randn(3, 1, 32), torch.randn(3, 1, 32)
     for dtype in CACHES:
         cache = attention.new_kv_cache(2, 1, 32, 32, 16, dtype)

@@ -37,6 +37,22 @@ def test_batch_and_chunking_do_not_change_bits(
                 assert torch.equal(batch.select(sequence, token).run()[0], together[sequence][token])
 
 
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize(("window", "ahead", "reach"), [(0, 1 << 30, 0), (21, 20, 0), (0, 1 << 30, 12)])
+@pytest.mark.parametrize("cache_dtype", CACHES)
+def test_texts_that_look_ahead_have_the_same_bits_alone(
+    variant: str, window: int, ahead: int, reach: int, cache_dtype: torch.dtype
+) -> None:
+    lengths = (290, 40, 1, 5) + (33,) * 14
+    batch = make_batch(
+        *(lengths, lengths), heads=(2, 2), cache_dtype=cache_dtype, window=window, ahead=ahead, reach=reach
+    )
+    with variants.use(variant):
+        together = batch.run().split(lengths)
+        for text in range(5):
+            assert torch.equal(batch.select(text).run(), together[text])
+
+
 def test_thread_count_does_not_change_bits() -> None:
     batch = make_batch((900, 300) + (17,) * 20, (1, 100) + (1,) * 20, heads=(4, 2))
     threads = torch.get_num_threads()

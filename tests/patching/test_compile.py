@@ -205,6 +205,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *(0, 0.25, 3, None, 2),
     ),
     "given_rows": lambda t: (torch.arange(t)[None], 8, torch.bfloat16),
+    "token_types": lambda t: (torch.arange(t)[None], 2),
     "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
     "expand_kv": lambda t: (
         torch.randn(1, 1, t, 16),

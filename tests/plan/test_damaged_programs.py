@@ -161,3 +161,31 @@ def test_indexer_that_selects_none_or_too_many_is_refused(opcode: str, top_k: in
     program.emit(opcode, q=rows, out=out, **cache, **sizes, **others[opcode])
     with pytest.raises(RuntimeError, match=f"top_k of an indexer is {top_k}; it must be 1 to 65536"):
         run(program, out)
+
+
+def attention(**damage: Any) -> NativePlan:
+    """Attends from rows of embeddings to a cache that a step would be given."""
+    program, rows = begun()
+    out = program.allocate(WIDTH, torch.float32, (HEADS, SIZE))
+    inputs = ("block_table", "query_start", "seq_lens", "k_cache", "v_cache")
+    fields: dict[str, Any] = {
+        **{name: number for number, name in enumerate(inputs, 1)},
+        **dict.fromkeys(("sinks", "slopes", "relative", "profiles", "biases"), NOTHING),
+        **dict.fromkeys(("rank", "extent", "reach", "layer", "window", "ahead", "softcap"), 0),
+        **{"q": rows, "out": out, "k_scales": -1, "v_scales": -1, "scale": 1.0},
+        **{"q_heads": HEADS, "head_size": SIZE},
+    }
+    given = {name: program.constant(v) if isinstance(v, torch.Tensor) else v for name, v in damage.items()}
+    program.emit("attention", **{**fields, **given})
+    assert out.storage is not None
+    program.outputs.append(out.storage)
+    return NativePlan(program.encode())
+
+
+def test_biases_of_distances_must_cover_their_reach() -> None:
+    attention(biases=torch.zeros(HEADS, 7), reach=3, ahead=MANY)
+    for reach in (4, MANY):
+        with pytest.raises(RuntimeError, match="plan: "):
+            attention(biases=torch.zeros(HEADS, 7), reach=reach)
+    with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
+        attention(slopes=torch.zeros(HEADS), ahead=1)

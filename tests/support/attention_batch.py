@@ -33,6 +33,8 @@ class Batch:
         slopes: ALiBi slope, per query head.
         relative: factors of the profiles (tokens, query heads, rank).
         profiles: bias by distance (rank, extent), from the largest distance to 0.
+        ahead: later positions that a query sees.
+        biases: bias by distance to both sides (query heads, 2 · reach + 1).
     """
 
     q: Tensor
@@ -46,6 +48,8 @@ class Batch:
     slopes: Tensor | None = None
     relative: Tensor | None = None
     profiles: Tensor | None = None
+    ahead: int = 0
+    biases: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Returns the arguments of `paged_attention`."""
@@ -57,6 +61,7 @@ class Batch:
             *(self.q, self.cache.k, self.cache.v, self.block_table, query_start, seq_lens),
             *(max(self.seq_lens, default=0), scale, self.window, self.softcap, self.sinks),
             *(self.cache.k_scales, self.cache.v_scales, self.slopes, self.relative, self.profiles),
+            *(self.ahead, self.biases),
         )
 
     def run(self) -> Tensor:
@@ -99,6 +104,8 @@ def make_batch(
     sinks: bool | str = False,
     slopes: bool = False,
     extent: int = 0,
+    ahead: int = 0,
+    reach: int = 0,
     seed: int = 0,
 ) -> Batch:
     """Makes a random batch.
@@ -119,6 +126,8 @@ def make_batch(
         sinks: with random attention sinks; "by token": each token has its own.
         slopes: with ALiBi's slopes.
         extent: distances with a learned bias; 0 for none.
+        ahead: later positions that a query sees.
+        reach: distances with a learned bias of their own, to both sides; 0 for none.
         seed: seed of all random values.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -145,7 +154,11 @@ def make_batch(
     by_token = (sum(query_lens),) if sinks == "by token" else ()
     sink_logits = torch.randn(*by_token, query_heads, generator=generator) if sinks else None
     alibi = 2.0 ** -torch.linspace(0.5, 8, query_heads) if slopes else None
-    batch = Batch(q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits, alibi)
+    batch = Batch(
+        q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits, alibi, ahead=ahead
+    )
+    if reach:
+        batch = replace(batch, biases=torch.randn(query_heads, 2 * reach + 1, generator=generator))
     if extent == 0:
         return batch
     relative = torch.randn(sum(query_lens), query_heads * 5 + 2, generator=generator)[:, :-2]

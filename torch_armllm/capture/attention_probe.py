@@ -2,7 +2,7 @@
 
 A softmax over tokens can have any mask and any bias.  Chosen queries, keys and values show them: equal scores
 show what is visible and the bias, single values of one show the weights, and random keys show the scale.
-Causal attention with these parameters must then give the same results for random numbers.
+Attention with these parameters must then give the same results for random numbers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torch_armllm.capture.markers.attention import UnsupportedAttention, dense_attention
+from torch_armllm.capture.markers.attention import EVERY, UnsupportedAttention, dense_attention
 
 _LENGTH = 9
 """Tokens of a probe; a window is looked for with more."""
+_FARTHEST, _ALIKE = 300, 32
+"""Tokens of a probe of a bias to both sides, and the farthest distances that must have the same bias."""
 _MOST_SCORES = 1 << 27
 _TOLERANCE = 1e-4
 
@@ -52,15 +54,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of causal attention; see `dense_attention`."""
+    """Parameters of attention; see `dense_attention`."""
 
     scale: float
     window: int = 0
     slopes: Tensor | None = None
+    ahead: int = 0
+    biases: Tensor | None = None
 
 
 def find_parameters(attend: Attend, sizes: Sizes, numbers: set[int], factors: set[float]) -> Parameters:
-    """Returns the parameters with which causal attention computes what a part of a graph computes.
+    """Returns the parameters with which attention computes what a part of a graph computes.
 
     Args:
         attend: the part of the graph.
@@ -71,14 +75,16 @@ def find_parameters(attend: Attend, sizes: Sizes, numbers: set[int], factors: se
     Raises:
         UnsupportedAttention: it computes something else; the message says what, without a subject.
     """
-    bias, seen, values = _bias(attend, sizes)
-    slopes = _slopes(bias, seen, values)
+    bias, seen, values = _bias(attend, sizes, _LENGTH)
+    ahead = EVERY if bool(seen[0, -1]) else 0
+    slopes = None if ahead else _slopes(bias, seen, values)
+    biases = _biases(attend, sizes) if ahead and float(bias.abs().max()) > _TOLERANCE else None
     longest = max([_LENGTH, *(n + 2 for n in numbers)])
     if sizes.heads * longest * longest > _MOST_SCORES:
         raise UnsupportedAttention(f"has a mask of its own that may hide tokens after {longest - 2} others")
     window = _window(attend, sizes, longest)
     scale = _scale(attend, sizes, bias, seen, factors)
-    found = Parameters(scale, window, slopes)
+    found = Parameters(scale, window, slopes, ahead, biases)
     for length in {_LENGTH, longest}:
         _verify(attend, sizes, found, length)
     return found
@@ -97,18 +103,20 @@ def _weights(attend: Attend, q: Tensor, k: Tensor, sizes: Sizes) -> tuple[Tensor
     return torch.cat(columns, -1), values
 
 
-def _bias(attend: Attend, sizes: Sizes) -> tuple[Tensor, Tensor, list[Any]]:
+def _bias(attend: Attend, sizes: Sizes, length: int) -> tuple[Tensor, Tensor, list[Any]]:
     """Returns what is added to the scores ``(heads, T, T)``, relative to each token's own, and what is seen.
 
     The latter is boolean ``(T, T)``.
     """
-    q, k, _ = sizes.equal(_LENGTH)
+    q, k, _ = sizes.equal(length)
     weights, values = _weights(attend, q, k, sizes)
-    later = torch.ones(_LENGTH, _LENGTH).triu(1).bool()
-    if bool((weights[:, later] != 0).any()):
-        raise UnsupportedAttention("attends to later tokens, so it is not causal")
+    later = torch.ones(length, length).triu(1).bool()
     count = int((weights[0, -1] > 0).sum())
-    seen = torch.ones(_LENGTH, _LENGTH).tril().triu(1 - count).bool()
+    seen = torch.ones(length, length).tril().triu(1 - count).bool()
+    if bool((weights[:, later] != 0).any()):
+        seen[:] = True
+        if not bool((weights > 0).all()):
+            raise UnsupportedAttention("attends to some of the later tokens only")
     if not bool(((weights > 0) == seen).all()):
         raise UnsupportedAttention("hides some of the tokens before")
     logits = weights.log()
@@ -133,6 +141,22 @@ def _slopes(bias: Tensor, seen: Tensor, values: list[Any]) -> Tensor | None:
                 if torch.allclose(exact.float(), measured, rtol=1e-3, atol=1e-5):
                     return exact.float().contiguous()
     return measured
+
+
+def _biases(attend: Attend, sizes: Sizes) -> Tensor:
+    """Returns the bias of each head and distance, ``(heads, 2 · reach + 1)``; it is constant beyond."""
+    bias, _, _ = _bias(attend, sizes, _FARTHEST)
+    last = _FARTHEST - 1
+    distance = torch.arange(_FARTHEST) - torch.arange(_FARTHEST)[:, None] + last
+    table = torch.cat([bias[:, -1, :-1], bias[:, 0]], 1)  # from −last to last
+    if not torch.allclose(bias, table[:, distance], rtol=1e-4, atol=1e-4):
+        raise UnsupportedAttention("adds a bias to its scores that is no function of the distance of tokens")
+    before, after = table[:, :last].flip(1), table[:, last + 1 :]
+    differs = ((before - before[:, -1:]).abs() + (after - after[:, -1:]).abs()).amax(0) > _TOLERANCE
+    reach = int(differs.nonzero().max()) + 2 if bool(differs.any()) else 1
+    if reach > last - _ALIKE:
+        raise UnsupportedAttention(f"adds a bias to its scores that differs beyond {reach} tokens")
+    return table[:, last - reach : last + reach + 1].contiguous()
 
 
 def _window(attend: Attend, sizes: Sizes, length: int) -> int:
@@ -168,6 +192,7 @@ def _verify(attend: Attend, sizes: Sizes, found: Parameters, length: int) -> Non
     for seed in (2, 3):
         q, k, v = sizes.random(length, seed)
         expected, _ = attend(q, k, v, seed)
-        out = dense_attention(q, k, v, 0, found.scale, found.window, 0.0, None, found.slopes)
+        parameters = (found.scale, found.window, 0.0, None, found.slopes)
+        out = dense_attention(q, k, v, 0, *parameters, ahead=found.ahead, biases=found.biases)
         if not torch.allclose(out.transpose(1, 2), expected, rtol=1e-3, atol=1e-3):
-            raise UnsupportedAttention("computes something else than causal attention with its scores")
+            raise UnsupportedAttention("computes something else than attention with its scores")

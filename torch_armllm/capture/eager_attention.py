@@ -35,7 +35,11 @@ _ARITHMETIC = (
     *(_aten.add, _aten.sub, _aten.rsub, _aten.lt, _aten.le, _aten.gt, _aten.ge, _aten.eq, _aten.ne),
     *(_aten.tril, _aten.triu, _aten.tril_, _aten.triu_),
 )
-_LAYERS = (_aten.linear, _aten.addmm, _aten.embedding, _aten.layer_norm, _aten.convolution)
+_LAYERS = (_aten.linear, _aten.addmm, _aten.layer_norm, _aten.convolution)
+_LEARNED_BIAS = (
+    "adds a learned bias to its scores, which a layer computes; fused attention has biases of the tokens' "
+    "distance only"
+)
 _ASSERTIONS = (_aten._assert_tensor_metadata, _aten._assert_scalar, _aten.sym_constrain_range_for_size)
 _LARGEST_WINDOW = 1 << 16
 
@@ -50,7 +54,8 @@ def mark_attention(module: fx.GraphModule) -> int:
         The number of attentions replaced.
 
     Raises:
-        UnsupportedAttention: a softmax over tokens is no causal attention; the message names its module.
+        UnsupportedAttention: no plan computes what a softmax over tokens is for; the message names its
+            module.
     """
     graph = module.graph
     for node in list(graph.nodes):
@@ -145,14 +150,20 @@ class _Attention:
         """Returns the parameters of the attention.
 
         Raises:
-            UnsupportedAttention: it is not causal attention.
+            UnsupportedAttention: no plan computes it.
         """
+        looks_up = any(is_op(node, _aten.embedding) for node in self.nodes)
         try:
-            return find_parameters(self, self.sizes, self._window_sizes(), self._factors())
+            found = find_parameters(self, self.sizes, self._window_sizes(), self._factors())
         except UnsupportedAttention:
+            if looks_up:
+                raise UnsupportedAttention(_LEARNED_BIAS) from None
             raise
         except Exception as error:  # noqa: BLE001 - any operator may fail outside of its graph
             raise UnsupportedAttention(f"has scores that cannot be computed apart: {error}") from error
+        if looks_up and not found.ahead:
+            raise UnsupportedAttention(_LEARNED_BIAS)
+        return found
 
     def _window_sizes(self) -> set[int]:
         """Returns the integers that may be a window's size, as far as constant masks and biases reach."""
@@ -173,18 +184,18 @@ class _Attention:
 
     def replace(self, parameters: Parameters, layer: int) -> None:
         """Puts the marker op in place of the result."""
-        graph, slopes = self.module.graph, None
+        graph, slopes, biases = self.module.graph, None, None
         if parameters.slopes is not None:
             slopes = insert_constant(self.module, self.result, "alibi_slopes", parameters.slopes)
+        if parameters.biases is not None:
+            biases = insert_constant(self.module, self.result, "distance_biases", parameters.biases)
         with graph.inserting_before(self.result):
             v = by_head(graph, self.v)
             keys = untransposed(graph, self.k)
             q, k = (by_head(graph, unwidened(x, tensor_of(v).dtype)) for x in (self.q, keys))
-            out = insert_call(
-                graph,
-                torch.ops.armllm.attention.default,
-                *(q, k, v, layer, parameters.scale, parameters.window, 0.0, None, slopes),
-            )
+            arguments = (layer, parameters.scale, parameters.window, 0.0, None, slopes)
+            ahead = (None, None, None, parameters.ahead, biases) if parameters.ahead else ()
+            out = insert_call(graph, torch.ops.armllm.attention.default, q, k, v, *arguments, *ahead)
             out = insert_call(graph, _aten.transpose.int, out, 1, 2)
             for user in list(self.result.users):
                 if is_op(user, *VIEWS) and tensor_of(user).shape == tensor_of(out).shape:
@@ -222,10 +233,7 @@ def _scores(softmax: Node) -> Node:
             continue
         visited.add(node)
         if is_op(node, *_LAYERS):
-            raise UnsupportedAttention(
-                "adds a learned bias to its scores, which a layer computes; fused attention has biases of "
-                "the tokens' distance only"
-            )
+            raise UnsupportedAttention(_LEARNED_BIAS)
         is_product = is_op(node, *_PRODUCTS) and _is_square(node)
         if is_product:
             found[node] = None

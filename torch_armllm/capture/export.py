@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from torch_armllm.capture.markers.block_selection import mark_block_selections
 from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.capture.markers.selection import UnknownSelection, check_selections, mark_selections
 from torch_armllm.capture.markers.selection_limits import limit_selections, limited_markers
+from torch_armllm.capture.markers.token_types import type_arguments
 from torch_armllm.capture.output_check import compare_outputs
 from torch_armllm.capture.probing import module_name
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
@@ -91,7 +92,11 @@ class _BaseForward(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         hidden: Tensor = self.base(
-            input_ids=input_ids, position_ids=position_ids, use_cache=False, return_dict=True
+            input_ids=input_ids,
+            position_ids=position_ids,
+            use_cache=False,
+            return_dict=True,
+            **type_arguments(self.base, input_ids),
         ).last_hidden_state
         return hidden
 
@@ -129,6 +134,19 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
             config._experts_implementation = expert
 
 
+@contextlib.contextmanager
+def _without_pooler(base: nn.Module) -> Iterator[None]:
+    """Leaves out an encoder's pooler, whose result is no part of the graph."""
+    pooler = base._modules.get("pooler")
+    if pooler is not None:
+        base._modules["pooler"] = None
+    try:
+        yield
+    finally:
+        if pooler is not None:
+            base._modules["pooler"] = pooler
+
+
 def _vocab_size(base: nn.Module) -> int:
     try:
         table: Any = base.get_input_embeddings()  # type: ignore[operator]
@@ -152,9 +170,13 @@ def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
     captured.sample = compare_outputs(base, captured.graph_module, ids, positions)
     if captured.sample is None:
         raise CaptureError(f"{type(base).__name__} computes its own positions or attention masks")
+    if attention.attentions_ahead(captured.graph_module):  # no token is computed before the later ones
+        captured.sample = replace(captured.sample, steps=(ids.shape[1],))
 
 
 def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
+    if attention.attentions_ahead(captured.graph_module):
+        number_layers(captured.graph_module)
     layers = _attention_layers(captured)
     kind = type(base).__name__
     if not layers and not markers_of(captured.graph_module):
@@ -226,9 +248,12 @@ def capture(model: nn.Module) -> CapturedGraph:
         try:
             captured = _exported(base)
             _check_attentions(base, captured)
+            if attention.attentions_ahead(captured.graph_module):
+                _check_outputs(base, captured)  # a causal mask may contradict what the modules state
         except CaptureError as error:
             captured = _exported_with_own_attention(base, error)
-    _check_outputs(base, captured)
+    if captured.sample is None:
+        _check_outputs(base, captured)
     return captured
 
 
@@ -348,6 +373,7 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
         with (
             torch.no_grad(),
             _capture_hooks(base, implementation),
+            _without_pooler(base),
             masks.record_masks(base) as masked_windows,
             warnings.catch_warnings(),
         ):

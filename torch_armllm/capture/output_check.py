@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from torch_armllm.capture.markers.given_rows import sample_of
+from torch_armllm.capture.markers.token_types import type_arguments
 from torch_armllm.capture.sample import Sample
 
 _TOLERANCE = 0.1
@@ -157,7 +158,9 @@ def run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]
     hooks = [layer.register_forward_hook(record) for layer in sum(lists[:1], [])]
     try:
         with lowest_first():
-            hidden: Tensor = base(input_ids=input_ids, use_cache=False, return_dict=True).last_hidden_state
+            types = type_arguments(base, input_ids)
+            out = base(input_ids=input_ids, use_cache=False, return_dict=True, **types)
+            hidden: Tensor = out.last_hidden_state
     finally:
         for hook in hooks:
             hook.remove()

@@ -21,7 +21,8 @@ class Sample:
     Attributes:
         input_ids, position_ids: int64 ``(1, T)``.
         hidden: float32 ``(T, hidden)``.
-        given: rows ``(T, columns)`` that the graph is given beside the ids; None for most models.
+        given: rows ``(T, columns)`` or types ``(T,)`` that the graph is given beside the ids; None for most
+            models.
         rounding: error of the modules' own forward, which rounds in other places than the graph, or of the
             graph on embeddings whose last bits differ, whichever is larger.
     """
@@ -31,6 +32,8 @@ class Sample:
     hidden: Tensor
     rounding: float = 0.0
     given: Tensor | None = None
+    steps: tuple[int, ...] = STEPS
+    """New tokens of each step that computes the sample; the last one is cut."""
 
     def error(self, hidden: Tensor) -> float:
         """Returns the relative error of hidden states ``(T, hidden)`` or ``(1, T, hidden)``.

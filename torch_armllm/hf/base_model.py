@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -43,8 +46,24 @@ def max_length_of(base: Any) -> int | None:
 def first_position_of(base: Any) -> int:
     """Returns the default position of the first token: RoBERTa-like models count from ``padding_idx + 1``."""
     table: Any = getattr(base, "embeddings", None)
-    counts = callable(getattr(table, "create_position_ids_from_input_ids", None))
+    counts = _position_counter(table) is not None
     return int(table.padding_idx) + 1 if counts and getattr(table, "padding_idx", None) is not None else 0
+
+
+def default_positions(base: Any, input_ids: Any) -> Any:
+    """Returns the positions of tokens ``(batch, T)`` by a RoBERTa-like model: padding tokens do not count."""
+    table = base.embeddings
+    counter = _position_counter(table)
+    assert counter is not None
+    return counter(input_ids, table.padding_idx)
+
+
+def _position_counter(table: Any) -> Callable[..., Any] | None:
+    """Returns a function of token ids and that of padding: a method of the embeddings, or one beside them."""
+    name = "create_position_ids_from_input_ids"
+    file = sys.modules.get(type(table).__module__)
+    counter = getattr(table, name, None) or getattr(file, name, None)
+    return counter if callable(counter) else None
 
 
 def position_limit(config: Any) -> int | None:
@@ -54,3 +73,10 @@ def position_limit(config: Any) -> int | None:
     kinds = {r.get("rope_type") for r in (ropes, *ropes.values()) if isinstance(r, dict)}
     limit = getattr(text, "max_position_embeddings", None)
     return limit if isinstance(limit, int) and "dynamic" not in kinds else None
+
+
+def type_count_of(base: Any) -> int:
+    """Returns the number of token types that an encoder takes beside its token ids; 0 for other models."""
+    count = getattr(base.config, "type_vocab_size", None)
+    takes = "token_type_ids" in inspect.signature(base.forward).parameters
+    return count if isinstance(count, int) and takes and not getattr(base.config, "is_decoder", False) else 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
+from torch_armllm.capture.markers.attention import attentions_ahead
 from torch_armllm.capture.markers.indexer import unknown_selection
 from torch_armllm.capture.markers.mla import unsupported_digits
 from torch_armllm.capture.sample import Sample
@@ -44,6 +45,7 @@ class BuiltPlan:
         shape: shape of its KV cache.
         graph: the rewritten graph.
         has_other_cache, most_tokens, length_reason: see `CapturedGraph`.
+        looks_ahead: True if tokens attend to later ones: a step computes whole texts.
         notes: remarks for the report.
     """
 
@@ -53,6 +55,7 @@ class BuiltPlan:
     has_other_cache: bool
     most_tokens: int | None
     length_reason: str
+    looks_ahead: bool
     notes: list[str] = field(default_factory=list)
 
 
@@ -164,6 +167,7 @@ class _Builder:
         layout = context.layout
         assert layout is not None
         shape = cache_shape_of(base_model_of(self.model), graph, layout, self.cache_dtype)
+        looks_ahead = bool(attentions_ahead(graph))
         run_passes(graph, context)
         plan, why_not_native = make_plan(graph, self.native)
         notes = list(self.notes)
@@ -171,6 +175,7 @@ class _Builder:
             notes.append(f"{NODE_BY_NODE}{why_not_native}{_SLOWER}")
         return BuiltPlan(
             *(plan, shape, graph, captured.has_other_cache, captured.most_tokens, captured.length_reason),
+            looks_ahead,
             notes,
         )
 

@@ -49,7 +49,7 @@ class StepOutput(MoeModelOutputWithPast):
     cache_params: Any = None
 
 
-class _Unserved(Exception):
+class Unserved(Exception):
     """The plan cannot serve this call; the message states the reason."""
 
 
@@ -102,8 +102,7 @@ class PatchedForward:
         **kwargs: Any,
     ) -> Any:
         """Runs the base model; its own ``forward`` documents the arguments."""
-        if self._is_asked:
-            raise _CalledError
+        self.raise_if_asked()
         warn_if_forked()
         past = kwargs.pop(self._cache_name, past_key_values)
         if self._hidden_override is not None:
@@ -111,14 +110,14 @@ class PatchedForward:
             return output.to_tuple() if kwargs.get("return_dict") is False else output
         try:
             if self._modules_only is not None:
-                raise _Unserved(self._modules_only)
+                raise Unserved(self._modules_only)
             if input_ids is None or inputs_embeds is not None:
-                raise _Unserved("inputs_embeds are given")
+                raise Unserved("inputs_embeds are given")
             self._check(past, attention_mask, kwargs)
             self._check_length(past, input_ids.shape[1])
             cache, keep = self._cache(past, use_cache, input_ids)
             hidden = self._step(cache, input_ids, attention_mask, position_ids)
-        except _Unserved as reason:
+        except Unserved as reason:
             self._warn(str(reason))
             if self.needs_recompute and isinstance(past, PagedCache):
                 self._recompute(past)
@@ -133,6 +132,11 @@ class PatchedForward:
             )
         out = StepOutput(last_hidden_state=hidden, **{self._cache_name: cache if keep else None})
         return out.to_tuple() if kwargs.get("return_dict") is False else out
+
+    def raise_if_asked(self) -> None:
+        """Raises an error while `is_called_by` asks whether a model calls this."""
+        if self._is_asked:
+            raise _CalledError
 
     def is_called_by(self, model: Callable[..., Any]) -> bool:
         """True if a model calls its base model; False if it calls parts of it itself, past a plan."""
@@ -178,24 +182,24 @@ class PatchedForward:
         for name in _RECORDED:
             requested = kwargs.get(name)
             if requested if requested is not None else getattr(config, name, False):
-                raise _Unserved(f"{name} is requested")
+                raise Unserved(f"{name} is requested")
         # `generate` passes empty encodings to a multimodal model if no other modality is given
         unknown = sorted(k for k, v in kwargs.items() if k not in _IGNORED and not _is_nothing(v))
         if unknown:
-            raise _Unserved(f"the fast path does not know {', '.join(unknown)}")
+            raise Unserved(f"the fast path does not know {', '.join(unknown)}")
         if mask is not None and mask.dim() != 2:
-            raise _Unserved(f"the attention mask has {mask.dim()} dimensions")
+            raise Unserved(f"the attention mask has {mask.dim()} dimensions")
         if past is not None and type(past) not in (DynamicCache, PagedCache):
-            raise _Unserved(f"the cache is a {type(past).__name__}")
+            raise Unserved(f"the cache is a {type(past).__name__}")
         if self.base.training:
-            raise _Unserved("the model is in training mode")
+            raise Unserved("the model is in training mode")
 
     def _check_length(self, past: Any, length: int) -> None:
         if self.max_length is None:
             return
         before = past.get_seq_length() if past is not None else 0
         if before + length > self.max_length:
-            raise _Unserved(f"the plan supports at most {self.max_length} tokens")
+            raise Unserved(f"the plan supports at most {self.max_length} tokens")
 
     def _recompute(self, cache: PagedCache) -> None:
         """Turns a paged cache into the modules' own, in place, and recomputes its tokens with the modules."""
@@ -223,9 +227,9 @@ class PatchedForward:
             return self._transient, False
         if type(past) is DynamicCache:
             if self.needs_recompute and _is_filled(past):
-                raise _Unserved("the given cache was filled by modules")
+                raise Unserved("the given cache was filled by modules")
             if any(not _is_whole(layer) for layer in past.layers):
-                raise _Unserved("the given cache has dropped positions outside a sliding window")
+                raise Unserved("the given cache has dropped positions outside a sliding window")
             dynamic_cache = past
             past = self._pools.cache(lambda pool: PagedCache.adopt(dynamic_cache, pool, batch))
         if not past.rows:
@@ -246,11 +250,11 @@ class PatchedForward:
         if positions is None:
             first = self.first_position
             if first and bool((ids == first - 1).any()):
-                raise _Unserved(
+                raise Unserved(
                     "the input has padding tokens, and this model numbers their positions in its own way"
                 )
             if self._counts_mask and mask is not None and _begins_padded(mask != 0):
-                raise _Unserved("the input is padded on the left, and no position_ids are given")
+                raise Unserved("the input is padded on the left, and no position_ids are given")
             positions = torch.arange(first + past, first + past + length)[None]
         positions = positions.expand(batch, length).long()
         counts = [length] * batch if kept is None else kept.sum(1).tolist()
@@ -347,33 +351,33 @@ def _check_beginnings(cache: PagedCache, positions: Tensor, kept: Tensor | None)
     """Checks that the first token of each sequence, and no other, has position 0.
 
     Raises:
-        _Unserved: another token has.
+        Unserved: another token has.
     """
     for number, row in enumerate(cache.rows):
         own = positions[number] if kept is None else positions[number][kept[number]]
         first = int(row.length == 0 and len(own) > 0)
         if own[:first].any() or not own[first:].all():
-            raise _Unserved("position_ids begin sequences where none begins, or begin one past position 0")
+            raise Unserved("position_ids begin sequences where none begins, or begin one past position 0")
 
 
 def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int) -> Tensor | None:
     """Returns a mask ``(batch, length)`` of the new tokens that the attention mask keeps; None: all.
 
     Raises:
-        _Unserved: the mask hides tokens that the cache holds, shows tokens that it does not hold, or covers
+        Unserved: the mask hides tokens that the cache holds, shows tokens that it does not hold, or covers
             another number of positions; or the cache holds padded rows and there is no mask.
     """
     lengths = [row.length for row in cache.rows]
     if mask is None:
         # Models without attention drop the mask after the prompt; then no new token is padding.
         if any(n != past for n in lengths) and cache.shape.layers:
-            raise _Unserved("the cache holds padded rows but no attention mask is given")
+            raise Unserved("the cache holds padded rows but no attention mask is given")
         return None
     if mask.shape[1] != past + length:
-        raise _Unserved(f"the attention mask covers {mask.shape[1]} positions instead of {past + length}")
+        raise Unserved(f"the attention mask covers {mask.shape[1]} positions instead of {past + length}")
     kept = mask != 0
     if past:
         if kept[:, :past].sum(1).tolist() != lengths:
-            raise _Unserved("the attention mask hides tokens that the cache holds")
+            raise Unserved("the attention mask hides tokens that the cache holds")
         kept = kept[:, past:]
     return None if bool(kept.all()) else kept

@@ -16,26 +16,23 @@ _LARGEST_DIFFERENCE = 0.2
 """Of results by a plan and by modules; hidden states were compared before, to the bounds of rounding."""
 
 
-def has_head(model: Any) -> bool:
-    """True if a model predicts tokens; False for bare decoders, classifiers and reward models."""
-    return model.get_output_embeddings() is not None and base_model_of(model) is not model
+def predicts_tokens(model: Any) -> bool:
+    """True if a model predicts next tokens; False for encoders, bare decoders and what is made of them."""
+    has_head = model.get_output_embeddings() is not None and base_model_of(model) is not model
+    return has_head and bool(model.can_generate())
 
 
 def check_kind(model: Any) -> None:
-    """Raises ValueError unless a model predicts tokens, or its tokens attend to earlier ones only."""
+    """Raises ValueError unless a model predicts tokens, or is made of one decoder or encoder of text."""
     kind = type(model).__name__
-    if has_head(model) and model.can_generate():
+    if predicts_tokens(model):
         return
     takes_ids = "input_ids" in inspect.signature(model.forward).parameters
-    if model.get_output_embeddings() is not None or model.config.is_encoder_decoder or not takes_ids:
+    if getattr(model.config, "is_encoder_decoder", False) or not takes_ids:
         raise ValueError(
-            f"{kind} is not a causal language model, nor a decoder or classifier made of one: load it with "
-            "AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification or …ForTokenClassification"
-        )
-    both = [name for name, module in model.named_modules() if getattr(module, "is_causal", True) is False]
-    if both:
-        raise ValueError(
-            f"{kind} is not causal: the tokens of {both[0]} attend to later ones, which no plan computes yet"
+            f"{kind} is neither a causal language model nor a decoder or encoder of text, nor made of one: "
+            "load it with AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification, "
+            "…ForTokenClassification or, of an encoder, …ForMaskedLM"
         )
 
 

@@ -20,9 +20,10 @@ from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
 from torch_armllm.ops import variants
 from torch_armllm.ops.attention import check_int4_size
 from torch_armllm.patching.build_plan import build_plan
+from torch_armllm.patching.encoder_forward import EncoderForward
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
 from torch_armllm.patching.generation.generate import PatchedGenerate
-from torch_armllm.patching.model_kind import check_kind, has_head, misuse, results_of
+from torch_armllm.patching.model_kind import check_kind, misuse, predicts_tokens, results_of
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
@@ -96,6 +97,12 @@ def _begins_at_zero(module: fx.GraphModule) -> bool:
     return any(normalize for n in scans for normalize in n.args[9:10])
 
 
+def _has_window(module: fx.GraphModule) -> bool:
+    """True if the tokens of a layer attend to their neighbors only."""
+    op = torch.ops.armllm.paged_attention.default
+    return any(node.args[8] > 0 for node in module.graph.find_nodes(op="call_function", target=op))
+
+
 def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
     """Captures the model and replaces its base model's ``forward`` by a plan; None if capture fails."""
     base = base_model_of(model)
@@ -105,6 +112,11 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         report.capture_reason = str(error)
         return None
     report.notes += built.notes
+    if built.looks_ahead and predicts_tokens(model):
+        report.capture_reason = (
+            f"{type(model).__name__} predicts next tokens, but its tokens attend to later ones"
+        )
+        return None
     shape, most = built.shape, built.most_tokens
     max_length = min((n for n in (max_length_of(base), most) if n is not None), default=None)
     if max_length is not None:
@@ -116,10 +128,14 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         )
     needs_recompute = bool(find_indexers(base)) or built.has_other_cache or bool(shape.states)
     vocabulary = model.get_input_embeddings().num_embeddings
-    forward = PatchedForward(
-        *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
-    )
-    expected = None if has_head(model) else results_of(model)
+    forward: PatchedForward
+    if built.looks_ahead:
+        forward = EncoderForward(base, built.plan, shape, vocabulary, max_length, _has_window(built.graph))
+    else:
+        forward = PatchedForward(
+            *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
+        )
+    expected = None if predicts_tokens(model) else results_of(model)
     base.forward = forward
     report.capture_reason = misuse(model, forward, expected)
     if report.capture_reason is not None:
@@ -127,7 +143,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         return None
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
-    report.kv_bytes = shape.bytes_per_token
+    report.kv_bytes = 0 if built.looks_ahead else shape.bytes_per_token
     latents = latent_groups(shape)
     report.kv_bytes_expanded = sum(g.expanded * g.dtype.itemsize for g in latents) if latents else None
     report.ops = _count_ops(built.graph)
@@ -168,7 +184,8 @@ def patch(
 
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
-            float16; or its bare decoder (``AutoModel``), a classifier or a reward model that is made of one.
+            float16; or a bare decoder or encoder of text (``AutoModel``), a classifier, a tagger or a reward
+            model that is made of one, or an encoder with a head for masked tokens.
         quantization: ``"int4"`` (the exact scheme g32iz), ``"int8"``, the name of another scheme (``g32``,
             ``row``, …), a `Recipe`, or None to keep the weights as they are; ``"auto"``: ``"int4"`` for
             models that predict tokens, ``"int8"`` for the others, and packed weights as they are.
@@ -184,9 +201,9 @@ def patch(
         table.
 
     Raises:
-        ValueError: the model is no decoder, attends to later tokens, is patched already, is in training mode,
-            is not on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not
-            finite; or an option is unknown.
+        ValueError: the model is no decoder or encoder of text, is patched already, is in training mode, is
+            not on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not finite;
+            or an option is unknown.
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache_dtype)
@@ -196,7 +213,7 @@ def patch(
     records = None
     quantized = quantization is not None
     if quantization == "auto":
-        quantization = None if is_packed(model) else "int4" if has_head(model) else "int8"
+        quantization = None if is_packed(model) else "int4" if predicts_tokens(model) else "int8"
     if quantization is not None:
         recipe = Recipe.of(quantization)
         if not is_packed(model):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,24 +16,30 @@ from torch_armllm.plan.step import Plan, StepInputs
 
 @torch.no_grad()
 def sample_hidden(
-    plan: Plan, shape: Shape, input_ids: Tensor, position_ids: Tensor, given: Tensor | None = None
+    plan: Plan,
+    shape: Shape,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    given: Tensor | None = None,
+    steps: Sequence[int] = STEPS,
 ) -> Tensor:
     """Returns the hidden states, float32 ``(T, hidden)``, of one sequence that a plan computes in steps.
 
     Args:
         plan: computes the steps.
         shape: shape of its KV cache.
-        input_ids: int64 ``(1, T)``: a prompt, a chunk and decode steps of `STEPS` tokens.
+        input_ids: int64 ``(1, T)``.
         position_ids: int64 ``(1, T)``.
-        given: rows ``(T, columns)`` for `StepInputs.given`.
+        given: rows for `StepInputs.given`.
+        steps: new tokens of each step: by default a prompt, a chunk and decode steps.
     """
     pool = BlockPool(shape, blocks=4)
     sequence = SequenceBlocks(pool)
-    sizes = parts(input_ids.shape[1], STEPS)
+    sizes = parts(input_ids.shape[1], steps)
     hidden: list[Tensor] = []
     rows = [None] * len(sizes) if given is None else given.split(sizes)
-    steps = zip(input_ids.split(sizes, 1), position_ids.split(sizes, 1), rows, strict=True)
-    for ids, positions, of_step in steps:
+    inputs_of = zip(input_ids.split(sizes, 1), position_ids.split(sizes, 1), rows, strict=True)
+    for ids, positions, of_step in inputs_of:
         inputs = StepInputs.pack(pool, [sequence], [ids.shape[1]], ids, positions)
         inputs.given = of_step
         out = plan.run(inputs)
@@ -41,5 +49,5 @@ def sample_hidden(
 
 def plan_error(sample: Sample, plan: Plan, shape: Shape, strict: bool = False) -> float:
     """Returns the error of a plan's hidden states: see `Sample.error` and `Sample.strict_error`."""
-    hidden = sample_hidden(plan, shape, sample.input_ids, sample.position_ids, sample.given)
+    hidden = sample_hidden(plan, shape, sample.input_ids, sample.position_ids, sample.given, sample.steps)
     return sample.strict_error(hidden) if strict else sample.error(hidden)

@@ -43,7 +43,8 @@ class StepInputs:
     save_slots: Tensor = field(default_factory=lambda: NO_SAVES)
     """int64 ``(T,)``: slot to which the states after a token are also written, -1 for none; may be empty"""
     given: Tensor | None = None
-    """``(T, columns)``: hidden states of another model, an input of draft layers; None for other models"""
+    """``(T, columns)``: hidden states of another model, an input of draft layers; int64 ``(T,)``: token
+    types, of encoders; None for other models"""
 
     @classmethod
     def pack(

@@ -38,27 +38,43 @@ inline F32 exp_below_zero(F32 x) { return exp_weight(x); }
 #endif
 
 // What is added to the scores of a row: slope · (position of the key − position of the query), as in ALiBi,
-// and a learned bias of distance, which is a mix of profiles.
+// and a learned bias of distance, which is a mix of profiles or a number for each distance.
 class DistanceBias {
  public:
   // Scores are in units of 1 / factor.
   DistanceBias(const AttentionArgs& args, const AttentionTile& t, int64_t row, float factor)
       : args_(args),
         weights_(t.relative == nullptr ? nullptr : t.relative[row]),
+        biases_(t.biases == nullptr ? nullptr : t.biases[row]),
         has_slope_(t.slopes != nullptr),
         slope_(set1(has_slope_ ? t.slopes[row] * factor : 0.0f)),
         factor_(set1(factor)),
-        first_(t.split_begin - (t.last[row] - 1)) {}
+        first_(t.split_begin - (t.position == nullptr ? t.last[row] - 1 : t.position[row])) {}
 
-  static bool is_part_of(const AttentionTile& t) { return t.slopes != nullptr || t.relative != nullptr; }
+  static bool is_part_of(const AttentionTile& t) {
+    return t.slopes != nullptr || t.relative != nullptr || t.biases != nullptr;
+  }
 
   F32 add_to(int64_t i, F32 x) const {
     static const float kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     if (has_slope_) x = fma(set1(static_cast<float>(first_ + i)) + load(kLane), slope_, x);
+    if (biases_ != nullptr) x = fma(bias(first_ + i), factor_, x);
     return weights_ == nullptr ? x : fma(mix(first_ + i + args_.extent - 1), factor_, x);
   }
 
  private:
+  // The biases from a distance on; beyond the reach, those of the largest distance.
+  F32 bias(int64_t distance) const {
+    const int64_t reach = args_.reach;
+    const float* from = biases_ + reach;
+    if (distance >= -reach && distance + kLanes - 1 <= reach) return load(from + distance);
+    if (distance >= reach) return set1(from[reach]);
+    if (distance + kLanes - 1 <= -reach) return set1(from[-reach]);
+    float lanes[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = from[clamp(distance + i, -reach, reach)];
+    return load(lanes);
+  }
+
   // The mix of the profiles from `column` on; 0 outside of them.
   F32 mix(int64_t column) const {
     const int64_t begin = larger(-column, 0), end = smaller(args_.extent - column, kLanes);
@@ -81,6 +97,7 @@ class DistanceBias {
 
   const AttentionArgs& args_;
   const float* weights_;  // of the profiles
+  const float* biases_;   // of the row's head
   bool has_slope_;
   F32 slope_, factor_;
   int64_t first_;  // distance of the split's first position

@@ -5,25 +5,44 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from torch_armllm.capture.markers.compression import found_entries
 
 IMPLEMENTATION = "armllm"
 
-_HANDLED = {"position_ids", "dropout", "use_cache"}
+_HANDLED = {"position_ids", "dropout", "use_cache", "deterministic"}
+EVERY = 1 << 30
+"""Later positions that a token attends to if it attends to all of them."""
 _IGNORED = {"cache_position", "output_attentions", "output_hidden_states", "return_dict"}
 
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
     "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
     " Tensor? sinks, Tensor? slopes=None, Tensor? factors=None, Tensor? profiles=None,"
-    " Tensor? selected=None) -> Tensor"
+    " Tensor? selected=None, int ahead=0, Tensor? biases=None) -> Tensor"
 )
 _library.define(
     "biased_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
     " Tensor? sinks, Tensor bias) -> Tensor"
 )
+
+
+AHEAD = 12
+"""Number of the marker's argument ``ahead``."""
+
+
+def ahead_of(node: fx.Node) -> int:
+    """Returns how many later positions the tokens of an attention attend to."""
+    ahead = node.args[AHEAD] if len(node.args) > AHEAD else 0
+    assert isinstance(ahead, int)
+    return ahead
+
+
+def attentions_ahead(module: fx.GraphModule) -> list[fx.Node]:
+    """Returns the attentions of a graph whose tokens attend to later ones."""
+    nodes = module.graph.find_nodes(op="call_function", target=torch.ops.armllm.attention.default)
+    return [node for node in nodes if ahead_of(node)]
 
 
 class UnsupportedAttention(RuntimeError):
@@ -57,10 +76,12 @@ def dense_attention(
     factors: Tensor | None = None,
     profiles: Tensor | None = None,
     selected: Tensor | None = None,
+    ahead: int = 0,
+    biases: Tensor | None = None,
     *,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Computes causal attention of one sequence in float32; the reference implementation.
+    """Computes attention of one sequence in float32; the reference implementation.
 
     Args:
         q: queries, ``(1, q_heads, T, head_size)``.
@@ -79,6 +100,9 @@ def dense_attention(
         profiles: a bias by distance ``(rank, extent)``; there is none beyond the last distance.
         selected: bool ``(1, T, T)``, the tokens that each token attends to, or ``(1, heads, T, T)`` with
             heads that divide the KV heads; None: all earlier ones.
+        ahead: number of later positions that a token attends to; 0: attention is causal.
+        biases: ``(q_heads, 2 · reach + 1)``, added to the scores by distance, from the keys before a token to
+            those after it; the first and the last one also beyond the reach.
         bias: ``(1, q_heads, T, T)``, added to the scores.
 
     Returns:
@@ -96,9 +120,12 @@ def dense_attention(
         scores = scores - slopes.float()[:, None, None] * distance
     if factors is not None and profiles is not None:
         scores = scores + mixed_profiles(factors, profiles)
+    if biases is not None:
+        reach = biases.shape[1] // 2
+        scores = scores + biases.float()[:, (-distance).clamp(-reach, reach) + reach]
     if bias is not None:
         scores = scores + bias
-    hidden = distance < 0
+    hidden = distance < -ahead
     if window > 0:
         hidden = hidden | (distance >= window)
     if selected is not None:
@@ -163,27 +190,36 @@ def attention_function(
         raise UnsupportedAttention(
             f"{type(module).__name__} passes unsupported arguments to its attention: {', '.join(unknown)}"
         )
-    if not getattr(module, "is_causal", True):
-        raise UnsupportedAttention(f"{type(module).__name__} is not causal")
+    window = int(sliding_window or 0)
+    ahead = 0 if getattr(module, "is_causal", True) else window - 1 if window else EVERY
     layer = getattr(module, "layer_idx", None)
+    if layer is None and ahead:
+        layer = 0  # no later step reads the cache of an encoder
     if layer is None:
         raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx, so its cache layer is unknown")
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     if (found := found_entries(module)) is not None:
         entries, chosen, rate = found
-        if position_bias is not None or softcap or sinks is not None or not sliding_window:
+        if position_bias is not None or softcap or sinks is not None or not window or ahead:
             raise UnsupportedAttention(
                 f"{type(module).__name__} attends to compressed keys in an unknown way"
             )
         out = torch.ops.armllm.attention_to_entries(
-            query, key, entries, int(layer), scale, int(sliding_window), s_aux, rate, chosen
+            query, key, entries, int(layer), scale, window, s_aux, rate, chosen
         )
         return out, None
     if sinks is not None:  # of each token, (1, heads, T, 1)
         s_aux = sinks[0, ..., 0].transpose(0, 1) if sinks.dim() == 4 else sinks
-    arguments = (int(layer), scale, int(sliding_window or 0), float(softcap or 0.0), s_aux)
+    arguments = (int(layer), scale, window, float(softcap or 0.0), s_aux)
+    if position_bias is not None and ahead:
+        raise UnsupportedAttention(f"{type(module).__name__} attends to later tokens and adds a bias")
     if position_bias is not None:
         return torch.ops.armllm.biased_attention(query, key, value, *arguments, position_bias), None
+    if ahead:
+        if selected is not None:
+            raise UnsupportedAttention(f"{type(module).__name__} selects later tokens")
+        out = torch.ops.armllm.attention(query, key, value, *arguments, *[None] * 4, ahead)
+        return out, None
     selections = () if selected is None else (None, None, None, selected)
     return torch.ops.armllm.attention(query, key, value, *arguments, *selections), None
 

@@ -1,5 +1,7 @@
 """Rows of hidden states that a step is given beside its token ids: an input of draft layers.
 
+Encoders are given types of their tokens in the same way, see `token_types`.
+
 A captured graph has inputs for ids and positions only, so the further input is a marker op.  Outside of a
 step its rows are a fixed function of the ids, which lets every check of a graph or a plan run as on other
 models.
@@ -25,6 +27,11 @@ def sample_rows(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     return torch.sin((input_ids[..., None] + 1).double() * phases).to(dtype)
 
 
+def given_now() -> Tensor | None:
+    """Returns what the step under way is given; None outside of a step."""
+    return _given[-1] if _given else None
+
+
 def given_rows(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """Returns the rows ``(1, T, columns)`` of the step under way, else `sample_rows`."""
     return _given[-1].view(1, -1, columns).clone() if _given else sample_rows(input_ids, columns, dtype)
@@ -40,7 +47,7 @@ torch.library.register_fake("armllm::given_rows", _fake, lib=_library)
 
 @contextmanager
 def giving(rows: Tensor) -> Iterator[None]:
-    """Makes the op return these rows ``(T, columns)`` while the context lasts."""
+    """Makes the op return these rows ``(T, columns)``, or types ``(T,)``, while the context lasts."""
     _given.append(rows)
     try:
         yield
@@ -49,8 +56,11 @@ def giving(rows: Tensor) -> Iterator[None]:
 
 
 def sample_of(module: fx.GraphModule, input_ids: Tensor) -> Tensor | None:
-    """Returns the rows ``(T, columns)`` that a graph is given in checks; None if it has no such input."""
+    """Returns the rows ``(T, columns)`` or types ``(T,)`` that a graph is given in checks; None if none."""
     for node in module.graph.nodes:
+        if node.target is torch.ops.armllm.token_types.default:
+            types: Tensor = torch.ops.armllm.token_types(input_ids, *node.args[1:])
+            return types[0]
         if node.target is torch.ops.armllm.given_rows.default:
             return sample_rows(input_ids, *node.args[1:])[0]
     return None

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from torch_armllm.capture.markers.attention import UnsupportedAttention
+from torch_armllm.capture.markers.attention import UnsupportedAttention, ahead_of
 from torch_armllm.capture.markers.replaced_functions import replaced_functions
 
 _FULL, _SLIDING = "create_causal_mask", "create_sliding_window_causal_mask"
+_BOTH_SIDES = "create_bidirectional_sliding_window_mask"
 
 
 def _window_of(config: Any) -> int | None:
@@ -29,11 +30,13 @@ class MaskedWindows:
     Attributes:
         full: True if it asks for a mask without a window.
         windows: the windows of the other masks, in tokens.
+        reaches: those of masks of both sides: the largest distance of two tokens.
     """
 
     def __init__(self) -> None:
         self.full = False
         self.windows: set[int] = set()
+        self.reaches: set[int] = set()
 
     def record(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of transformers that also records its calls."""
@@ -42,6 +45,8 @@ class MaskedWindows:
         def create(config: Any, *args: Any, **kwargs: Any) -> Any:
             if name == _FULL:
                 self.full = True
+            elif name == _BOTH_SIDES:
+                self.reaches.add(int(config.sliding_window))
             elif (window := _window_of(config)) is not None:
                 self.windows.add(window)
             return original(config, *args, **kwargs)
@@ -55,6 +60,12 @@ class MaskedWindows:
             UnsupportedAttention: it is not known which layers the window is for.
         """
         nodes = [n for n in graph.nodes if n.target is torch.ops.armllm.attention.default]
+        told = {n.args[5] for n in nodes if n.args[5] and ahead_of(n)}
+        if self.reaches and told != {reach + 1 for reach in self.reaches}:
+            raise UnsupportedAttention(
+                f"a mask hides tokens more than {', '.join(map(str, sorted(self.reaches)))} apart, but its "
+                f"attentions are told of windows of {', '.join(map(str, sorted(told))) or 'no'} tokens"
+            )
         if not self.windows or any(n.args[5] for n in nodes):
             return
         if self.full or len(self.windows) > 1:
@@ -74,5 +85,5 @@ def record_masks(model: nn.Module) -> Iterator[MaskedWindows]:
     The functions are replaced for the whole process, so the caller must be alone with the model's code.
     """
     masks = MaskedWindows()
-    with replaced_functions(model, (_FULL, _SLIDING), masks.record):
+    with replaced_functions(model, (_FULL, _SLIDING, _BOTH_SIDES), masks.record):
         yield masks

@@ -99,7 +99,7 @@ def _attention(
         max_seq_len: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
     k_scales: Any = None, v_scales: Any = None, slopes: Any = None, relative: Any = None,
-    profiles: Any = None,
+    profiles: Any = None, ahead: int = 0, biases: Any = None,
 ) -> Operand:  # fmt: skip
     queries = low.rows(q)
     bank = low.weight(profiles, torch.float32)
@@ -117,11 +117,14 @@ def _attention(
         profiles=bank,
         rank=rank,
         extent=extent,
+        biases=low.weight(biases, torch.float32),
+        reach=0 if biases is None else biases.meta["val"].shape[1] // 2,
         **cache,
         **sequence_fields(low, table, starts, lengths),
         q_heads=q_heads,
         head_size=head_size,
         window=window,
+        ahead=ahead,
         scale=scale,
         softcap=softcap,
     )

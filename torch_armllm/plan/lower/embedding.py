@@ -66,8 +66,14 @@ def _given_rows(low: Lowering, node: Node, ids: Node, columns: int, dtype: torch
     return Operand("input", len(low.inputs), dtype, (columns,), 0, columns)
 
 
+def _token_types(low: Lowering, node: Node, ids: Node, count: int) -> Operand:
+    """Reads the input that follows the tensors of the cache."""
+    return Operand("input", len(low.inputs), torch.int64)
+
+
 WRITERS: dict[Any, Writer] = {
     aten.embedding.default: _embedding,
     armllm.split_embedding.default: _split_embedding,
     armllm.given_rows.default: _given_rows,
+    armllm.token_types.default: _token_types,
 }

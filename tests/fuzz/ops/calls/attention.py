@@ -85,6 +85,8 @@ def _paged_attention(draw: Random) -> Call:
             "sinks": maybe(draw, Spec(draw.choice(((), (tokens,))) + (heads * group,), torch.float32)),
             "alibi_slopes": maybe(draw, Spec((heads * group,), torch.float32)),
             **_profiles(draw, tokens, heads * group),
+            "ahead": draw.choice((0, 0, 0, 1, 5, 1 << 30)),
+            "biases": maybe(draw, Spec((heads * group, 2 * draw.choice((0, 1, 9, 100)) + 1), torch.float32)),
         }
     )
 

@@ -1,0 +1,192 @@
+"""``forward`` of a patched encoder."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from torch_armllm.hf.base_model import default_positions, type_count_of
+from torch_armllm.kv_cache.shapes import Cache, Shape
+from torch_armllm.patching.forward import PatchedForward, Unserved
+from torch_armllm.plan.step import Plan, StepInputs
+from torch_armllm.system.forks import warn_if_forked
+
+_MOST_TOKENS = 8192
+"""Most tokens of a step, of whole texts: activations of more would need more memory and fit no cache."""
+_TAKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "use_cache")
+
+
+class EncoderForward(PatchedForward):
+    """``forward`` of an encoder: the plan on packed tokens, or the modules if it cannot serve a call.
+
+    Padding is not computed.  Its hidden states are zeros; those before a text are copies of its first
+    token's, which heads read at position 0.
+
+    Args:
+        base: the encoder.
+        plan: computes hidden states of whole texts.
+        shape: shape of the cache that a step writes and reads.
+        vocab_size: number of token ids.
+        max_length: most tokens of a text that the plan computes; None: any number.
+        has_window: True if tokens of a layer attend to their neighbors only.
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        plan: Plan,
+        shape: Shape,
+        vocab_size: int,
+        max_length: int | None,
+        has_window: bool,
+    ) -> None:
+        super().__init__(base, plan, shape, vocab_size, max_length)
+        self._signature = inspect.signature(base.forward)
+        self._types = type_count_of(base)
+        self._has_window = has_window
+        self._cache_blocks = 0
+        self._cache_tensors: Cache | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the encoder; its own ``forward`` documents the arguments."""
+        self.raise_if_asked()
+        warn_if_forked()
+        named = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
+        hidden = self._hidden_override
+        if hidden is None:
+            try:
+                hidden = self._hidden(named)
+            except Unserved as reason:
+                self._warn(str(reason))
+                return self.module_forward(*args, **kwargs)
+        pooler = getattr(self.base, "pooler", None)
+        out = BaseModelOutputWithPooling(
+            last_hidden_state=hidden, pooler_output=None if pooler is None else pooler(hidden)
+        )
+        return out.to_tuple() if named.get("return_dict") is False else out
+
+    def _hidden(self, named: dict[str, Any]) -> Tensor:
+        if self._modules_only is not None:
+            raise Unserved(self._modules_only)
+        ids, mask, types, positions, embeds, _ = (named.get(name) for name in _TAKEN)
+        if ids is None or embeds is not None:
+            raise Unserved("inputs_embeds are given")
+        ignored = getattr(self.base.config, "type_vocab_size", None) == 0
+        if types is not None and not self._types and not ignored:
+            raise Unserved("token types are given, and the model has none")
+        self._check(None, mask, {name: value for name, value in named.items() if name not in _TAKEN})
+        if mask is not None and mask.shape != ids.shape:
+            raise Unserved(f"the attention mask has the shape {tuple(mask.shape)}")
+        ids = ids.long()
+        kept = None if mask is None or bool((mask != 0).all()) else mask != 0
+        if kept is not None and self._has_window and _has_holes(kept):
+            raise Unserved("the attention mask leaves out tokens within a text")
+        return self._compute(ids, kept, self._positions(ids, positions), self._types_of(ids, types))
+
+    def _positions(self, ids: Tensor, given: Tensor | None) -> Tensor:
+        if given is not None:
+            return given.expand(ids.shape).long()
+        if not self.first_position:
+            return torch.arange(ids.shape[1]).expand(ids.shape)
+        own: Tensor = default_positions(self.base, ids)
+        return own
+
+    def _types_of(self, ids: Tensor, given: Tensor | None) -> Tensor | None:
+        if not self._types:
+            return None
+        if given is None:
+            return torch.zeros_like(ids)
+        if given.numel() and not 0 <= int(given.min()) <= int(given.max()) < self._types:
+            raise IndexError(f"token types must be in 0 … {self._types - 1}")
+        return given.expand(ids.shape).long()
+
+    def _compute(self, ids: Tensor, kept: Tensor | None, positions: Tensor, types: Tensor | None) -> Tensor:
+        texts, length = ids.shape
+        counts = torch.full((texts,), length) if kept is None else kept.sum(1)
+        if ids.numel():
+            self._check_length(None, int(counts.max()))
+            self.check_ids(int(ids.min()), int(ids.max()))
+            self.check_position(int((positions if kept is None else positions * kept).max()))
+        padded: Tensor | None = None
+        for begin, end in _whole_texts(counts.tolist()):
+            part = None if kept is None else kept[begin:end]
+            packed = [None if t is None else _packed(t[begin:end], part) for t in (ids, positions, types)]
+            hidden = self.plan.run(self._step_of(counts[begin:end], packed))
+            if part is None and end - begin == texts:
+                return hidden.view(texts, length, -1)
+            if padded is None:
+                padded = hidden.new_zeros(texts, length, hidden.shape[-1])
+            if part is None:
+                padded[begin:end] = hidden.view(end - begin, length, -1)
+            else:
+                padded[begin:end][part] = hidden
+        if padded is None:
+            config: Any = self.base.config
+            return torch.zeros(texts, length, config.hidden_size, dtype=next(self.base.parameters()).dtype)
+        if kept is not None:
+            _copy_to_front(padded, kept)
+        return padded
+
+    def _step_of(self, counts: Tensor, packed: list[Tensor | None]) -> StepInputs:
+        ids, positions, types = packed
+        assert ids is not None and positions is not None
+        size = self.shape.block_size
+        blocks = (counts + size - 1) // size
+        firsts = blocks.cumsum(0) - blocks
+        starts = torch.zeros(len(counts) + 1, dtype=torch.int32)
+        starts[1:] = counts.cumsum(0)
+        places = torch.arange(ids.shape[1]) + (firsts * size - starts[:-1]).repeat_interleave(counts)
+        table = firsts[:, None] + torch.arange(int(blocks.max()))
+        return StepInputs(
+            input_ids=ids,
+            position_ids=positions,
+            slots=places,
+            block_table=table.clamp_(max=int(blocks.sum()) - 1).int(),
+            query_start=starts,
+            seq_lens=counts.int(),
+            max_seq_len=int(counts.max()),
+            cache=self._cache_of(int(blocks.sum())),
+            given=None if types is None else types[0],
+        )
+
+    def _cache_of(self, blocks: int) -> Cache:
+        """Returns a cache of at least so many blocks; a step writes all that it reads."""
+        if self._cache_tensors is None or self._cache_blocks < blocks:
+            self._cache_tensors, self._cache_blocks = None, 0  # frees it first
+            self._cache_tensors, self._cache_blocks = self.shape.tensors(blocks), blocks
+        return self._cache_tensors
+
+
+def _packed(values: Tensor, kept: Tensor | None) -> Tensor:
+    """Returns the values ``(texts, length)`` that are kept as one row ``(1, T)``."""
+    return (values.reshape(-1) if kept is None else values[kept])[None].contiguous()
+
+
+def _whole_texts(counts: list[int]) -> Iterator[tuple[int, int]]:
+    """Yields ranges of texts of at most `_MOST_TOKENS` tokens; a longer text is alone in its range."""
+    begin = tokens = 0
+    for number, count in enumerate(counts):
+        if tokens and tokens + count > _MOST_TOKENS:
+            yield begin, number
+            begin, tokens = number, 0
+        tokens += count
+    if tokens:
+        yield begin, len(counts)
+
+
+def _has_holes(kept: Tensor) -> bool:
+    """True if a token between kept ones is left out, in a row of a mask ``(texts, length)``."""
+    begins = kept[:, 1:] & ~kept[:, :-1]
+    return bool((begins.sum(1) + kept[:, 0] > 1).any())
+
+
+def _copy_to_front(padded: Tensor, kept: Tensor) -> None:
+    """Copies the first kept row of each text to the padding before it."""
+    for text in (~kept[:, 0] & kept.any(1)).nonzero().flatten().tolist():
+        first = int(kept[text].int().argmax())
+        padded[text, :first] = padded[text, first].clone()
