@@ -1,0 +1,59 @@
+"""Folders of tiny models that pool, with a byte-level tokenizer and the files of sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from tests.support.tiny_server import tokenizer
+from torch_armllm.model_survey.tiny_models import tiny_config
+
+CLASSES: dict[str, Any] = {
+    "embed": AutoModel,
+    "classify": AutoModelForSequenceClassification,
+    "tag": AutoModelForTokenClassification,
+    "generate": AutoModelForCausalLM,
+}
+TEXTS = ["a query", "b", "a document that is somewhat longer than the others", "one more text", "x y z"]
+
+
+def pooling_folder(
+    folder: Path, task: str, labels: int = 3, family: str = "qwen3", pad: int | None = 0, **overrides: Any
+) -> Path:
+    """Saves a float32 model of a task, and its tokenizer."""
+    torch.manual_seed(0)
+    own = tokenizer()
+    config = tiny_config(family, vocab_size=len(own), max_position_embeddings=128, **overrides)
+    config.num_labels, config.pad_token_id = labels, pad
+    model = CLASSES[task].from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    own.save_pretrained(folder)
+    return folder
+
+
+def with_modules(folder: Path, modules: dict[str, Any], **files: Any) -> Path:
+    """Writes ``modules.json`` with the configuration of each module, and further JSON files."""
+    listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for index, (kind, config) in enumerate(modules.items(), 1):
+        path = f"{index}_{kind}"
+        (folder / path).mkdir(exist_ok=True)
+        (folder / path / "config.json").write_text(json.dumps(config))
+        listed.append(
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
+    (folder / "modules.json").write_text(json.dumps(listed))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
