@@ -32,7 +32,8 @@ def pooling_folder(
     """Saves a float32 model of a task, and its tokenizer."""
     torch.manual_seed(0)
     own = tokenizer()
-    config = tiny_config(family, vocab_size=len(own), max_position_embeddings=128, **overrides)
+    sizes = {"num_hidden_layers": 1, "layer_types": ["full_attention"], **overrides}
+    config = tiny_config(family, vocab_size=len(own), max_position_embeddings=128, **sizes)
     config.num_labels, config.pad_token_id = labels, pad
     model = CLASSES[task].from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

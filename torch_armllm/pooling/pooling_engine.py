@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -60,8 +61,7 @@ class PoolingEngine:
         self.stats = EngineStats(self._gauges, log=not config.disable_log_stats)
         self._most_tokens = config.max_num_batched_tokens
         self._team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
-        self._waiting: list[_Request] = []
-        self._names: set[str] = set()
+        self._waiting: OrderedDict[str, _Request] = OrderedDict()
         self._numbers = itertools.count()
         self._running = 0
 
@@ -84,22 +84,20 @@ class PoolingEngine:
         Raises:
             ValueError: the id is in use.
         """
-        if request_id in self._names:
+        if request_id in self._waiting:
             raise ValueError(f"a request with the id {request_id!r} is running; give another id")
-        self._names.add(request_id)
         arrival = RequestMetrics(time.monotonic())
         new = _Request(request_id, prompt, priority, next(self._numbers), arrival)
-        urgent = bool(self._waiting) and self._waiting[-1].priority > priority
-        self._waiting.append(new)
-        if urgent:
-            self._waiting.sort(key=lambda each: (each.priority, each.number))
+        last = next(reversed(self._waiting.values()), new)
+        self._waiting[request_id] = new
+        if last.priority > priority:
+            ordered = sorted(self._waiting.values(), key=lambda each: (each.priority, each.number))
+            self._waiting = OrderedDict((each.request_id, each) for each in ordered)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Ends requests that wait; there are no outputs of them."""
-        names = {request_ids} if isinstance(request_ids, str) else set(request_ids)
-        if names & self._names:
-            self._waiting = [each for each in self._waiting if each.request_id not in names]
-            self._names -= names
+        for name in [request_ids] if isinstance(request_ids, str) else request_ids:
+            self._waiting.pop(name, None)
         return []
 
     def has_unfinished_requests(self) -> bool:
@@ -122,7 +120,6 @@ class PoolingEngine:
             raise StepFailedError([each.request_id for each in batch], error) from error
         finally:
             self._running = 0
-            self._names -= {each.request_id for each in batch}
         now = time.monotonic()
         self.stats.totals.steps += 1
         self.stats.totals.prompt_tokens += sum(len(each.input.token_ids) for each in batch)
@@ -140,17 +137,13 @@ class PoolingEngine:
         """Removes the next batch from the waiting requests."""
         most = self.max_num_seqs if self.model.pads else 1
         batch: list[_Request] = []
-        left: list[_Request] = []
         longest = 0
-        window = min(len(self._waiting), _LOOKED_AT * most)
-        for each in self._waiting[:window]:
+        for each in list(itertools.islice(self._waiting.values(), _LOOKED_AT * most)):
             length = max(longest, len(each.input.token_ids))
             if not batch or (len(batch) < most and length * (len(batch) + 1) <= self._most_tokens):
                 batch.append(each)
                 longest = length
-            else:
-                left.append(each)
-        self._waiting[:window] = left
+                del self._waiting[each.request_id]
         return batch
 
     def _gauges(self) -> Gauges:
