@@ -108,6 +108,8 @@ def test_embeddings_by_the_openai_client(pooling: Live, offline: LLM) -> None:
         client.embeddings.create(model="embed", input=["a", ""])
     with pytest.raises(BadRequestError, match="pooling is 'mean', and the files of 'embed' define it"):
         client.embeddings.create(model="embed", input="a", extra_body={"pooling": "mean"})
+    with pytest.raises(BadRequestError, match="truncate_prompt_tokens is 0; give at least 1, or -1"):
+        client.embeddings.create(model="embed", input="a", extra_body={"truncate_prompt_tokens": 0})
     with pytest.raises(BadRequestError, match="token id 259 is out of range"):
         client.embeddings.create(model="embed", input=[259])
 

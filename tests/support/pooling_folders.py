@@ -32,8 +32,9 @@ def pooling_folder(
     """Saves a float32 model of a task, and its tokenizer."""
     torch.manual_seed(0)
     own = tokenizer()
-    sizes = {"num_hidden_layers": 1, "layer_types": ["full_attention"], **overrides}
-    config = tiny_config(family, vocab_size=len(own), max_position_embeddings=128, **sizes)
+    own.chat_template = None  # by which sentence-transformers would read texts as messages
+    sizes = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "max_position_embeddings": 128}
+    config = tiny_config(family, vocab_size=len(own), **sizes | overrides)
     config.num_labels, config.pad_token_id = labels, pad
     model = CLASSES[task].from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -44,10 +45,10 @@ def pooling_folder(
     return folder
 
 
-def with_modules(folder: Path, modules: dict[str, Any], **files: Any) -> Path:
-    """Writes ``modules.json`` with the configuration of each module, and further JSON files."""
+def with_modules(folder: Path, after: dict[str, Any], **files: Any) -> Path:
+    """Writes ``modules.json``, the configuration of each module after the model, and further JSON files."""
     listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-    for index, (kind, config) in enumerate(modules.items(), 1):
+    for index, (kind, config) in enumerate(after.items(), 1):
         path = f"{index}_{kind}"
         (folder / path).mkdir(exist_ok=True)
         (folder / path / "config.json").write_text(json.dumps(config))

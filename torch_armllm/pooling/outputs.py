@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass
 class PoolingOutput:
-    """What a model computed of a text.
+    """The result of a text.
 
     Attributes:
         data: float32 ``(dimensions,)``, ``(classes,)``, or one such row per token.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
-"""What a pooling model computes: of a text, of a pair of texts (``score``), or of each token."""
+"""The results of a pooling model: of a text, of a pair of texts (``score``), or of each token."""
 
 TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
 

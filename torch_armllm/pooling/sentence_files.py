@@ -54,7 +54,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class SentenceFiles:
-    """What the files say.
+    """The content of the files.
 
     Attributes:
         modes: pooling modes whose vectors are joined; empty: the files do not say.
@@ -99,6 +99,11 @@ def read_sentence_files(source: str) -> SentenceFiles:
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ValueError(f"prompts of {source} (config_sentence_transformers.json) are not texts by name")
+    if "message" in (limits.get("modality_config") or {}):
+        raise ValueError(
+            f"sentence_bert_config.json of {source} makes texts messages of its chat template, which is not "
+            "supported: use sentence-transformers itself, with patch(model[0].auto_model)"
+        )
     most = limits.get("max_seq_length")
     common: dict[str, Any] = {
         "prompts": prompts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, field_validator
 
 from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask
 from torch_armllm.server.protocol.body import MAX_PROMPTS, RequestBody, RequestPart
@@ -24,6 +24,12 @@ class PoolingBody(RequestBody):
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _is_a_length(cls, value: int | None) -> int | None:
+        PoolingParams(truncate_prompt_tokens=value)
+        return value
 
 
 class ActivatedBody(PoolingBody):
