@@ -9,22 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.pooling_folders import CLASSES, TEXTS, pooling_folder
+from tests.support.pooling_folders import CLASSES, TEXTS, patched_model, pooling_folder, pooling_model
 from tests.support.tiny_server import tokenizer
 from torch_armllm import LLM, PoolingParams
+from torch_armllm.llm import base
 from torch_armllm.patching.state import patched_forward
 
 EXACT: dict[str, Any] = {"quantization": None, "progress": False, "max_num_batched_tokens": 64}
 
 
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return LLM(str(pooling_folder(tmp_path_factory.mktemp("embed"), "embed")), **EXACT)
+def load(task: str, labels: int = 3) -> LLM:
+    model = patched_model(task, labels)
+    model.name_or_path = ""  # another test may have given it a folder
+    return LLM(model, tokenizer(), **EXACT)
 
 
 @pytest.fixture(scope="module")
-def scorer(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return LLM(str(pooling_folder(tmp_path_factory.mktemp("score"), "classify", 1)), **EXACT)
+def embedder() -> LLM:
+    return load("embed")
 
 
 @torch.no_grad()
@@ -32,7 +34,7 @@ def expected(llm: LLM, text: str, pair: str | None = None) -> Tensor:
     """Hidden states or logits of a text by transformers."""
     name = type(llm.model).__name__
     task = "tag" if "Token" in name else "classify" if "Sequence" in name else "embed"
-    model = CLASSES[task].from_pretrained(llm.model.name_or_path).eval()
+    model = pooling_model(task, llm.model.config.num_labels)
     out = model(**tokenizer()(text, pair, return_tensors="pt"))
     found: Tensor = out.logits[0] if "logits" in out else out.last_hidden_state[0]
     return found
@@ -81,8 +83,9 @@ def test_scores_of_vectors_are_cosines(embedder: LLM) -> None:
 
 
 @pytest.mark.parametrize("pad", [0, None])
-def test_classes_equal_transformers(tmp_path: Path, pad: int | None) -> None:
-    llm = LLM(str(pooling_folder(tmp_path, "classify", pad=pad)), **EXACT)
+def test_classes_equal_transformers(pad: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patched_model("classify").config, "pad_token_id", pad)
+    llm = load("classify")
     found = llm.classify(TEXTS, use_tqdm=False)
     logits = llm.classify(TEXTS, PoolingParams(use_activation=False), use_tqdm=False)
     for text, output, raw in zip(TEXTS, found, logits, strict=True):
@@ -100,7 +103,8 @@ def test_classes_equal_transformers(tmp_path: Path, pad: int | None) -> None:
         llm.classify("a", PoolingParams(dimensions=2))
 
 
-def test_scores_of_pairs_equal_transformers(scorer: LLM) -> None:
+def test_scores_of_pairs_equal_transformers() -> None:
+    scorer = load("classify", 1)
     found = scorer.score("a query", TEXTS, use_tqdm=False)
     for text, output in zip(TEXTS, found, strict=True):
         wanted = float(expected(scorer, "a query", text).sigmoid())
@@ -113,8 +117,8 @@ def test_scores_of_pairs_equal_transformers(scorer: LLM) -> None:
         scorer.score(["a", "b"], TEXTS)
 
 
-def test_classes_of_tokens_equal_transformers(tmp_path: Path) -> None:
-    llm = LLM(str(pooling_folder(tmp_path, "tag")), **EXACT)
+def test_classes_of_tokens_equal_transformers() -> None:
+    llm = load("tag")
     for text, output in zip(TEXTS, llm.encode(TEXTS, use_tqdm=False), strict=True):
         wanted = expected(llm, text).softmax(-1)
         torch.testing.assert_close(output.outputs.data, wanted, rtol=1e-4, atol=1e-4)
@@ -182,11 +186,11 @@ def test_calls_of_the_other_kind_are_refused(embedder: LLM, tmp_path: Path) -> N
         embedder.embed(["a", "b"], [PoolingParams()])
     with pytest.raises(ValueError, match="runner is 'no'; give auto, generate or pooling"):
         LLM("none", runner="no")  # type: ignore[arg-type]
-    llm = LLM(str(pooling_folder(tmp_path, "generate")), kv_cache_memory=1 << 20, **EXACT)
-    with pytest.raises(ValueError, match="this LLM generates, and encode is for models that pool"):
-        llm.embed("a")
+    pooling_folder(tmp_path, "generate")
     with pytest.raises(ValueError, match="are for pooling models: give runner='pooling'"):
         LLM(str(tmp_path), pooler_config={"normalize": True})
+    with pytest.raises(ValueError, match="pooling_type is 'no'; give one of LAST, CLS, MEAN, MAX"):
+        LLM(str(tmp_path), runner="pooling", pooler_config={"pooling_type": "no"}, **EXACT)
     with pytest.raises(ValueError, match="max_model_len is 129, and the model takes texts of at most 128"):
         LLM(str(tmp_path), runner="pooling", max_model_len=129, **EXACT)
     pooled = LLM(str(tmp_path), runner="pooling", pooler_config={"pooling_type": "MEAN"}, **EXACT)
@@ -195,12 +199,22 @@ def test_calls_of_the_other_kind_are_refused(embedder: LLM, tmp_path: Path) -> N
     torch.testing.assert_close(mean, hidden.last_hidden_state[0].mean(0).detach(), rtol=1e-4, atol=1e-4)
 
 
+def test_a_generating_model_does_not_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "load_engine", lambda *a, **k: (None, None, None))
+    llm = LLM("none")
+    for call in (llm.embed, llm.classify, llm.encode):
+        with pytest.raises(ValueError, match="this LLM generates, and encode is for models that pool"):
+            call("a")
+    with pytest.raises(ValueError, match="this LLM generates, and score is for models that pool"):
+        llm.score("a", "b")
+
+
 def test_default_is_int8_and_saved_folders_are_kept(embedder: LLM, tmp_path: Path) -> None:
-    llm = LLM(embedder.model.name_or_path, progress=False)
+    llm = LLM(str(pooling_folder(tmp_path / "float", "embed")), progress=False)
     found = vectors(llm, TEXTS)
     assert float(torch.cosine_similarity(found, vectors(embedder, TEXTS)).min()) > 0.99
     for text, vector in zip(TEXTS, found, strict=True):
         assert torch.equal(vectors(llm, text)[0], vector)
-    llm.model.save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    assert torch.equal(vectors(LLM(str(tmp_path), progress=False), TEXTS), found)
+    llm.model.save_pretrained(tmp_path / "packed")
+    tokenizer().save_pretrained(tmp_path / "packed")
+    assert torch.equal(vectors(LLM(str(tmp_path / "packed"), progress=False), TEXTS), found)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.pooling_folders import TEXTS, pooling_folder, with_modules
+from tests.support.pooling_folders import TEXTS, patched_model, pooling_folder, with_modules
 from tests.support.tiny_server import tokenizer
 from torch_armllm import LLM, PoolingParams, is_patched, patch
 from torch_armllm.patching.state import patched_forward
@@ -24,14 +24,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pooling_folder(tmp_path_factory.mktemp("model"), "embed")
 
 
-@pytest.fixture(scope="module")
-def model(saved: Path) -> Any:
+@pytest.fixture
+def model() -> Any:
     """The model of the folder, patched once for all tests; each says in which folder its files are."""
-    from transformers import AutoModel
-
-    loaded = AutoModel.from_pretrained(saved).eval()
-    patch(loaded, None, progress=False)
-    return loaded
+    return patched_model("embed")
 
 
 def llm(model: Any, folder: Path) -> LLM:

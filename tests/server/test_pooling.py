@@ -17,7 +17,7 @@ import pytest
 import torch
 from openai import BadRequestError, OpenAI
 
-from tests.support.pooling_folders import TEXTS, pooling_folder, with_modules
+from tests.support.pooling_folders import TEXTS, patched_model, pooling_folder, with_modules
 from tests.support.server_live import NAME, Live, live, until
 from tests.support.tiny_server import tokenizer
 from torch_armllm import LLM, AsyncLLM
@@ -37,37 +37,41 @@ ROUTES = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     made = {
-        name: pooling_folder(tmp_path_factory.mktemp(name), task, labels)
-        for name, task, labels in (
-            ("embed", "embed", 3),
-            ("classify", "classify", 3),
-            ("rank", "classify", 1),
-        )
+        "embed": patched_model("embed"),
+        "classify": patched_model("classify"),
+        "rank": patched_model("classify", 1),
     }
-    prompts = {"prompts": {"query": "find: "}}
+    for name, model in made.items():  # says in which folder its files are
+        model.name_or_path = str(tmp_path_factory.mktemp(name))
     with_modules(
-        made["embed"],
+        Path(made["embed"].name_or_path),
         {"Pooling": {"pooling_mode": "lasttoken"}, "Normalize": {}},
-        config_sentence_transformers=prompts,
+        config_sentence_transformers={"prompts": {"query": "find: "}},
     )
     return made
 
 
 @pytest.fixture(scope="module")
-def pooling(tiny_llm: AsyncLLM, folders: dict[str, Path]) -> Iterator[Live]:
+def pooling(tiny_llm: AsyncLLM, models: dict[str, Any]) -> Iterator[Live]:
     """A server of a generating model and three that pool."""
-    with live(tiny_llm, engine=EXACT) as server:
-        for name, folder in folders.items():
-            settings = ModelSettings(name, str(folder))
-            server.registry.register(server.registry.load_llm(settings), settings)
+    engines = {name: AsyncLLM(model, tokenizer()) for name, model in models.items()}
+    with live(tiny_llm) as server:
+        for name, llm in engines.items():
+            server.registry.register(llm, ModelSettings(name))
         yield server
+    for llm in engines.values():
+        llm.shutdown()
+
+
+def load(model: Any) -> LLM:
+    return LLM(model, tokenizer(), progress=False)
 
 
 @pytest.fixture(scope="module")
-def offline(folders: dict[str, Path]) -> LLM:
-    return LLM(str(folders["embed"]), **EXACT)
+def offline(models: dict[str, Any]) -> LLM:
+    return load(models["embed"])
 
 
 def post(server: Live, path: str, status: int = 200, **body: Any) -> Any:
@@ -118,14 +122,14 @@ def test_concurrent_requests_get_the_same_numbers(pooling: Live) -> None:
     def embedding(text: str) -> Any:
         return post(pooling, "/v1/embeddings", model="embed", input=text)["data"][0]["embedding"]
 
-    texts = [text + str(number) for number in range(8) for text in TEXTS]
+    texts = [text + str(number) for number in range(4) for text in TEXTS]
     alone = [embedding(text) for text in texts]
     with ThreadPoolExecutor(16) as clients:
         assert list(clients.map(embedding, texts)) == alone
 
 
-def test_ranks_and_scores(pooling: Live, folders: dict[str, Path], offline: LLM) -> None:
-    for name, llm in (("rank", LLM(str(folders["rank"]), **EXACT)), ("embed", offline)):
+def test_ranks_and_scores(pooling: Live, models: dict[str, Any], offline: LLM) -> None:
+    for name, llm in (("rank", load(models["rank"])), ("embed", offline)):
         wanted = [each.outputs.score for each in llm.score("a query", TEXTS, use_tqdm=False)]
         got = post(pooling, "/score", model=name, text_1="a query", text_2=TEXTS)
         assert [each["score"] for each in got["data"]] == pytest.approx(wanted, abs=1e-6)
@@ -152,8 +156,8 @@ def test_ranks_and_scores(pooling: Live, folders: dict[str, Path], offline: LLM)
     assert "cannot score: it computes classify, and a score needs" in error["message"]
 
 
-def test_classes_and_pooling(pooling: Live, folders: dict[str, Path], offline: LLM) -> None:
-    llm = LLM(str(folders["classify"]), **EXACT)
+def test_classes_and_pooling(pooling: Live, models: dict[str, Any], offline: LLM) -> None:
+    llm = load(models["classify"])
     wanted = [each.outputs.probs for each in llm.classify(TEXTS, use_tqdm=False)]
     got = post(pooling, "/classify", model="classify", input=TEXTS)["data"]
     assert [each["probs"] for each in got] == [pytest.approx(each, abs=1e-6) for each in wanted]
@@ -229,8 +233,8 @@ def held(llm: AsyncLLM, seconds: float) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def one_at_a_time(folders: dict[str, Path]) -> Iterator[AsyncLLM]:
-    llm = AsyncLLM(str(folders["embed"]), max_num_seqs=1, **EXACT)
+def one_at_a_time(models: dict[str, Any]) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(models["embed"], tokenizer(), max_num_seqs=1)
     yield llm
     llm.shutdown()
 

@@ -1,7 +1,9 @@
-"""Folders of tiny models that pool, with a byte-level tokenizer and the files of sentence-transformers."""
+"""Tiny models that pool, and their folders, with a byte-level tokenizer and sentence-transformers' files."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+import torch_armllm
 from tests.support.tiny_server import tokenizer
 from torch_armllm.model_survey.tiny_models import tiny_config
 
@@ -26,23 +29,39 @@ CLASSES: dict[str, Any] = {
 TEXTS = ["a query", "b", "a document that is somewhat longer than the others", "one more text", "x y z"]
 
 
-def pooling_folder(
-    folder: Path, task: str, labels: int = 3, family: str = "qwen3", pad: int | None = 0, **overrides: Any
-) -> Path:
+@functools.cache
+def pooling_model(task: str, labels: int = 3) -> Any:
+    """Returns a float32 model of a task; the same one for all tests."""
+    return _model(task, labels)
+
+
+@functools.cache
+def patched_model(task: str, labels: int = 3) -> Any:
+    """Returns a copy of that model, patched without quantization: a capture takes a second."""
+    model = copy.deepcopy(pooling_model(task, labels))
+    torch_armllm.patch(model, None, progress=False)
+    return model
+
+
+def pooling_folder(folder: Path, task: str, labels: int = 3, **overrides: Any) -> Path:
     """Saves a float32 model of a task, and its tokenizer."""
-    torch.manual_seed(0)
+    _model(task, labels, **overrides).save_pretrained(folder)
     own = tokenizer()
     own.chat_template = None  # by which sentence-transformers would read texts as messages
+    own.save_pretrained(folder)
+    return folder
+
+
+def _model(task: str, labels: int, **overrides: Any) -> Any:
+    torch.manual_seed(0)
     sizes = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "max_position_embeddings": 128}
-    config = tiny_config(family, vocab_size=len(own), **sizes | overrides)
-    config.num_labels, config.pad_token_id = labels, pad
+    config = tiny_config("qwen3", vocab_size=259, **sizes | overrides)
+    config.num_labels, config.pad_token_id = labels, 0
     model = CLASSES[task].from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    own.save_pretrained(folder)
-    return folder
+    return model
 
 
 def with_modules(folder: Path, after: dict[str, Any], **files: Any) -> Path:

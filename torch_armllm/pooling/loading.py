@@ -77,6 +77,7 @@ def load_pooling(
     """
     name = source if isinstance(source, str) else str(source.name_or_path or "")
     own = None if skip_tokenizer_init else _tokenizer(tokenizer, name)
+    files = _configured(read_sentence_files(name) if name else SentenceFiles(), pooler_config or {})
     rows: torch.Tensor | None = None
     if isinstance(source, str):
         model, rows = _load(source, dtype, own, hf_overrides or {})
@@ -87,8 +88,7 @@ def load_pooling(
         if type(model).__name__.endswith(_CAUSAL):
             model = base_model_of(model)
     _patch(model, quantization, progress)
-    files = read_sentence_files(name) if name else SentenceFiles()
-    pooled = _with_pooler(model, rows, _configured(files, pooler_config or {}))
+    pooled = _with_pooler(model, rows, files)
     limits = [n for n in (_positions(model), files.max_tokens) if n is not None]
     template = score_template_of(model.config)
     return LoadedPooling(pooled, own, files, min(limits, default=None), template)
