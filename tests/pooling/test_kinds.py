@@ -20,6 +20,7 @@ from transformers import (
 from tests.support.pooling_folders import TEXTS, pooling_folder, with_modules
 from tests.support.tiny_server import tokenizer
 from torch_armllm import LLM, PoolingParams
+from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.pooling.activation import activation_of
 from torch_armllm.pooling.runner import choose_runner
 
@@ -122,6 +123,20 @@ def test_a_language_model_scores_by_tokens(tmp_path: Path) -> None:
     for tokens in (["N"], ["N", "no such token"]):
         with pytest.raises(ValueError, match="classifier_from_token is"):
             LLM(str(folder), runner="pooling", hf_overrides={"classifier_from_token": tokens}, **EXACT)
+
+
+def test_a_quantized_folder_of_a_language_model_pools(tmp_path: Path) -> None:
+    source = pooling_folder(tmp_path / "float", "generate")
+    with_modules(source, {"Pooling": {"pooling_mode": "mean"}})
+    quantize_folder(source, tmp_path / "packed", "int8", progress=False)
+    overrides = {"classifier_from_token": ["N", "Y"]}
+    for options in ({}, {"hf_overrides": overrides}):
+        scores = []
+        for folder in ("float", "packed"):
+            llm = LLM(str(tmp_path / folder), quantization="int8", progress=False, **options)
+            found = llm.score("a query", TEXTS, use_tqdm=False)
+            scores.append([each.outputs.score for each in found])
+        assert scores[1] == pytest.approx(scores[0], abs=1e-6 if not options else 0.02)  # the head is packed
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from torch_armllm.checkpoint.load import load_tokenizer, resolve
+from torch_armllm.checkpoint.formats.registry import quantization_settings
+from torch_armllm.checkpoint.load import is_third_party, load, load_tokenizer, resolve
 from torch_armllm.checkpoint.model_config import config_errors, read_config
 from torch_armllm.hf.base_model import base_model_of, first_position_of, position_limit
 from torch_armllm.patching.model_kind import check_kind
@@ -35,6 +37,7 @@ from torch_armllm.pooling.score_template import score_template_of
 from torch_armllm.pooling.sentence_files import SentenceFiles, read_sentence_files
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import is_packed
+from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -75,12 +78,14 @@ def load_pooling(
         ValueError: the model cannot pool, or a file or an option says something that is not supported.
         OSError: the checkpoint is not found.
     """
-    name = source if isinstance(source, str) else str(source.name_or_path or "")
+    name = resolve(source) if isinstance(source, str) else str(source.name_or_path or "")
     own = None if skip_tokenizer_init else _tokenizer(tokenizer, name)
     files = _configured(read_sentence_files(name) if name else SentenceFiles(), pooler_config or {})
     rows: torch.Tensor | None = None
     if isinstance(source, str):
-        model, rows = _load(source, dtype, own, hf_overrides or {})
+        if Path(name).is_file() and hf_overrides:
+            raise ValueError("hf_overrides replace fields of config.json, which a single file has not")
+        model, rows = _load(name, dtype, own, hf_overrides or {})
     else:
         model = source
         if hf_overrides:
@@ -95,20 +100,23 @@ def load_pooling(
 
 
 def _load(
-    source: str,
+    path: str,
     dtype: str | torch.dtype,
     tokenizer: PreTrainedTokenizerBase | None,
     overrides: Mapping[str, Any],
 ) -> tuple[Any, torch.Tensor | None]:
     """Loads a model, and the rows of its head by which it scores; None: it does not."""
-    path = resolve(source)
-    if path.endswith(".gguf"):
-        raise ValueError(f"{source} is a GGUF file, which generates: give a folder for runner='pooling'")
-    config = read_config(path)
+    config = None if Path(path).is_file() else read_config(path)
     for key, value in overrides.items():
         setattr(config, key, value)
-    name = (config.architectures or [""])[0]
+    name = "ForCausalLM" if config is None else (config.architectures or [""])[0]
     tokens: Sequence[str] | None = getattr(config, "classifier_from_token", None)
+    is_quantized = config is None or quantization_settings(config) is not None
+    if is_quantized and not name.endswith(_CAUSAL) and is_third_party(path):
+        raise ValueError(
+            f"{path} was quantized by another tool, whose files are read for language models only, and this "
+            f"is a {name}: name the original model"
+        )
     kind: Any = AutoModel
     if tokens is not None:
         kind = AutoModelForCausalLM
@@ -116,14 +124,18 @@ def _load(
         kind = AutoModelForSequenceClassification
     elif name.endswith(_TOKEN):
         kind = AutoModelForTokenClassification
-    with config_errors(path):
-        model = kind.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=False)
+    if is_quantized and name.endswith(_CAUSAL):
+        model = load(path, dtype=dtype, fuse=False)  # its base model is patched
+        model.config.update(dict(overrides))
+    else:
+        with config_errors(path):
+            model = kind.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=False)
     model = model.eval()
-    if tokens is None:
+    rows = None if tokens is None else _head_rows(model, tokens, tokenizer)
+    if not type(model).__name__.endswith(_CAUSAL):
         return model, None
-    rows = _head_rows(model, tokens, tokenizer)
     base = base_model_of(model)
-    base.config = config
+    base.config = model.config
     return base, rows
 
 
@@ -136,13 +148,13 @@ def _head_rows(model: Any, tokens: Sequence[str], tokenizer: PreTrainedTokenizer
         )
     ids = [tokenizer.convert_tokens_to_ids(token) for token in tokens]
     head = model.get_output_embeddings()
-    if None in ids or head is None or not hasattr(head, "weight"):
+    if None in ids or head is None:
         raise ValueError(
             f"classifier_from_token is {tokens!r}, and the tokenizer or the head of {type(model).__name__} "
             "has no such tokens"
         )
-    rows: torch.Tensor = head.weight.detach()[ids].float()
-    return rows
+    weight: torch.Tensor = head.dequantize() if isinstance(head, QuantLinear) else head.weight.detach()
+    return weight[ids].float()
 
 
 def _patch(model: Any, quantization: str | Recipe | None, progress: bool) -> None:

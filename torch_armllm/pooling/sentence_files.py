@@ -123,6 +123,10 @@ def read_sentence_files(source: str) -> SentenceFiles:
         kind, folder = _kind(module), str(module.get("path", ""))
         if kind == "Pooling":
             pooling = read_object(source, f"{folder}/config.json")
+            if not pooling:
+                raise ValueError(
+                    f"{MODULES} of {source} names {folder}, and its config.json is absent or empty"
+                )
         elif kind == "Dense":
             if normalize:
                 raise ValueError(f"{MODULES} of {source}: a Dense after a Normalize is not supported")
