@@ -209,6 +209,15 @@ def test_a_generating_model_does_not_pool(monkeypatch: pytest.MonkeyPatch) -> No
         llm.score("a", "b")
 
 
+def test_a_patched_language_model_pools() -> None:
+    model = patched_model("generate")
+    llm = LLM(model, tokenizer(), runner="pooling", progress=False)
+    with torch.no_grad():
+        hidden = pooling_model("generate").model(**tokenizer()(TEXTS[0], return_tensors="pt"))[0][0, -1]
+    wanted = torch.nn.functional.normalize(hidden, dim=0)
+    torch.testing.assert_close(vectors(llm, TEXTS[0])[0], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_default_is_int8_and_saved_folders_are_kept(embedder: LLM, tmp_path: Path) -> None:
     llm = LLM(str(pooling_folder(tmp_path / "float", "embed")), progress=False)
     found = vectors(llm, TEXTS)

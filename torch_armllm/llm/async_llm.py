@@ -115,6 +115,7 @@ class AsyncLLM(LLMBase):
             raise ValueError("this model generates: load it with runner='pooling' to encode")
         task = engine.model.tasks[0] if pooling_task is None else pooling_task
         params = PoolingParams() if pooling_params is None else pooling_params
+        self._thread.check()
         loop = asyncio.get_running_loop()
         one = await loop.run_in_executor(self._tokenizing, engine.inputs.build, prompt, task, params)
         for output in await self.encode_batch([one], request_id, priority):

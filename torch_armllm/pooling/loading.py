@@ -86,13 +86,15 @@ def load_pooling(
         if Path(name).is_file() and hf_overrides:
             raise ValueError("hf_overrides replace fields of config.json, which a single file has not")
         model, rows = _load(name, dtype, own, hf_overrides or {})
+        has_plan = is_patched(model)
     else:
-        model = source
+        model, has_plan = source, is_patched(source)
         if hf_overrides:
             raise ValueError("hf_overrides are for a model that is yet to be loaded: give its folder")
         if type(model).__name__.endswith(_CAUSAL):
             model = base_model_of(model)
-    _patch(model, quantization, progress)
+    if not has_plan:
+        _patch(model, quantization, progress)
     pooled = _with_pooler(model, rows, files)
     limits = [n for n in (_positions(model), files.max_tokens) if n is not None]
     template = score_template_of(model.config)
@@ -159,8 +161,6 @@ def _head_rows(model: Any, tokens: Sequence[str], tokenizer: PreTrainedTokenizer
 
 def _patch(model: Any, quantization: str | Recipe | None, progress: bool) -> None:
     """Patches a model; one that no plan can compute runs by its own modules, quantized."""
-    if is_patched(model):
-        return
     try:
         check_kind(model)
     except ValueError as error:
