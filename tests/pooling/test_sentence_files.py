@@ -18,6 +18,7 @@ from torch_armllm.patching.state import patched_forward
 from torch_armllm.pooling.sentence_files import pool, read_sentence_files
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+MEAN = {"pooling_mode": "mean"}
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +150,13 @@ def test_pooling_by_hand() -> None:
         ({"WordWeights": {}}, {}, "has a module 'WordWeights'; Transformer, Pooling, Dense and Normalize"),
         ({"Pooling": {"pooling_mode": "best"}}, {}, "pooling_mode of .* is 'best'; cls, max"),
         (
-            {"Pooling": {}, "Dense": {"activation_function": "torch.nn.Softplus"}},
+            {"Pooling": MEAN, "Dense": {"activation_function": "torch.nn.Softplus"}},
             {},
             "is 'Softplus'; supported",
         ),
-        ({"Pooling": {}, "Dense": {"activation_function": None}}, {}, "has no model.safetensors"),
-        ({"Pooling": {}, "Dense": {"use_residual": True}}, {}, "use_residual"),
+        ({"Pooling": MEAN, "Dense": {"activation_function": None}}, {}, "has no model.safetensors"),
+        ({"Pooling": MEAN, "Dense": {"use_residual": True}}, {}, "use_residual"),
+        ({"Pooling": {}}, {}, "names 1_Pooling, and its config.json is absent or empty"),
         ({"Normalize": {}, "Dense": {}}, {}, "a Dense after a Normalize is not supported"),
         ({"Pooling": {}}, {"config_sentence_transformers": {"prompts": [1]}}, "are not texts by name"),
         ({"Pooling": {}}, {"config_sentence_transformers": [1]}, "an object is expected"),
