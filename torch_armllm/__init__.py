@@ -9,6 +9,7 @@ __all__ = [
     "LLM",
     "ArmInt4Config",
     "AsyncLLM",
+    "PoolingParams",
     "Recipe",
     "Report",
     "RequestOutput",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch_armllm.llm.llm import LLM
     from torch_armllm.patching.patch import patch, unpatch
     from torch_armllm.patching.state import is_patched
+    from torch_armllm.pooling.pooling_params import PoolingParams
     from torch_armllm.quant.config import ArmInt4Config
     from torch_armllm.quant.inplace import quantize
     from torch_armllm.quant.recipe import Recipe
@@ -60,6 +62,7 @@ _MODULES = {
     "LLM": "torch_armllm.llm.llm",
     "AsyncLLM": "torch_armllm.llm.async_llm",
     "SamplingParams": "torch_armllm.engine.sampling_params",
+    "PoolingParams": "torch_armllm.pooling.pooling_params",
     "RequestOutput": "torch_armllm.engine.outputs",
 }
 

@@ -164,8 +164,9 @@ struct LinearArgs {
   Scheme scheme = Scheme::g32i;
   int64_t tokens = 0, in_features = 0, out_features = 0;
   int64_t digits = 1;  // 1 or 2; 1 if the input is quantized already
-  // The weight is W · H, group by group, and activations are rotated before they are quantized: (x · H / 32) ·
-  // (W · H)ᵀ = x · Wᵀ.  Loud channels are spread over their group, so that INT8 loses less of the others.
+  // The weight is W · H, group by group, and activations are rotated before they are quantized:
+  // (x · H / 32) · (W · H)ᵀ = x · Wᵀ.  Loud channels are spread over their group, so that INT8 loses less of
+  // the others.
   bool rotated = false;  // false if the input is quantized already; in_features is a multiple of 32
   const void* bias = nullptr;
   DType bias_type = DType::f32;

@@ -11,7 +11,7 @@ using Four = float __attribute__((vector_size(16)));
 
 constexpr int kParts = kGroup / 4;
 
-// (a, b, c, d) to (a + c, b + d, a - c, b - d).  Products with ones are exact, so contraction does not matter.
+// (a, b, c, d) to (a + c, b + d, a - c, b - d).  Products with ones are exact, contracted or not.
 inline Four mix_halves(Four x) {
   return __builtin_shufflevector(x, x, 2, 3, 0, 1) + x * Four{1.0f, 1.0f, -1.0f, -1.0f};
 }
@@ -21,7 +21,7 @@ inline Four mix_neighbors(Four x) {
   return __builtin_shufflevector(x, x, 1, 0, 3, 2) + x * Four{1.0f, -1.0f, 1.0f, -1.0f};
 }
 
-// Multiplies a group by the Hadamard matrix: elements 16, 8, 4, 2 and 1 apart become their sum and difference.
+// Multiplies a group by the Hadamard matrix: elements 16, 8, 4, 2 and 1 apart become sums and differences.
 inline void rotate_group(float* group) {
   Four parts[kParts];
   for (int i = 0; i < kParts; ++i) std::memcpy(&parts[i], group + 4 * i, sizeof(Four));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -268,6 +269,10 @@ def _check_resumable(
             )
 
 
+_MODULE_FOLDER = re.compile(r"\d+_[A-Z]\w*")
+"""Names of the folders of sentence-transformers, such as 1_Pooling."""
+
+
 def _metadata_files(source: Path) -> list[Path]:
     """Returns the files of a checkpoint that the new folder has too, such as those of the tokenizer."""
     return [
@@ -282,6 +287,9 @@ def _write_metadata(model: nn.Module, source: Path, out: Path, quantization: Arm
     for file in _metadata_files(source):
         if file.name != "config.json":
             shutil.copyfile(file, out / file.name)
+    for folder in source.iterdir():
+        if folder.is_dir() and _MODULE_FOLDER.fullmatch(folder.name):
+            shutil.copytree(folder, out / folder.name, dirs_exist_ok=True)
     config: Any = model.config
     if not (out / "generation_config.json").exists():
         GenerationConfig.from_model_config(config).save_pretrained(out)

@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> None:
     arguments = engine_arguments(options)
     if options.prompts is None:
         arguments.setdefault("speculative_config", None)  # texts after random prompts repeat themselves
-    llm = LLM(options.model, progress=not options.json, skip_tokenizer_init=not options.prompts, **arguments)
+    arguments |= {"runner": "generate", "skip_tokenizer_init": not options.prompts}
+    llm = LLM(options.model, progress=not options.json, **arguments)
     if options.prompts is not None:
         prompts = read_prompts(options.prompts, options.num_prompts, llm)
     else:

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.llm.chat_session import ChatSession
     from torch_armllm.llm.llm import LLM
 
-    llm = LLM(options.model, **{"max_num_seqs": 1, **engine_arguments(options)})
+    llm = LLM(options.model, runner="generate", **{"max_num_seqs": 1, **engine_arguments(options)})
     names = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
     overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **overrides), options.system)

@@ -122,14 +122,15 @@ def _size(text: str) -> int:
 
 
 def _drafts(text: str) -> dict[str, Any] | str:
-    return text if text in ("auto", "none") else _object(text)
+    return text if text in ("auto", "none") else json_object(text)
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Returns the object of an option's JSON."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"method": "ngram"}}')
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"name": "value"}}')
     return value

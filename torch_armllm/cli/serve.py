@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from torch_armllm.cli import Subcommands
-from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
+from torch_armllm.cli.engine_options import add_engine_options, engine_arguments, json_object
 from torch_armllm.system.gc_pause import collection_paused
 
 _KEY_VARIABLE = "ARMLLM_API_KEY"
@@ -77,8 +77,28 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
         help="part reasoning from answers; default: detected from the chat template and the tokens",
     )
     add_engine_options(parser)
+    _add_pooling_options(parser)
     parser.set_defaults(run=run)
     return parser
+
+
+def _add_pooling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pooling models")
+    group.add_argument(
+        "--runner",
+        choices=["auto", "generate", "pooling"],
+        default="auto",
+        help="auto: what a model's files say; pooling: a language model makes vectors (auto)",
+    )
+    group.add_argument(
+        "--pooler-config",
+        type=json_object,
+        metavar="JSON",
+        help='instead of what the files say: {"pooling_type": "LAST, CLS, MEAN or MAX", "normalize": true}',
+    )
+    group.add_argument(
+        "--hf-overrides", type=json_object, metavar="JSON", help="fields to replace in config.json"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -89,7 +109,10 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.server.settings import ModelSettings, ServerSettings
 
     names = _names(options)
-    engine = engine_arguments(options)
+    engine = {**engine_arguments(options), "runner": options.runner}
+    for name in ("pooler_config", "hf_overrides"):
+        if getattr(options, name) is not None:
+            engine[name] = getattr(options, name)
     settings = ServerSettings(
         api_keys=tuple(_keys(options)),
         admin_api_key=_admin_key(options),

@@ -12,8 +12,6 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch_armllm.engine.errors import StepFailedError
-from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
@@ -26,19 +24,17 @@ class EngineDeadError(RuntimeError):
 
 
 class Engine(Protocol):
-    """The part of `LLMEngine` that the thread uses."""
+    """The part of `LLMEngine` that the thread uses; its outputs have a ``request_id`` and ``finished``."""
 
-    def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0
-    ) -> None:
+    def add_request(self, request_id: str, prompt: Any, params: Any = None, priority: int = 0) -> None:
         """Submits a request."""
         ...
 
-    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+    def abort_request(self, request_ids: str | Iterable[str]) -> list[Any]:
         """Ends requests immediately."""
         ...
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[Any]:
         """Computes a step; a `StepFailedError` ends some requests, any other error ends the engine."""
         ...
 
@@ -48,25 +44,29 @@ class Engine(Protocol):
 
 
 class OutputStream:
-    """Outputs of one request, for the coroutine that waits for them.
+    """Outputs of one request, or of several that pool, for the coroutine that waits for them.
 
-    A new output replaces those that were not read yet, as it contains them; delta outputs are all kept.
+    A new output replaces those that were not read yet, as it contains them; delta outputs are all kept, and
+    those of pooling requests.
+
+    Args:
+        params: of the request; None: pooling requests.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams | None) -> None:
         self.loop = asyncio.get_running_loop()
-        self._keep_all = params.output_kind is RequestOutputKind.DELTA
-        self._outputs: deque[RequestOutput | Exception] = deque()
+        self._keep_all = params is None or params.output_kind is RequestOutputKind.DELTA
+        self._outputs: deque[Any] = deque()
         self._arrived = asyncio.Event()
 
-    def put(self, output: RequestOutput | Exception) -> None:
+    def put(self, output: Any) -> None:
         """Adds an output; called in the event loop of the coroutine."""
-        if not self._keep_all and isinstance(output, RequestOutput):
+        if not self._keep_all and not isinstance(output, Exception):
             self._outputs.clear()
         self._outputs.append(output)
         self._arrived.set()
 
-    async def get(self) -> RequestOutput:
+    async def get(self) -> Any:
         """Waits for the next output and returns it, or raises the request's error."""
         while not self._outputs:
             self._arrived.clear()
@@ -80,8 +80,8 @@ class OutputStream:
 class _Add(NamedTuple):
     request_id: str
     stream: OutputStream
-    prompt: Prompt
-    params: SamplingParams
+    prompt: Any
+    params: SamplingParams | None
     priority: int
 
 
@@ -120,7 +120,12 @@ class EngineThread:
         self._thread.start()
 
     def add(
-        self, request_id: str, stream: OutputStream, prompt: Prompt, params: SamplingParams, priority: int
+        self,
+        request_id: str,
+        stream: OutputStream,
+        prompt: Any,
+        params: SamplingParams | None,
+        priority: int,
     ) -> None:
         """Submits a request; its outputs or its error go to a stream.
 
@@ -236,6 +241,7 @@ class EngineThread:
                 _do(command)
             elif command.stream is None or self._streams.get(command.request_id) is command.stream:
                 self._hand_out(self._engine.abort_request(command.request_id))
+                self._streams.pop(command.request_id, None)  # a pooling request has no last output
         return True
 
     def _add(self, command: _Add) -> None:
@@ -246,7 +252,7 @@ class EngineThread:
         else:
             self._streams[command.request_id] = command.stream
 
-    def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
+    def _hand_out(self, outputs: Iterable[Any]) -> None:
         ready = []
         for output in outputs:
             if (stream := self._streams.get(output.request_id)) is not None:
@@ -255,9 +261,9 @@ class EngineThread:
                     del self._streams[output.request_id]
         self._send(ready)
 
-    def _send(self, ready: Iterable[tuple[OutputStream, RequestOutput | Exception]]) -> None:
+    def _send(self, ready: Iterable[tuple[OutputStream, Any]]) -> None:
         """Delivers outputs; wakes each event loop once, whatever the number of its coroutines."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, RequestOutput | Exception]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, Any]]] = {}
         for stream, output in ready:
             by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, outputs in by_loop.items():
@@ -282,6 +288,6 @@ def _do(call: _Call) -> None:
         call.done.set_exception(error)
 
 
-def _put_all(outputs: list[tuple[OutputStream, RequestOutput | Exception]]) -> None:
+def _put_all(outputs: list[tuple[OutputStream, Any]]) -> None:
     for stream, output in outputs:
         stream.put(output)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+class RequestAbortedError(RuntimeError):
+    """A request was aborted, and has no output."""
+
+
 class StepFailedError(RuntimeError):
     """A step failed: its requests have ended, all others continue.
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
-from torch_armllm.engine.errors import StepFailedError
+from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.base import LLMBase
+from torch_armllm.pooling.inputs import by_length
+from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from torch_armllm.pooling.pooling_model import PoolingInput
+from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask
 
 T = TypeVar("T")
 
-__all__ = ["AsyncLLM", "EngineDeadError", "StepFailedError"]
+__all__ = ["AsyncLLM", "EngineDeadError", "RequestAbortedError", "StepFailedError"]
 
 
 class AsyncLLM(LLMBase):
@@ -41,7 +45,8 @@ class AsyncLLM(LLMBase):
     """
 
     def _start(self) -> None:
-        self._thread = EngineThread(self.llm_engine)
+        self._thread = EngineThread(self.llm_engine if self.pooling_engine is None else self.pooling_engine)
+        self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._end = weakref.finalize(self, _end, self._thread, self._tokenizing)
 
@@ -65,10 +70,12 @@ class AsyncLLM(LLMBase):
             priority: lower values run first.
 
         Raises:
-            ValueError: the request can never be served, or its id is in use.
+            ValueError: the model pools, or the request can never be served, or its id is in use.
             StepFailedError: a step with this request failed; the engine continues.
             EngineDeadError: the engine failed, or was shut down.
         """
+        if self.pooling_engine is not None:
+            raise ValueError("this model pools: call encode, or load it with runner='generate'")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         stream = OutputStream(params)
         name = request_id or f"request-{uuid.uuid4().hex}"
@@ -79,15 +86,87 @@ class AsyncLLM(LLMBase):
         finished = False
         try:
             while not finished:
-                output = await stream.get()
+                output: RequestOutput = await stream.get()
                 finished = output.finished
                 yield output
         finally:
             if not finished:
                 self._thread.abort(name, stream)
 
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str = "",
+        priority: int = 0,
+        *,
+        pooling_task: PoolingTask | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Pools a text, and yields its only output; see `LLM.encode`.
+
+        Raises:
+            ValueError: the model generates, or the text or a parameter does not fit it.
+            RequestAbortedError: `abort` was called.
+            StepFailedError: the batch of the text failed; the engine continues.
+            EngineDeadError: the engine failed, or was shut down.
+        """
+        engine = self.pooling_engine
+        if engine is None:
+            raise ValueError("this model generates: load it with runner='pooling' to encode")
+        task = engine.model.tasks[0] if pooling_task is None else pooling_task
+        params = PoolingParams() if pooling_params is None else pooling_params
+        self._thread.check()
+        loop = asyncio.get_running_loop()
+        one = await loop.run_in_executor(self._tokenizing, engine.inputs.build, prompt, task, params)
+        for output in await self.encode_batch([one], request_id, priority):
+            yield output
+
+    async def encode_batch(
+        self, inputs: Sequence[PoolingInput], request_id: str = "", priority: int = 0
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Pools the inputs of one request, and returns an output for each, in their order.
+
+        Canceling the task that waits for it aborts the request.
+
+        Args:
+            inputs: built by the engine's `InputBuilder`.
+            request_id: unique among running requests; empty: a new id.
+            priority: lower values run first.
+
+        Raises:
+            RequestAbortedError: see `encode`, as for the other errors.
+        """
+        stream = OutputStream(None)
+        request_id = request_id or f"request-{uuid.uuid4().hex}"
+        if request_id in self._batches:
+            raise ValueError(f"a request with the id {request_id!r} is running; give another id")
+        names = [f"{request_id}-{index}" for index in range(len(inputs))]
+        self._thread.check()
+        self._batches[request_id] = names, stream
+        done: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
+        try:
+            for index in by_length(inputs):
+                self._thread.add(names[index], stream, inputs[index], None, priority)
+            while len(done) < len(inputs):
+                output = await stream.get()
+                done[output.request_id] = output
+            return [done[name] for name in names]
+        finally:
+            del self._batches[request_id]
+            for name in names:
+                if name not in done:
+                    self._thread.abort(name, stream)
+
     async def abort(self, request_id: str) -> None:
-        """Aborts a request; its generator yields the output so far, with ``finish_reason`` ``abort``."""
+        """Aborts a request.
+
+        Its generator yields the output so far, with ``finish_reason`` ``abort``; a request that pools raises
+        `RequestAbortedError`.
+        """
+        if (batch := self._batches.get(request_id)) is not None:
+            error = RequestAbortedError(f"the request {request_id!r} was aborted")
+            batch[1].loop.call_soon_threadsafe(batch[1].put, error)
+            return
         self._thread.abort(request_id)
 
     async def between_steps(self, work: Callable[[], T]) -> T:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
 from torch_armllm.llm.loader import (
     LoadedEngine,
@@ -16,16 +17,20 @@ from torch_armllm.llm.loader import (
     engine_config,
     load_engine,
     load_patched,
+    load_pooling_engine,
     resolve_auto,
     verify_checksums,
 )
 from torch_armllm.plan.plan_model import PlanModel
+from torch_armllm.pooling.pooling_engine import PoolingEngine
+from torch_armllm.pooling.runner import Runner, choose_runner
 from torch_armllm.system.gc_pause import collection_paused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from torch_armllm.engine.config import EngineConfig
+    from torch_armllm.engine.llm_engine import LLMEngine
     from torch_armllm.quant.recipe import Recipe
 
 
@@ -37,9 +42,11 @@ class LLMBase:
     Arguments and errors are those of `torch_armllm.LLM`.
 
     Attributes:
-        llm_engine: the engine.
+        llm_engine: the engine; a pooling model has none.
+        pooling_engine: the engine of a pooling model; None: the model generates.
     """
 
+    llm_engine: LLMEngine
     _DEFAULTS: ClassVar[Mapping[str, Any]] = {}
     """Settings that differ from `EngineConfig`'s."""
 
@@ -53,9 +60,32 @@ class LLMBase:
         skip_tokenizer_init: bool = False,
         progress: bool = True,
         verify: bool = False,
+        runner: Runner = "auto",
+        pooler_config: Mapping[str, Any] | None = None,
+        hf_overrides: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         config = engine_config({**self._DEFAULTS, **settings})
+        self._model_lock = threading.Lock()
+        self.pooling_engine: PoolingEngine | None = None
+        if choose_runner(model, runner) == "pooling":
+            if verify:
+                verify_checksums(model)
+            self.pooling_engine, self._model, self._tokenizer = load_pooling_engine(
+                model,
+                tokenizer,
+                dtype=dtype,
+                quantization=quantization,
+                skip_tokenizer_init=skip_tokenizer_init,
+                progress=progress,
+                pooler_config=pooler_config,
+                hf_overrides=hf_overrides,
+                config=config,
+            )
+            self._start()
+            return
+        if pooler_config or hf_overrides:
+            raise ValueError("pooler_config and hf_overrides are for pooling models: give runner='pooling'")
         with collection_paused():  # it imports transformers
             model, quantization = resolve_auto(model, quantization)
         if verify:
@@ -79,7 +109,6 @@ class LLMBase:
         loaded = load_with_plan_cache(model, tokenizer, config, requested, skip_tokenizer_init, load)
         self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = load_model
-        self._model_lock = threading.Lock()
         self._start()
 
     def _start(self) -> None:
@@ -99,8 +128,15 @@ class LLMBase:
         return not isinstance(self._model, PlanModel)
 
     @property
+    def stats(self) -> EngineStats:
+        """Statistics of the engine."""
+        return (self.llm_engine if self.pooling_engine is None else self.pooling_engine).stats
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens in the model's vocabulary."""
+        if self.pooling_engine is not None:
+            return self.pooling_engine.model.vocab_size
         return self.llm_engine.runner.vocab_size
 
     @property
@@ -113,23 +149,29 @@ class LLMBase:
     @property
     def max_model_len(self) -> int:
         """Most tokens of a prompt and its output together."""
+        if self.pooling_engine is not None:
+            return self.pooling_engine.max_model_len
         return self.llm_engine.preprocessor.max_model_len
 
     @property
     def max_num_seqs(self) -> int:
         """Most sequences that run at once."""
+        if self.pooling_engine is not None:
+            return self.pooling_engine.max_num_seqs
         return self.llm_engine.scheduler.config.max_num_seqs
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV cache and the drafter's; 0 for a model that runs module by module."""
+        """Bytes of the KV cache and the drafter's; 0 for a model that runs module by module, or pools."""
+        if self.pooling_engine is not None:
+            return 0
         decoder = self.llm_engine.speculative_decoder
         return self.llm_engine.runner.kv_bytes + (0 if decoder is None else decoder.kv_bytes)
 
     @property
     def promised_bytes(self) -> int:
         """Bytes that the engine may still write: of its KV cache, and of experts that come from the disk."""
-        experts = self.llm_engine.stats.experts
+        experts = self.stats.experts
         return self.kv_bytes + (0 if experts is None else experts().unfilled)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -99,7 +99,8 @@ def generated_tokens(source: str, sequences: int, length: int, seed: int = 0) ->
 def written_tokens(model: Any, sequences: int, length: int, seed: int = 0) -> Tensor:
     """Generates sequences with a model, or with that of a folder, in INT4: see `generated_tokens`."""
     concurrent = min(sequences, _MAX_NUM_SEQS)
-    llm = LLM(model, skip_tokenizer_init=True, max_model_len=length, max_num_seqs=concurrent)
+    options: dict[str, Any] = {"max_model_len": length, "max_num_seqs": concurrent}
+    llm = LLM(model, skip_tokenizer_init=True, runner="generate", **options)
     start = llm.model.generation_config.bos_token_id
     start = llm.model.config.get_text_config().bos_token_id if start is None else start
     first = [start or 0] if not isinstance(start, list) else start[:1]

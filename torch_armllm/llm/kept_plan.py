@@ -28,6 +28,6 @@ def keep_plan(folder: Path) -> None:
     if os.environ.get(SETTING) == "0" or size > _SHARE * free_memory():
         return
     try:
-        LLM(str(folder), progress=False)
+        LLM(str(folder), progress=False, runner="generate")
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         logger.info("no plan is kept for the first start: %s", error)

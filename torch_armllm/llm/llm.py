@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -16,18 +16,17 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
-from torch_armllm.llm.base import LLMBase
+from torch_armllm.llm.pooling_calls import PoolingCalls
+from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
 from torch_armllm.system.forks import warn_if_forked
 from torch_armllm.system.progress import progress_bar
 from torch_armllm.system.sigint import interrupts_held
 
-Prompts = Prompt | Sequence[Prompt]
-"""One prompt or several; a list of integers is one prompt."""
 Conversation = list[dict[str, Any]]
 
 
-class LLM(LLMBase):
-    """A model that completes prompts in batches; names and defaults are vLLM's.
+class LLM(PoolingCalls):
+    """A model that completes prompts in batches, or pools them; names and defaults are vLLM's.
 
     Args:
         model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
@@ -37,6 +36,11 @@ class LLM(LLMBase):
             are; ``auto`` is ``int4``, except for ``smollm2``, a 4-bit file, whose integers are kept.
         skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
         progress: shows progress bars while the model is loaded and quantized.
+        runner: ``generate`` or ``pooling``; ``auto``: what the model's files say: a class that does not
+            generate, or a pooling module of sentence-transformers, pools.
+        pooler_config: for pooling models, instead of what the files say: ``pooling_type`` (``LAST``, ``CLS``,
+            ``MEAN``, ``MAX``) and ``normalize``.
+        hf_overrides: for pooling models, fields to replace in config.json.
         verify: compares every tensor with the checksum that was saved with it, for a folder that this package
             wrote; this reads all of it.
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
@@ -82,6 +86,7 @@ class LLM(LLMBase):
         Raises:
             ValueError: a prompt cannot be served (the message names it), or the lists differ in length.
         """
+        self._check_generates("generate")
         prompt_list = as_prompt_list(prompts)
         params = self._params(sampling_params, len(prompt_list))
         priorities = _one_each("priority", priority, len(prompt_list), 0)
@@ -131,6 +136,7 @@ class LLM(LLMBase):
         Raises:
             ValueError: see `generate`; or there is no template, or it rejects a conversation.
         """
+        self._check_generates("chat")
         several = messages if messages and isinstance(messages[0], list) else [messages]
         options: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
@@ -140,7 +146,7 @@ class LLM(LLMBase):
         options |= {n: v for n, v in (("chat_template", chat_template), ("tools", tools)) if v is not None}
         prompts = []
         for index, conversation in enumerate(several):
-            with _named("conversation", index, len(several)):
+            with named_errors("conversation", index, len(several)):
                 prompts.append(render_chat(self._tokenizer, list(conversation), **options))  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, use_tqdm)
 
@@ -156,6 +162,7 @@ class LLM(LLMBase):
         Raises:
             ValueError: the prompt cannot be served.
         """
+        self._check_generates("stream")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         return self._run(self._names(1), [prompt], [params], [0])
 
@@ -173,7 +180,8 @@ class LLM(LLMBase):
                 prefix cache.
             OSError: the file cannot be written.
         """
-        files, token_ids = self._session_files(), self.llm_engine.preprocessor.token_ids(prompt)
+        files = self._session_files()
+        token_ids = self.llm_engine.preprocessor.token_ids(prompt)
         if not files.holds(token_ids):
             self.generate(token_ids, SamplingParams(max_tokens=1), use_tqdm=False)
             if not files.holds(token_ids):
@@ -195,6 +203,7 @@ class LLM(LLMBase):
         return self._session_files().load(Path(path))
 
     def _session_files(self) -> SessionFiles:
+        self._check_generates("a session")
         engine = self.llm_engine
         if engine.has_unfinished_requests():
             raise ValueError("this LLM is generating; finish that first")
@@ -217,7 +226,7 @@ class LLM(LLMBase):
         with interrupts_held() as let_through:
             try:
                 for index, request in enumerate(zip(names, prompts, params, priorities, strict=True)):
-                    with _named("prompt", index, len(names)):
+                    with named_errors("prompt", index, len(names)):
                         engine.add_request(*request)
                     let_through()
                 while engine.has_unfinished_requests():
@@ -240,28 +249,9 @@ class LLM(LLMBase):
         return [replace(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in several]
 
 
-def as_prompt_list(prompts: Prompts) -> list[Prompt]:
-    """Returns one or several prompts as a list."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    several = list(prompts)
-    if several and all(isinstance(token, int) for token in several):
-        return [several]  # type: ignore[list-item]
-    return several  # type: ignore[return-value]
-
-
 def _one_each(name: str, values: Sequence[Any] | None, count: int, default: Any) -> list[Any]:
     if values is None:
         return [default] * count
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries for {count} prompts; give one per prompt")
     return list(values)
-
-
-@contextmanager
-def _named(noun: str, index: int, count: int) -> Iterator[None]:
-    """Adds the index of the prompt to errors, if there are several prompts."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{noun} {index}: {error}" if count > 1 else str(error)) from error

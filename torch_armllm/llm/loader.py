@@ -18,6 +18,8 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.patching.state import is_patched, patched_forward
+from torch_armllm.pooling.pooling_engine import PoolingEngine
+from torch_armllm.system.logs import show_messages
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -70,6 +72,34 @@ def load_engine(
     if config.speculative_config == "auto" and isinstance(model, str):
         _suggest_drafts(loaded, Path(model).expanduser())
     return LoadedEngine(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
+
+
+def load_pooling_engine(
+    model: str | PreTrainedModel,
+    tokenizer: str | PreTrainedTokenizerBase | None,
+    *,
+    dtype: str | torch.dtype,
+    config: EngineConfig,
+    **options: Any,
+) -> tuple[PoolingEngine, Any, PreTrainedTokenizerBase | None]:
+    """Loads a pooling model and its tokenizer, patches the model if needed, and builds its engine.
+
+    Args:
+        model: a folder, a name on the model hub, or a model, patched or not.
+        tokenizer: see `load_engine`.
+        dtype: see `load_engine`.
+        config: of the engine.
+        options: further arguments of `torch_armllm.pooling.loading.load_pooling`.
+
+    Raises:
+        ValueError: the model cannot pool, or a setting or a file does not fit it.
+        OSError: the checkpoint is not found.
+    """
+    from torch_armllm.pooling.loading import load_pooling  # imports transformers
+
+    show_messages()
+    loaded = load_pooling(model, tokenizer, dtype=_dtype(dtype), **options)
+    return PoolingEngine(loaded, config), loaded.model.model, loaded.tokenizer
 
 
 def resolve_auto(

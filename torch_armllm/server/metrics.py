@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,6 +15,7 @@ from prometheus_client.registry import Collector
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
+from torch_armllm.pooling.outputs import PoolingRequestOutput
 
 RESTART_OUTCOMES = ("success", "error")
 
@@ -244,6 +246,20 @@ class RequestMetrics:
         tokens_after_first = self._tokens / params.n - 1
         if tokens_after_first > 0:
             metrics.observe("request_time_per_output_token_seconds", (end - first) / tokens_after_first)
+
+
+def record_pooled(metrics: ModelMetrics, outputs: Sequence[PoolingRequestOutput[Any]], inputs: int) -> None:
+    """Records the outputs of a request that pools; inputs without an output were aborted."""
+    for output in outputs:
+        times = output.metrics
+        assert times.scheduled_time is not None and times.finished_time is not None
+        metrics.observe("request_prompt_tokens", len(output.prompt_token_ids))
+        metrics.observe("e2e_request_latency_seconds", times.finished_time - times.arrival_time)
+        metrics.observe("request_queue_time_seconds", times.scheduled_time - times.arrival_time)
+        metrics.observe("request_inference_time_seconds", times.finished_time - times.scheduled_time)
+        metrics.count_finished("stop")
+    for _ in range(inputs - len(outputs)):
+        metrics.count_finished("abort")
 
 
 class _EngineCollector(Collector):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from torch_armllm.pooling.pooling_engine import PoolingEngine
+from torch_armllm.server.errors import ApiError
 from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.served_model import ServedModel
 
@@ -40,12 +42,50 @@ def registry_of(request: Request) -> ModelRegistry:
 
 
 def lease_model(request: Request, name: str | None) -> ServedModel:
-    """Returns the model that a request names, and keeps it loaded until the response was sent.
+    """Returns the generating model that a request names, and keeps it loaded until the response was sent.
+
+    Raises:
+        ApiError: there is no such model, or it pools.
+    """
+    served = lease_any(request, name, pools=False)
+    if served.pooling is not None:
+        tasks = ", ".join(served.pooling.model.tasks)
+        raise _wrong_kind(request, f"the model {served.name!r} pools ({tasks})", "generates", "generate")
+    return served
+
+
+def lease_pooling(request: Request, name: str | None) -> tuple[ServedModel, PoolingEngine]:
+    """Returns the pooling model that a request names, as `lease_model` does, and its engine.
+
+    Raises:
+        ApiError: there is no such model, or it generates.
+    """
+    served = lease_any(request, name, pools=True)
+    if served.pooling is None:
+        raise _wrong_kind(request, f"the model {served.name!r} generates", "pools", "pooling")
+    return served, served.pooling
+
+
+def lease_any(request: Request, name: str | None, pools: bool | None = None) -> ServedModel:
+    """Returns the model that a request names, of any kind, as `lease_model` does.
+
+    Args:
+        request: the request.
+        name: of the model; None: the first that was loaded.
+        pools: the kind of model among which the first is looked for; None: any.
 
     Raises:
         ApiError: there is no such model.
     """
-    served = registry_of(request).find(name)
+    registry = registry_of(request)
+    if name is None and pools is not None:
+        name = next((each.name for each in registry if (each.pooling is not None) is pools), None)
+    served = registry.find(name)
     served.acquire()
     request.scope[_LEASED].append(served)
     return served
+
+
+def _wrong_kind(request: Request, what: str, needs: str, runner: str) -> ApiError:
+    text = f"{what}, and {request.url.path} needs one that {needs}: name another, or serve it with --runner"
+    return ApiError(400, f"{text} {runner}", "model", "wrong_kind_of_model")

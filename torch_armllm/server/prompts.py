@@ -82,7 +82,7 @@ class PromptBuilder:
         if reserved := NOT_VARIABLES & set(variables):
             text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
             raise ApiError(400, text, "chat_template_kwargs")
-        return await self._run(
+        return await self.run(
             lambda: render_chat(self.tokenizer, messages, self._limit, **options), "messages"
         )
 
@@ -98,7 +98,7 @@ class PromptBuilder:
             ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
             return {"prompt": text, "prompt_token_ids": list(ids)}
 
-        return await self._run(tokens, "prompt")
+        return await self.run(tokens, "prompt")
 
     def infill(self, param: str) -> InfillPrompts:
         """Returns what builds prompts for the middle of a text.
@@ -147,7 +147,7 @@ class PromptBuilder:
         if max(tokens, default=0) > last:
             message = f"token id {max(tokens)} is out of range: the tokenizer's ids end at {last}"
             raise ApiError(400, message, "tokens")
-        return await self._run(lambda: str(self.tokenizer.decode(tokens)), "tokens")
+        return await self.run(lambda: str(self.tokenizer.decode(tokens)), "tokens")
 
     def close(self) -> None:
         """Ends the thread."""
@@ -159,7 +159,12 @@ class PromptBuilder:
         except ValueError as error:
             raise bad_request(error, param) from error
 
-    async def _run(self, work: Callable[[], T], param: str) -> T:
+    async def run(self, work: Callable[[], T], param: str) -> T:
+        """Runs work in the thread; its errors are those of a request field.
+
+        Raises:
+            ApiError: the work failed over its input.
+        """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except (ValueError, TypeError, UnicodeError) as error:

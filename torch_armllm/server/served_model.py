@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
-from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
+from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, RequestAbortedError, StepFailedError
+from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from torch_armllm.pooling.pooling_engine import PoolingEngine
+from torch_armllm.pooling.pooling_model import PoolingInput
 from torch_armllm.server.client_limits import ClientLimits
 from torch_armllm.server.errors import ApiError, bad_request
-from torch_armllm.server.metrics import RequestMetrics, ServerMetrics
+from torch_armllm.server.metrics import RequestMetrics, ServerMetrics, record_pooled
 from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.prompts import PromptBuilder
 from torch_armllm.server.reasoning.families import reasoning_tags
@@ -81,7 +84,7 @@ class ServedModel:
         self.reasoning = reasoning_tags(
             model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()
         )
-        self.metrics = metrics.for_model(model_settings.name, llm.llm_engine.stats)
+        self.metrics = metrics.for_model(model_settings.name, llm.stats)
 
     def acquire(self) -> None:
         """Keeps the model loaded for a request; see `release`."""
@@ -94,6 +97,11 @@ class ServedModel:
         assert self._num_requests >= 0
         if not self._num_requests:
             self.idle.set()
+
+    @property
+    def pooling(self) -> PoolingEngine | None:
+        """The engine of a pooling model; None: the model generates."""
+        return self.llm.pooling_engine
 
     def check_tokens(self, tokens: Sequence[int], param: str, generates: bool = True) -> None:
         """Checks the number of tokens and their ids.
@@ -126,19 +134,47 @@ class ServedModel:
         Raises:
             ApiError: the request is invalid or took too long, or the engine is dead.
         """
-        seconds = self.settings.request_timeout
-        timer = asyncio.get_running_loop().call_later(seconds, self._end_late, request_id)
-        self._running.add(request_id)
         request_metrics = RequestMetrics(self.metrics, params)
         self.clients.charge(len(prompt.get("prompt_token_ids", ())))
         try:
-            async with aclosing(self.llm.generate(prompt, params, request_id, priority)) as outputs:
-                async for output in outputs:
-                    request_metrics.record(output)
-                    self.clients.charge(sum(len(completion.token_ids) for completion in output.outputs))
-                    if output.finished and (reason := self._ended.get(request_id)):
-                        raise reason
-                    yield output
+            with self._tracked(request_id):
+                async with aclosing(self.llm.generate(prompt, params, request_id, priority)) as outputs:
+                    async for output in outputs:
+                        request_metrics.record(output)
+                        self.clients.charge(sum(len(completion.token_ids) for completion in output.outputs))
+                        if output.finished and (reason := self._ended.get(request_id)):
+                            raise reason
+                        yield output
+        finally:
+            request_metrics.close()
+
+    async def encode(
+        self, inputs: Sequence[PoolingInput], request_id: str, priority: int = 0
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Pools the inputs of a request, and returns an output for each; canceling it aborts them.
+
+        Raises:
+            ApiError: the request took too long, or the engine is dead.
+        """
+        self.clients.charge(sum(len(each.token_ids) for each in inputs))
+        outputs: list[PoolingRequestOutput[PoolingOutput]] = []
+        try:
+            with self._tracked(request_id):
+                outputs = await self.llm.encode_batch(inputs, request_id, priority)
+            return outputs
+        finally:
+            record_pooled(self.metrics, outputs, len(inputs))
+
+    @contextmanager
+    def _tracked(self, request_id: str) -> Iterator[None]:
+        """Ends a request that takes too long, and turns errors of the engine into those of the API."""
+        seconds = self.settings.request_timeout
+        timer = asyncio.get_running_loop().call_later(seconds, self._end_late, request_id)
+        self._running.add(request_id)
+        try:
+            yield
+        except RequestAbortedError as error:
+            raise self._ended.get(request_id) or bad_request(error) from error
         except (ValueError, ImportError) as error:
             raise bad_request(error) from error
         except StepFailedError as error:
@@ -147,7 +183,6 @@ class ServedModel:
             raise self.dead_error() from error
         finally:
             timer.cancel()
-            request_metrics.close()
             self._running.discard(request_id)
             self._ended.pop(request_id, None)
 
@@ -180,7 +215,8 @@ class ServedModel:
             )
 
     def _end_late(self, request_id: str) -> None:
-        message = f"the request took more than {self.settings.request_timeout:g} seconds; lower max_tokens"
+        remedy = "lower max_tokens" if self.pooling is None else "send fewer texts"
+        message = f"the request took more than {self.settings.request_timeout:g} seconds; {remedy}"
         self._end(request_id, ApiError(504, message, code="timeout"))
 
     def _end(self, request_id: str, reason: ApiError) -> None:

@@ -41,7 +41,7 @@ async def embed(served: ServedModel, tokens: list[int], body: EmbeddingRequest) 
     if body.dimensions is not None:
         _check_dimensions(body.dimensions, len(vector))
         vector = vector[: body.dimensions]
-    return torch.nn.functional.normalize(vector, dim=0) if body.normalize else vector
+    return vector if body.normalize is False else torch.nn.functional.normalize(vector, dim=0)
 
 
 def _check_dimensions(dimensions: int | None, hidden_size: int | None) -> None:

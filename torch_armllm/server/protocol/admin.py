@@ -12,6 +12,9 @@ from torch_armllm.server.protocol.body import RequestPart
 
 _ENGINE_FIELDS = (
     "dtype",
+    "runner",
+    "pooler_config",
+    "hf_overrides",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -30,6 +33,9 @@ class LoadRequest(RequestPart):
         model: smollm2, a folder on the server's machine, or a Hugging Face Hub name.
         name: the model's name in requests; None: the value of `model`.
         quantization: ``int4``, another scheme, ``none`` or ``auto``.
+        runner: ``generate`` or ``pooling``; ``auto``: what the model's files say.
+        pooler_config: ``pooling_type`` and ``normalize`` of a pooling model, instead of what its files say.
+        hf_overrides: fields to replace in config.json of a pooling model.
         chat_template: replaces the tokenizer's own template.
         tool_call_parser: name of the tool parser; None: detected from the chat template.
         reasoning_parser: name of the reasoning parser; None: detected from the chat template and the tokens.
@@ -43,6 +49,9 @@ class LoadRequest(RequestPart):
     name: str | None = Field(default=None, min_length=1, max_length=200)
     dtype: str | None = Field(default=None, max_length=32)
     quantization: str | None = Field(default=None, max_length=32)
+    runner: Literal["auto", "generate", "pooling"] | None = None
+    pooler_config: dict[str, Any] | None = None
+    hf_overrides: dict[str, Any] | None = None
     max_model_len: int | None = Field(default=None, ge=1, le=MAX_MODEL_LEN)
     max_num_seqs: int | None = Field(default=None, ge=1, le=MAX_NUM_SEQS)
     max_num_batched_tokens: int | None = Field(default=None, ge=1, le=MAX_NUM_BATCHED_TOKENS)

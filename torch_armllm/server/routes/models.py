@@ -27,7 +27,8 @@ async def get_model(request: Request, name: str) -> dict[str, Any]:
 
 
 def model_card(served: ServedModel) -> dict[str, Any]:
-    """Returns a model's entry in OpenAI's format, and the sampling parameters that requests may leave out."""
+    """Returns a model's entry in OpenAI's format, its tasks, and its defaults of sampling parameters."""
+    recommended = _RECOMMENDED if served.pooling is None else ()
     return {
         "id": served.name,
         "object": "model",
@@ -36,5 +37,6 @@ def model_card(served: ServedModel) -> dict[str, Any]:
         "root": served.model_settings.source or served.name,
         "parent": None,
         "max_model_len": served.max_model_len,
-        "default_sampling_params": {name: getattr(served.defaults, name) for name in _RECOMMENDED},
+        "default_sampling_params": {name: getattr(served.defaults, name) for name in recommended},
+        "tasks": ["generate"] if served.pooling is None else list(served.pooling.model.tasks),
     }

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.model_leases import lease_model
+from torch_armllm.server.model_leases import lease_any
 from torch_armllm.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
@@ -16,7 +16,7 @@ router = APIRouter()
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Returns the token ids of a text or a conversation."""
-    served = lease_model(request, body.model)
+    served = lease_any(request, body.model)
     prompts = served.prompts
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", "prompt")
@@ -37,5 +37,5 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, str]:
     """Returns the text of token ids."""
-    served = lease_model(request, body.model)
+    served = lease_any(request, body.model)
     return {"prompt": await served.prompts.decode(body.tokens)}

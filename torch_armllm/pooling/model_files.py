@@ -1,0 +1,53 @@
+"""Files beside a model's weights, in a folder or on the model hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def find_file(source: str, name: str) -> Path | None:
+    """Returns a file of a folder or hub name; None if it has none of that name."""
+    if (folder := Path(source).expanduser()).exists():
+        path = folder / name
+        return path if path.is_file() else None
+    from transformers.utils import cached_file  # imports transformers
+
+    found = cached_file(
+        source,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    return None if found is None else Path(found)
+
+
+def read_json(source: str, name: str) -> Any:
+    """Returns the content of a JSON file; None if there is none.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    path = find_file(source, name)
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def read_object(source: str, name: str) -> dict[str, Any]:
+    """Returns the content of a JSON file that holds an object; an empty one if there is none.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    content = read_json(source, name)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} of {source} is damaged: an object is expected, not {str(content)[:50]}")
+    return content

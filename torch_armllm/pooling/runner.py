@@ -1,0 +1,54 @@
+"""Choice between generating and pooling, for a model that may do either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from torch_armllm.pooling.model_files import read_object
+from torch_armllm.pooling.sentence_files import has_pooling
+
+Runner = Literal["auto", "generate", "pooling"]
+
+_POOLING = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForMaskedLM",
+    "ForTextEncoding",
+    "Model",
+)
+"""Endings of the names of classes that do not generate; `GPT2LMHeadModel` and its like do."""
+
+
+def choose_runner(model: Any, runner: str = "auto") -> Literal["generate", "pooling"]:
+    """Returns what a model is loaded for: the user's choice, or what its files say.
+
+    A folder with a pooling module of sentence-transformers pools, whatever its class.
+
+    Args:
+        model: a folder, a file, a hub name, or a model.
+        runner: the user's choice.
+
+    Raises:
+        ValueError: the choice is unknown.
+    """
+    if runner == "generate":
+        return "generate"
+    if runner == "pooling":
+        return "pooling"
+    if runner != "auto":
+        raise ValueError(f"runner is {runner!r}; give auto, generate or pooling")
+    if not isinstance(model, str):
+        return "pooling" if pools(type(model).__name__) else "generate"
+    path = Path(model).expanduser()
+    if not path.is_dir() and ("/" not in model or path.exists()):  # the embedded model, or a GGUF file
+        return "generate"
+    if has_pooling(model):
+        return "pooling"
+    names = read_object(model, "config.json").get("architectures") or [""]
+    return "pooling" if isinstance(names, list) and pools(str(names[0])) else "generate"
+
+
+def pools(name: str) -> bool:
+    """True if the models of a class do not generate."""
+    return name.endswith(_POOLING) and not name.endswith(("LMHeadModel", "DoubleHeadsModel"))
