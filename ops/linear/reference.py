@@ -50,7 +50,8 @@ def rotate_groups(x: Tensor) -> Tensor:
     for dimension in range(-GROUP_BITS, 0):
         low, high = parts.unbind(dimension)
         parts = torch.stack([low + high, low - high], dimension)
-    return parts.flatten(-GROUP_BITS - 1)
+    rotated: Tensor = parts.flatten(-GROUP_BITS - 1)
+    return rotated
 
 
 def quantize_digits(x: Tensor, digits: int, rotated: bool = False) -> list[tuple[Tensor, Tensor]]:

@@ -101,13 +101,13 @@ def weights_of(layer: nn.Module) -> HeadWeights | None:
 
     if type(layer) is QuantLinear and layer.order is None:
         weight, scheme = layer.weight_packed, layer.scheme
-        inputs = {"digits": layer.digits, "rotated": layer.rotated}
+        digits, rotated = layer.digits, layer.rotated
     elif type(layer) is nn.Linear and layer.weight.dtype in _DENSE:
-        weight, scheme, inputs = layer.weight, None, {}
+        weight, scheme, digits, rotated = layer.weight, None, 1, False
     else:
         return None
     bias = None if layer.bias is None else layer.bias.detach()
-    return HeadWeights(weight.detach(), bias, scheme, layer.out_features, **inputs)
+    return HeadWeights(weight.detach(), bias, scheme, layer.out_features, digits=digits, rotated=rotated)
 
 
 def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:

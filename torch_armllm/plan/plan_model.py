@@ -57,10 +57,10 @@ class HeadWeights:
     def _product(self, hidden: Tensor) -> Tensor:
         if self.scheme is None:
             return dense_linear(hidden, self.weight, self.bias)
-        inputs = {"digits": self.digits, "rotated": self.rotated}
+        inputs = None, self.digits, self.rotated
         if self.scheme == "int8":
-            return int8_linear(hidden, self.weight, self.out_features, self.bias, **inputs)
-        return int4_linear(hidden, self.weight, self.out_features, self.scheme, self.bias, **inputs)
+            return int8_linear(hidden, self.weight, self.out_features, self.bias, *inputs)
+        return int4_linear(hidden, self.weight, self.out_features, self.scheme, self.bias, *inputs)
 
     def weights(self, like: Tensor) -> HeadWeights:
         """See `Head.weights`."""

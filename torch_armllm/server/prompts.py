@@ -135,7 +135,7 @@ class PromptBuilder:
             ids = prompts.build(prefix, suffix, extra, begun, most)
             return {"prompt": prefix, "prompt_token_ids": ids}
 
-        return await self._run(tokens, "input_prefix")
+        return await self.run(tokens, "input_prefix")
 
     async def decode(self, tokens: list[int]) -> str:
         """Returns the text of token ids, special tokens included.

@@ -92,10 +92,10 @@ class QuantLinear(nn.Module):
             return linear.int8_heads_linear(tokens, weight, rows).view(*x.shape[:-1], rows)
         if self.order is not None:
             x = x.index_select(-1, self.order)
-        inputs = {"digits": self.digits, "rotated": self.rotated}
+        inputs = None, self.digits, self.rotated
         if self.scheme == "int8":
-            return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias, **inputs)
-        return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias, **inputs)
+            return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias, *inputs)
+        return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias, *inputs)
 
     def dequantize(self) -> Tensor:
         """Returns the dequantized float32 weight (out_features, in_features)."""
