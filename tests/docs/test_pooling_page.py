@@ -11,6 +11,7 @@ import pytest
 from tests.support.pooling_folders import pooling_folder, with_modules
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/embed-and-classify.md"
+_NAME = re.compile("Qwen/Qwen3-Embedding-0.6B|BAAI/bge-base-en-v1.5")
 _BLOCK = re.compile(r"(?P<skipped><!-- not run: .+? -->\n)?^```python\n(?P<code>.*?)^```", re.M | re.S)
 
 
@@ -24,9 +25,10 @@ def test_the_blocks_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         config_sentence_transformers=prompts,
     )
     blocks = [match["code"] for match in _BLOCK.finditer(PAGE.read_text()) if not match["skipped"]]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "torch_armllm: ")  # no call runs module by module
+        namespace: dict[str, object] = {}
         for code in blocks:
-            exec(code.replace("Qwen/Qwen3-Embedding-0.6B", str(tmp_path)), {})
+            exec(_NAME.sub(str(tmp_path), code), namespace)
     assert "int8" in capsys.readouterr().out
