@@ -41,7 +41,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("rope_table(Tensor positions, Tensor inv_freq, float scaling=1.0, int offset=0) -> (Tensor, Tensor)");
   m.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved=False, bool unzip=False) -> ()");
   // embedding
-  m.def("split_embedding(Tensor ids, Tensor weight, Tensor rest, str dtype, str scheme=\"i8\") -> Tensor");
+  m.def("split_embedding(Tensor ids, Tensor weight, Tensor rest, str dtype, str scheme=\"i8\", bool rotated=False) -> Tensor");
   // activation
   m.def("gated_act(Tensor gate, Tensor up, str activation) -> Tensor");
   // attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.linear import unpack_int
+from torch_armllm.ops.linear import rotate_groups, unpack_int
 from torch_armllm.ops.linear.packed_layout import GROUP, unpack_multipliers
 from torch_armllm.system.dtypes import dtype_name
 
@@ -40,7 +40,12 @@ def split_rest(weight: Tensor, packed: Tensor, scheme: str = "i8") -> Tensor:
 
 
 def split_embedding(
-    ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype, scheme: str = "i8"
+    ids: Tensor,
+    weight: Tensor,
+    rest: Tensor,
+    dtype: torch.dtype,
+    scheme: str = "i8",
+    rotated: bool = False,
 ) -> Tensor:
     """Looks up rows of an embedding that is stored as panels and a rest.
 
@@ -50,6 +55,7 @@ def split_embedding(
         rest: int8 ``(vocabulary, width)``, from `split_rest`.
         dtype: dtype of the result: float32, bfloat16 or float16.
         scheme: scheme of the panels, ``i8`` or ``int6``.
+        rotated: the panels are those of a rotated output layer, see `int4_linear`; rows are rotated back.
 
     Returns:
         ``(*ids.shape, width)``: ``s · (254 q + rest) / 254``, rounded once to float32 and once to ``dtype``.
@@ -57,12 +63,17 @@ def split_embedding(
     Raises:
         RuntimeError: an id is outside the vocabulary, or a shape or dtype is wrong.
     """
-    out: Tensor = torch.ops.armllm.split_embedding(ids, weight, rest, dtype_name(dtype), scheme)
+    out: Tensor = torch.ops.armllm.split_embedding(ids, weight, rest, dtype_name(dtype), scheme, rotated)
     return out
 
 
 def reference_split_embedding(
-    ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype, scheme: str = "i8"
+    ids: Tensor,
+    weight: Tensor,
+    rest: Tensor,
+    dtype: torch.dtype,
+    scheme: str = "i8",
+    rotated: bool = False,
 ) -> Tensor:
     """`split_embedding` in plain PyTorch."""
     q, scale = unpack_int(weight, rest.shape[0], rest.shape[1], scheme)
@@ -70,6 +81,8 @@ def reference_split_embedding(
     if scheme == "int6":
         further = further * _steps_per_row_scale(weight, *rest.shape)
     whole = q[ids].float() * STEPS + further[ids]
+    if rotated:
+        whole = rotate_groups(whole) / GROUP
     return (whole * (scale[ids] / STEPS)[..., None]).to(dtype)
 
 
@@ -80,5 +93,7 @@ def _steps_per_row_scale(panels: Tensor, rows: int, columns: int) -> Tensor:
 
 
 @torch.library.register_fake("armllm::split_embedding")
-def _(ids: Tensor, weight: Tensor, rest: Tensor, dtype: str, scheme: str = "i8") -> Tensor:
+def _(
+    ids: Tensor, weight: Tensor, rest: Tensor, dtype: str, scheme: str = "i8", rotated: bool = False
+) -> Tensor:
     return rest.new_empty((*ids.shape, rest.shape[1]), dtype=getattr(torch, dtype))

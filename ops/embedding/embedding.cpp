@@ -52,6 +52,7 @@ void SplitEmbedding::tile(int, int64_t index) {
     }
     const uint8_t* panel = a.weight + id / kPanel * a.panel_stride;
     join(panel, id % kPanel, a.rest + id * a.width, a.width, whole);
+    if (a.rotated) variant().linear->rotate(whole, DType::f32, a.width, whole);
     float scale;
     std::memcpy(&scale, panel + 4 * (id % kPanel), sizeof(scale));
     variant().linear->epilogue(whole, a.width, scale / kRestSteps, nullptr, DType::f32, nullptr, a.out.row(t),
@@ -69,7 +70,8 @@ ScalarType type_named(const std::string& name) {
                   "'; choose from: float32, bfloat16, float16");
 }
 
-Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype, std::string scheme) {
+Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype, std::string scheme,
+                       bool rotated) {
   const Scheme kind = scheme_of(scheme);
   STD_TORCH_CHECK(kind == Scheme::i8 || kind == Scheme::int6,
                   "split_embedding: scheme must be i8 or int6, not ", scheme);
@@ -77,6 +79,8 @@ Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype
   STD_TORCH_CHECK(rest.dim() == 2 && type_of(rest) == ScalarType::Char && rest.is_contiguous(),
                   "split_embedding: rest must be contiguous int8 of shape (vocabulary, width)");
   const int64_t vocab_size = rest.size(0), width = rest.size(1);
+  STD_TORCH_CHECK(!rotated || width % kGroup == 0, "split_embedding: rotated rows need whole groups of ",
+                  kGroup, " elements; the width is ", width);
   const int64_t bytes = panel_layout(kind, width).bytes;
   STD_TORCH_CHECK(weight.dim() == 2 && type_of(weight) == ScalarType::Byte &&
                       weight.size(0) == ceil_div(vocab_size, kPanel) && weight.size(1) == bytes &&
@@ -97,6 +101,7 @@ Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype
   a.out = Rows{out.data_ptr(), width, dtype_of(out, "out")};
   a.tokens = flat.numel();
   a.width = width;
+  a.rotated = rotated;
   a.vocab_size = vocab_size;
   for (int64_t t = 0; t < a.tokens; ++t)
     STD_TORCH_CHECK(a.ids[t] >= 0 && a.ids[t] < vocab_size, "split_embedding: id ", a.ids[t],

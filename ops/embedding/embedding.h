@@ -19,6 +19,7 @@ struct SplitEmbeddingArgs {
   const int8_t* rest = nullptr;  // [vocab_size][width]
   const int64_t* ids = nullptr;  // [tokens]
   Rows out;
+  bool rotated = false;  // the output layer is rotated, see LinearArgs; rows are rotated back
   int64_t tokens = 0, width = 0, vocab_size = 0;
 };
 

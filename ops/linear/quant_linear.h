@@ -90,7 +90,7 @@ struct LinearKernels {
                           float scale, float* errors);
 
   // Multiplies each group of 32 elements by the Hadamard matrix H (Sylvester's, of ones and minus ones) / 32;
-  // n is a multiple of 32.  Every variant adds in the same order.
+  // n is a multiple of 32.  Every variant adds in the same order.  `out` may be x.
   void (*rotate)(const void* x, DType type, int64_t n, float* out);
 
   // sums[i] = sums[i] · scale + more[i] · more_scale, rounded three times; n is a multiple of 16.

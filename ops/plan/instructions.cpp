@@ -81,6 +81,7 @@ Instruction build(const fields::split_embed& op) {
   task->args.scheme = op.scheme;
   task->args.width = op.width;
   task->args.vocab_size = op.vocab_size;
+  task->args.rotated = op.rotated;
   return embedding_of(std::move(task), op.ids, [op](SplitEmbedding& t, const Frame& frame) {
     t.args.out = frame.rows(op.out);
     t.args.ids = frame.pointer<int64_t>(op.ids);

@@ -99,6 +99,8 @@ void check_fields(const Checks& c, const fields::split_embed& op) {
   c.packed(op.ids, 1, ElementType::i64);
   c.panels(op.weight, 1, 0, panels_of(op.vocab_size), op.panel_stride, op.scheme, op.width);
   c.constant(op.rest, double(op.vocab_size) * op.width);
+  STD_TORCH_CHECK(!op.rotated || op.width % kGroup == 0, "plan: a rotated embedding has the width ", op.width,
+                  "; it must be a multiple of ", kGroup);
   c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.weight, "weight"), c.needed(op.rest, "rest");
 }
 

@@ -6,34 +6,40 @@ import pytest
 import torch
 
 from torch_armllm.ops import embedding, variants
+from torch_armllm.ops.linear import rotate_groups
 from torch_armllm.quant.packing import pack
 from torch_armllm.quant.schemes.registry import scheme_named
 
 VARIANTS = variants.machine().distinct("linear")
 
 
-def table(vocabulary: int, width: int, scheme: str = "i8") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def table(
+    vocabulary: int, width: int, scheme: str = "i8", rotated: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns a random weight, its packed form, and the rest that rounding to integers loses."""
     weight = torch.randn(vocabulary, width).bfloat16()
     weight[vocabulary // 2] = 0
-    quantized, _ = scheme_named("int8" if scheme == "i8" else scheme).quantize(weight)
+    stored = rotate_groups(weight) if rotated else weight
+    quantized, _ = scheme_named("int8" if scheme == "i8" else scheme).quantize(stored)
     packed = pack(quantized)
-    return weight, packed, embedding.split_rest(weight, packed, scheme)
+    return weight, packed, embedding.split_rest(stored, packed, scheme)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", ["i8", "int6"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("vocabulary", "width"), [(16, 32), (37, 70), (5, 3)])
+@pytest.mark.parametrize(("vocabulary", "width"), [(16, 32), (37, 70), (5, 3), (20, 64)])
 def test_embedding_matches_reference_and_weight(
     variant: str, scheme: str, dtype: torch.dtype, vocabulary: int, width: int
 ) -> None:
     torch.manual_seed(0)
-    weight, packed, rest = table(vocabulary, width, scheme)
+    rotated = width == 64
+    weight, packed, rest = table(vocabulary, width, scheme, rotated)
     ids = torch.randint(0, vocabulary, (2, 19))
     with variants.use(variant):
-        actual = embedding.split_embedding(ids, packed, rest, dtype, scheme)
-    assert torch.equal(actual, embedding.reference_split_embedding(ids, packed, rest, dtype, scheme))
+        actual = embedding.split_embedding(ids, packed, rest, dtype, scheme, rotated)
+    expected = embedding.reference_split_embedding(ids, packed, rest, dtype, scheme, rotated)
+    assert torch.equal(actual, expected)
     steps = 2**-15 if scheme == "i8" else 2**-13
     bound = weight.float().abs().amax(1, keepdim=True) * steps + weight.float().abs() * 2**-8
     assert bool(((actual.float() - weight[ids].float()).abs() <= bound[ids]).all())
@@ -55,6 +61,8 @@ def test_empty_ids_return_empty_and_invalid_arguments_raise() -> None:
         embedding.split_embedding(torch.tensor([20]), packed, rest, torch.float32)
     with pytest.raises(RuntimeError, match="weight must be uint8"):
         embedding.split_embedding(torch.tensor([0]), packed[:1], rest, torch.float32)
+    with pytest.raises(RuntimeError, match="rotated rows need whole groups of 32 elements; the width is 70"):
+        embedding.split_embedding(torch.tensor([0]), *table(20, 70)[1:], torch.float32, "i8", True)
     with pytest.raises(RuntimeError, match="int32"):
         torch.ops.armllm.split_embedding(torch.tensor([0]), packed, rest, "int32")
 
@@ -63,7 +71,8 @@ def test_empty_ids_return_empty_and_invalid_arguments_raise() -> None:
 def test_opcheck(scheme: str) -> None:
     _, packed, rest = table(20, 32, scheme)
     torch.library.opcheck(
-        torch.ops.armllm.split_embedding.default, (torch.tensor([[1, 19]]), packed, rest, "bfloat16", scheme)
+        torch.ops.armllm.split_embedding.default,
+        (torch.tensor([[1, 19]]), packed, rest, "bfloat16", scheme, True),
     )
 
 

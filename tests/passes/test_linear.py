@@ -86,8 +86,9 @@ def set_digits(*layers: nn.Module) -> None:
 
 
 def digits_of(graph: fx.GraphModule, op: Any) -> list[Any]:
-    """Returns the last argument of each call of an op."""
-    return [node.args[len(op._schema.arguments) - 1 :] for node in graph.graph.nodes if node.target is op]
+    """Returns the argument ``digits`` of each call of an op, in a tuple; empty by default."""
+    at = [argument.name for argument in op._schema.arguments].index("digits")
+    return [node.args[at : at + 1] for node in graph.graph.nodes if node.target is op]
 
 
 def test_gate_and_up_of_equal_digits_are_merged() -> None:

@@ -15,13 +15,15 @@ from tests.support.models import tiny, token_ids
 from tests.support.packed_weights import error
 from torch_armllm import Recipe
 from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
 
 CALIBRATION = token_ids(4, 24)
 
 
-def calibrated(family: str = "llama", **settings: Any) -> Any:
+def calibrated(family: str = "llama", dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """Returns a tiny model quantized by `gptq`; its first norm makes two channels loud."""
-    model = tiny(family)
+    tied = {"tie_word_embeddings": True} if dtype == torch.bfloat16 else {}
+    model = tiny(family, dtype, **tied)
     generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -46,7 +48,7 @@ def logits(model: Any, tokens: int = 13) -> Tensor:
 def test_plans_compute_what_the_modules_do(family: str) -> None:
     model = calibrated(family)
     layers = rotated_layers(model)
-    assert layers and not any("lm_head" in name for name in layers)
+    assert "lm_head" in layers and any("o_proj" in name for name in layers)
     expected = [logits(model, tokens) for tokens in (1, 13)]
     report = torch_armllm.patch(model, None, progress=False)
     assert report.captured, report.capture_reason
@@ -70,6 +72,24 @@ def test_loud_channels_cost_less() -> None:
         for name, module in model.named_modules():
             if isinstance(module, QuantLinear) and name.endswith("o_proj"):
                 assert error(module.dequantize(), float_model.get_submodule(name).weight.detach()) < 0.2, name
+
+
+def test_tied_embeddings_are_rotated_back(tmp_path: Path) -> None:
+    model = calibrated(dtype=torch.bfloat16)
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, TiedEmbedding) and embedding.rotated
+    weight = tiny("llama", torch.bfloat16, tie_word_embeddings=True).get_input_embeddings().weight.detach()
+    assert error(embedding.dequantize(), weight) < 2e-3
+    expected = logits(model)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.get_input_embeddings().dequantize(), embedding.dequantize())
+    torch_armllm.patch(model, None, progress=False)
+    assert error(logits(model), expected) < 3e-2
+
+
+def test_four_bit_heads_are_not_rotated() -> None:
+    assert "lm_head" not in rotated_layers(calibrated(head="int4"))
 
 
 def test_saved_models_stay_rotated(tmp_path: Path) -> None:

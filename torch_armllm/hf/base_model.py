@@ -77,6 +77,7 @@ def position_limit(config: Any) -> int | None:
 
 def type_count_of(base: Any) -> int:
     """Returns the number of token types that an encoder takes beside its token ids; 0 for other models."""
-    count = getattr(base.config, "type_vocab_size", None)
+    config = getattr(base, "config", None)
+    count = getattr(config, "type_vocab_size", None)
     takes = "token_type_ids" in inspect.signature(base.forward).parameters
-    return count if isinstance(count, int) and takes and not getattr(base.config, "is_decoder", False) else 0
+    return count if isinstance(count, int) and takes and not getattr(config, "is_decoder", False) else 0

@@ -64,7 +64,11 @@ def quantize_matrices(
 
 
 def quantize_pieces(
-    weight: Tensor, scheme: Scheme, rounding: Rounding, take: Callable[[slice, Tensor], None]
+    weight: Tensor,
+    scheme: Scheme,
+    rounding: Rounding,
+    take: Callable[[Tensor, Tensor], None],
+    rotated: bool = False,
 ) -> float:
     """Quantizes and packs a float matrix (N, K) piece by piece, for matrices too large to hold twice.
 
@@ -72,16 +76,18 @@ def quantize_pieces(
         weight: the matrix.
         scheme: the scheme.
         rounding: chooses the integers.
-        take: called with a range of rows and their panels, uint8 (⌈rows/16⌉, bytes), in order.
+        take: called with some rows and their panels, uint8 (⌈rows/16⌉, bytes), in order.
+        rotated: rotate the rows first: see `torch_armllm.ops.linear.rotate_groups`.
 
     Returns:
         The relative round-trip error ‖W − Ŵ‖ / ‖W‖.
     """
     sums = (0.0, 0.0)
     for rows in row_chunks(weight.shape[0], weight.shape[1], _PIECE):
-        packed, error, energy = _quantize([weight[rows]], scheme, [rounding])
-        take(rows, packed[0])
-        del packed
+        piece = linear.rotate_groups(weight[rows]) if rotated else weight[rows]
+        packed, error, energy = _quantize([piece], scheme, [rounding])
+        take(piece, packed[0])
+        del packed, piece
         release_free_memory()  # freed pieces would add up otherwise
         sums = (sums[0] + error, sums[1] + energy)
     return relative_error(*sums)

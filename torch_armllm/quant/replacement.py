@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.ops.embedding import split_rest
-from torch_armllm.ops.linear import interleave_panels, rotate_groups
+from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.layers import Layer, block_count, weight_of
 from torch_armllm.quant.methods.base import Method
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -92,20 +92,18 @@ def _quantize_linear(
     rows, columns = weight.shape
     empty = empty_panels((), rows, columns, scheme.name)
     blocks = block_count(module) if layer.kind == "blocks" else 1
-    rotated = method.rotates(layer)
+    rotated = method.rotates(layer, scheme)
     new = QuantLinear(
         *(empty, columns, rows, scheme.name, bias, 0.0, module, weight.dtype), blocks=blocks, rotated=rotated
     )
     sharer = None if tied is None else TiedEmbedding(tied, new)
 
-    def take(part: slice, panels: Tensor) -> None:
+    def take(piece: Tensor, panels: Tensor) -> None:
         spill.append(new, "weight_packed", panels)
         if sharer is not None:
-            spill.append(sharer, "rest", split_rest(weight[part], panels, sharer.scheme))
+            spill.append(sharer, "rest", split_rest(piece, panels, sharer.scheme))
 
-    rounding = method.rounding(layer, scheme)  # first: it may scale the weight's channels
-    weight = rotate_groups(weight) if rotated else weight
-    new.error = quantize_pieces(weight, scheme, rounding, take)
+    new.error = quantize_pieces(weight, scheme, method.rounding(layer, scheme), take, rotated)
     return new, sharer
 
 

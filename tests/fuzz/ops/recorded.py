@@ -123,7 +123,7 @@ def pieces() -> Recorded:
     table = p.constant(_packed_int8(VOCABULARY, width, generator))
     rest = p.constant(torch.randint(-127, 128, (VOCABULARY, width), generator=generator, dtype=torch.int8))
     p.emit("split_embed", out=embedded, ids=ids, weight=table, rest=rest, panel_stride=table.stride,
-           scheme="i8", width=width, vocab_size=VOCABULARY)  # fmt: skip
+           scheme="i8", width=width, vocab_size=VOCABULARY, rotated=width % 32 == 0)  # fmt: skip
     permuted = p.allocate(width, torch.bfloat16, (heads, size))
     order = p.constant(torch.randperm(width, generator=generator).int())
     p.emit("reorder", x=embedded, permutation=order, out=permuted, width=width)

@@ -42,7 +42,14 @@ def _ids_by_id(low: Lowering, table: Tensor, ids: Node) -> Operand:
 
 
 def _split_embedding(
-    low: Lowering, node: Node, ids: Node, table: Node, rest: Node, dtype: str, scheme: str = "i8"
+    low: Lowering,
+    node: Node,
+    ids: Node,
+    table: Node,
+    rest: Node,
+    dtype: str,
+    scheme: str = "i8",
+    rotated: bool = False,
 ) -> Operand:
     packed, further = low.weight(table), low.weight(rest)
     out = low.new(node)
@@ -57,6 +64,7 @@ def _split_embedding(
         scheme=scheme,
         width=out.width,
         vocab_size=vocab_size,
+        rotated=rotated,
     )
     return out
 

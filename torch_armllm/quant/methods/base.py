@@ -48,8 +48,8 @@ class Method:
         """
         raise NotImplementedError
 
-    def rotates(self, layer: Layer) -> bool:
-        """True if the roundings of a linear layer are for its rotated weight: see `QuantLinear.rotated`."""
+    def rotates(self, layer: Layer, scheme: Scheme) -> bool:
+        """True if the rounding of a linear layer is for its rotated weight: see `QuantLinear.rotated`."""
         return False
 
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:

@@ -45,6 +45,7 @@ class TiedEmbedding(nn.Module):
         self.padding_idx = embedding.padding_idx
         self.float_dtype = embedding.weight.dtype
         self.scheme = op_name(head.scheme)
+        self.rotated = head.rotated
         self.register_buffer("weight_packed", head.weight_packed, persistent=False)
         self.register_buffer("rest", torch.empty_like(embedding.weight, dtype=torch.int8, device="meta"))
         # In a tuple: shells are no submodules, their parameters are not the model's any more.
@@ -68,12 +69,16 @@ class TiedEmbedding(nn.Module):
         """Looks up int32 or int64 ids of any shape: ``(*ids.shape, embedding_dim)``."""
         if input_ids.dtype == torch.int32:  # transformers' continuous batching
             input_ids = input_ids.long()
-        return split_embedding(input_ids, self.weight_packed, self.rest, self.float_dtype, self.scheme)
+        return split_embedding(
+            input_ids, self.weight_packed, self.rest, self.float_dtype, self.scheme, self.rotated
+        )
 
     def dequantize(self) -> Tensor:
         """The whole weight ``(num_embeddings, embedding_dim)`` in its float type."""
         ids = torch.arange(self.num_embeddings)
-        return reference_split_embedding(ids, self.weight_packed, self.rest, self.float_dtype, self.scheme)
+        return reference_split_embedding(
+            ids, self.weight_packed, self.rest, self.float_dtype, self.scheme, self.rotated
+        )
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.num_embeddings}, {self.embedding_dim}, tied to the head's weights"

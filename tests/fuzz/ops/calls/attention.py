@@ -74,7 +74,7 @@ def _paged_attention(draw: Random) -> Call:
     size, value_size = draw.choice((1, 8, 20, 32, 64, 128)), draw.choice((1, 8, 20, 64, 128))
     cache, blocks, block_size = _cache(draw, heads, size, value_size)
     sequences, tokens = sequences_of(draw, blocks, block_size)
-    return (
+    call = (
         cache
         | sequences
         | {
@@ -89,6 +89,9 @@ def _paged_attention(draw: Random) -> Call:
             "biases": maybe(draw, Spec((heads * group, 2 * draw.choice((0, 1, 9, 100)) + 1), torch.float32)),
         }
     )
+    if call["alibi_slopes"] is not None or call["relative"] is not None:
+        call["ahead"] = 0
+    return call
 
 
 def _profiles(draw: Random, tokens: int, heads: int) -> Call:

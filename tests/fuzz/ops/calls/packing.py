@@ -72,6 +72,7 @@ def _split_embedding(draw: Random) -> Call:
         "rest": Spec((vocabulary, width), torch.int8, "bytes"),
         "dtype": draw.choice(list(DTYPES.values())),
         "scheme": scheme,
+        "rotated": width % 32 == 0 and draw.choice((False, True)),
     }
 
 

@@ -22,6 +22,7 @@ from torch_armllm.quant.methods.calibrated.resume_cache import ResumeCache
 from torch_armllm.quant.methods.calibrated.smoothing import Smoothing
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import SHARED_SCHEMES
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Search
 from torch_armllm.quant.spill_file import SpillFile
@@ -84,12 +85,12 @@ class Gptq(CalibratedMethod):
         if stage != self._stage:
             self._enter(stage)
         if self._resume_cache is None:
-            return self._find(layer, stage, weight, expert)
+            return self._find(layer, scheme, stage, weight, expert)
         return self._resume_cache.rounding(
-            layer.name, scheme, weight, expert, lambda: self._find(layer, stage, weight, expert)
+            layer.name, scheme, weight, expert, lambda: self._find(layer, scheme, stage, weight, expert)
         )
 
-    def _find(self, layer: Layer, stage: int, weight: str, expert: int) -> Rounding:
+    def _find(self, layer: Layer, scheme: Scheme, stage: int, weight: str, expert: int) -> Rounding:
         """Returns the rounding of a matrix for its current inputs."""
         float_inputs = self._inputs.get(layer.name)
         if float_inputs is None:
@@ -98,15 +99,19 @@ class Gptq(CalibratedMethod):
             if layer.name not in self._experts:
                 self._experts[layer.name] = self._expert_inputs(layer)
             return self._experts[layer.name].rounding(weight, expert)
-        rotated = self.rotates(layer)
+        rotated = self.rotates(layer, scheme)
         key = id(float_inputs), rotated
         if key not in self._roundings:
             rows = max(part.shape[0] for part in layer.weights())
             self._roundings[key] = self._accumulate(float_inputs, rows, rotated)
         return self._roundings[key]
 
-    def rotates(self, layer: Layer) -> bool:  # noqa: D102
-        if not self._rotate or layer.kind != "linear" or layer.name not in self._stage_of:
+    def rotates(self, layer: Layer, scheme: Scheme) -> bool:  # noqa: D102
+        if layer.kind == "head":
+            suitable = scheme.name in SHARED_SCHEMES  # finer than INT4, which `mse` rounds worse if rotated
+        else:
+            suitable = layer.kind == "linear" and layer.name in self._stage_of
+        if not self._rotate or not suitable:
             return False
         module = layer.module
         columns = weight_of(module).shape[0 if isinstance(module, Conv1D) else 1]
