@@ -12,10 +12,11 @@ stories15M is measured and calibrated on different stories that it generates.
 Both sides compute from INT8 activations, as they do when they serve; ``floats`` are our weights with float
 activations.  ``a16`` after a method (4.6:gptq:a16) gives all layers INT16 ones, ``a16=LAYERS`` those of a
 kind (int4:mse:a16=head, or attention) or a pattern (int4:mse:a16=*.down_proj); ``tuned`` tunes row scales on
-128 texts that the float model writes.  A file of llama.cpp is a format, then ``+imatrix`` where it gets the
-mean squared inputs of its layers over the calibration texts, and ``+padded`` where zeros are appended to rows
-that are no multiple of 256 values: K formats and IQ4_XS fall back to others of more bits for them.  Peers
-that quantize a PyTorch model are torchao, with INT8 activations, and HQQ, with float ones.  Standard errors
+128 texts that the float model writes; ``unrotated`` leaves inputs as they are.  A file of llama.cpp is a
+format, then ``+imatrix`` where it gets the mean squared inputs of its layers over the calibration texts, and
+``+padded`` where zeros are appended to rows that are no multiple of 256 values: K formats and IQ4_XS fall
+back to others of more bits for them.  Peers that quantize a PyTorch model are torchao, with INT8
+activations, and HQQ, with float ones.  Standard errors
 are those of independent texts.
 """
 

@@ -86,9 +86,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
                 for tensor in ("k_cache", "v_cache", *SCALES)
                 if tensor in inputs
             )
-            if (
-                ahead or position not in written
-            ):  # otherwise an earlier layer has written the same keys and values
+            # otherwise an earlier layer has written the same keys and values
+            if ahead or position not in written:
                 written.add(position)
                 keys, values = (tokens_first(graph, x) for x in (k, v))
                 write = torch.ops.armllm.kv_write.default

@@ -28,6 +28,18 @@ def test_norm(measure: Any, tokens: int, fused: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize(("columns", "rows"), [(2048, 2048), (2048, 16384), (8192, 2048)])
+def test_rotated_linear(measure: Any, columns: int, rows: int, rotated: bool, tokens: int) -> None:
+    """A linear layer whose inputs are rotated, or not."""
+    q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8)
+    multipliers = torch.randint(1, 17, (rows, columns // 32), dtype=torch.uint8)
+    weight, x = linear.pack_int4(q, multipliers, torch.rand(rows)), torch.randn(tokens, columns).bfloat16()
+    operations = 2 * tokens * rows * columns
+    measure(lambda: linear.int4_linear(x, weight, rows, rotated=rotated), operations=operations)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_norm_and_linear(measure: Any, tokens: int, quantized: bool) -> None:
     """A norm and the linear layer after it, with rows of the model's dtype or of INT8 in between."""

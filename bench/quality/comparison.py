@@ -23,7 +23,7 @@ from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.scale_tuning import tune_scales
 
-TUNED = "tuned"
+TUNED, UNROTATED = "tuned", "unrotated"
 TUNING_TEXTS = 128
 _TUNING_SEED = 1000
 
@@ -74,12 +74,12 @@ class Comparison:
             method: the rounding method.
             options: ``a16`` or ``a16=LAYERS``: all linear layers and the head, or those of a kind or a
                 pattern, have INT16 activations; ``tuned``: row scales are tuned on `TUNING_TEXTS` texts that
-                the float model writes.
+                the float model writes; ``unrotated``: inputs of linear layers are not rotated.
 
         Raises:
             ValueError: an option is unknown, or a pattern fits no layer.
         """
-        wide = [_layers(text) for text in options if text != TUNED]
+        wide = [_layers(text) for text in options if text not in (TUNED, UNROTATED)]
         model = self.copy()
         mixed = scheme.replace(".", "", 1).isdecimal()
         recipe = Recipe(bits=float(scheme), method=method) if mixed else Recipe(scheme, method=method)
@@ -87,6 +87,9 @@ class Comparison:
             recipe = replace(recipe, int16_activations=wide)
             where = "" if "*" in wide else f" in {' and '.join(wide)}"
             method = f"{method}, INT16 activations{where}"
+        if UNROTATED in options:
+            recipe = replace(recipe, rotate=False)
+            method = f"{method}, not rotated"
         calibrates = mixed or recipe.method in CALIBRATED
         calibrated = {"calibration": self.calibration} if calibrates else {}
         if TUNED in options:
@@ -118,7 +121,7 @@ class Comparison:
 def _layers(text: str) -> str:
     pattern = int16_layers(text)
     if pattern is None:
-        raise ValueError(f"options are a16, a16=LAYERS and {TUNED}, not {text!r}")
+        raise ValueError(f"options are a16, a16=LAYERS, {TUNED} and {UNROTATED}, not {text!r}")
     return pattern
 
 

@@ -1,6 +1,6 @@
 """Divergence that INT8 inputs of linear layers cost a model of float weights, rotated or not.
 
-    python -m bench.quality.input_rounding --model smollm2 --text wikitext2-valid.txt [--tokens 1024]
+    python -m bench.quality.input_rounding --model smollm2 --text wikitext2-valid.txt [--sequences 4]
 
 The weights stay floats, and nothing is scaled.  Each linear layer rounds its inputs as the ops do: INT8 with
 one scale a token, after groups of 32 inputs were rotated by a Hadamard matrix or as they are.

@@ -37,9 +37,9 @@ from torch_armllm.ops.linear.reference import (
     reference_int4_linear,
     reference_int8_linear,
     reference_int_linear,
-    rotate_groups,
 )
 from torch_armllm.ops.linear.rms_norm_int8 import reference_rms_norm_int8, rms_norm_int8
+from torch_armllm.ops.linear.rotation import rotate_groups
 
 __all__ = [
     "EXACT",

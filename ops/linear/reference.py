@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_armllm.ops.linear import packed_layout
+from torch_armllm.ops.linear.packed_layout import GROUP
+from torch_armllm.ops.linear.rotation import rotate_groups
 
 SMALLEST_AMAX = 1e-30
-GROUP_BITS = 5
-GROUP = 1 << GROUP_BITS
 
 
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,26 +32,6 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     q = torch.where(usable, torch.round(rows * inverse), 0.0).to(torch.int8)
     scale = torch.where(usable, amax / 127.0, 0.0)
     return q, torch.where(finite, scale, torch.nan)
-
-
-def rotate_groups(x: Tensor) -> Tensor:
-    """Multiplies each group of 32 elements by the Hadamard matrix of ones and minus ones, in float32.
-
-    Twice is 32 times the input.  Elements 16, 8, 4, 2 and 1 apart become their sum and their difference, in
-    this order, as in the kernels.
-
-    Args:
-        x: ``(..., K)`` of any float type; K is a multiple of 32.
-
-    Returns:
-        float32 ``(..., K)``.
-    """
-    parts = x.to(torch.float32).unflatten(-1, (-1, *(2,) * GROUP_BITS))
-    for dimension in range(-GROUP_BITS, 0):
-        low, high = parts.unbind(dimension)
-        parts = torch.stack([low + high, low - high], dimension)
-    rotated: Tensor = parts.flatten(-GROUP_BITS - 1)
-    return rotated
 
 
 def quantize_digits(x: Tensor, digits: int, rotated: bool = False) -> list[tuple[Tensor, Tensor]]:

@@ -168,7 +168,7 @@ def test_comparison_gives_layers_int16_activations() -> None:
     assert every.name == "int4, rtn, INT16 activations"
     assert len({row.kl.value for row in (int8, head, both, every)}) == 4
     assert abs(every.kl.value - floats.kl.value) < abs(int8.kl.value - floats.kl.value)
-    with pytest.raises(ValueError, match="a16, a16=LAYERS and tuned, not 'a8'"):
+    with pytest.raises(ValueError, match="a16, a16=LAYERS, tuned and unrotated, not 'a8'"):
         comparison.ours("int4", "rtn", "a8")
 
 

@@ -102,7 +102,26 @@ def test_saved_models_stay_rotated(tmp_path: Path) -> None:
     assert torch.equal(logits(loaded), logits(model))
     model.config.quantization_config.modules["model.layers.0.mlp.up_proj"]["ordered"] = True
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="up_proj is rotated, which layers with blocks, an order"):
+    with pytest.raises(ValueError, match="up_proj is rotated, which layers with an order"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("rotated", [1, "false", None])
+def test_other_saved_flags_are_refused(rotated: Any, tmp_path: Path) -> None:
+    model = calibrated()
+    model.config.quantization_config.modules["lm_head"]["rotated"] = rotated
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="lm_head has rotated="):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_rotated_experts_are_refused(tmp_path: Path) -> None:
+    model = calibrated("mixtral")
+    modules = model.config.quantization_config.modules
+    name = next(name for name in modules if name.endswith("experts"))
+    modules[name]["rotated"] = True
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="only linear layers can be rotated"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 

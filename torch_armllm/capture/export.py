@@ -244,15 +244,18 @@ def capture(model: nn.Module) -> CapturedGraph:
         CaptureError: the model cannot be exported; the message holds the exporter's reason.
     """
     base = base_model_of(model)
+    is_checked = False
     with PROCESS_LOCK.exclusive():  # tracing patches nn.Module.__call__ for the whole process
         try:
             captured = _exported(base)
             _check_attentions(base, captured)
             if attention.attentions_ahead(captured.graph_module):
                 _check_outputs(base, captured)  # a causal mask may contradict what the modules state
+                is_checked = True
         except CaptureError as error:
             captured = _exported_with_own_attention(base, error)
-    _check_outputs(base, captured)  # again where an export was checked with limited selections
+    if not is_checked:  # a check with limited selections is none: its sample is not the model's
+        _check_outputs(base, captured)
     return captured
 
 

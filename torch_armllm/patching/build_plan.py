@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
 from torch_armllm.capture.markers.attention import attentions_ahead
 from torch_armllm.capture.markers.indexer import unknown_selection
-from torch_armllm.capture.markers.mla import unsupported_digits
+from torch_armllm.capture.markers.mla import unsupported_inputs
 from torch_armllm.capture.sample import Sample
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
@@ -77,7 +77,7 @@ def build_plan(
         CaptureError: the model cannot be captured, or no plan computes what its graph computed.
     """
     base = base_model_of(model)
-    if (reason := unknown_selection(base) or unsupported_digits(base)) is not None:
+    if (reason := unknown_selection(base) or unsupported_inputs(base)) is not None:
         raise CaptureError(reason)
     builder = _Builder(model, cache_dtype, layer_inputs=layer_inputs)
     captured = builder.capture()

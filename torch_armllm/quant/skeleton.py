@@ -139,13 +139,18 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | 
             f"quantization_config says that {name} has {blocks!r} blocks of scheme {scheme!r}, but a "
             f"{type(shell).__name__} multiplies none or others: config.json belongs to another model"
         )
-    rotated = bool(saved.get("rotated", False))
+    rotated = saved.get("rotated", False)
+    if not isinstance(rotated, bool) or (rotated and not is_linear(shell)):
+        raise ValueError(
+            f"quantization_config says that {name} has rotated={rotated!r}: it is true or false, and only "
+            "linear layers can be rotated"
+        )
     if is_linear(shell) or blocks != 1:
         weight = weight_of(shell)
         rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
-        if rotated and (columns % GROUP or blocks != 1 or saved.get("ordered")):
+        if rotated and (columns % GROUP or saved.get("ordered")):
             raise ValueError(
-                f"quantization_config says that {name} is rotated, which layers with blocks, an order of "
+                f"quantization_config says that {name} is rotated, which layers with an order of "
                 f"columns or {columns} features cannot be: config.json belongs to another model"
             )
         packed = empty_panels((), rows, columns, scheme)

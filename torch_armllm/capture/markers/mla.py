@@ -96,7 +96,7 @@ def is_latent_attention(module: nn.Module) -> bool:
     )
 
 
-def unsupported_digits(model: nn.Module) -> str | None:
+def unsupported_inputs(model: nn.Module) -> str | None:
     """Returns the up-projection that is rotated or has two digits, which its op does not support."""
     for name, module in model.named_modules():
         if is_latent_attention(module) and getattr(module.kv_b_proj, "rotated", False):

@@ -108,7 +108,7 @@ class Gptq(CalibratedMethod):
 
     def rotates(self, layer: Layer, scheme: Scheme) -> bool:  # noqa: D102
         if layer.kind == "head":
-            suitable = scheme.name in SHARED_SCHEMES  # finer than INT4, which `mse` rounds worse if rotated
+            suitable = scheme.name in SHARED_SCHEMES  # an INT4 head is not calibrated
         else:
             suitable = layer.kind == "linear" and layer.name in self._stage_of
         if not self._rotate or not suitable:
