@@ -1,4 +1,5 @@
 // Rotates activations by a Hadamard matrix before they are quantized.
+#include <cstdint>
 #include <cstring>
 
 #include "linear/kernels/common.h"
@@ -7,34 +8,57 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-using Four = float __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+constexpr int kWide = 16;
+#elif defined(__AVX__)
+constexpr int kWide = 8;
+#else
+constexpr int kWide = 4;
+#endif
 
-constexpr int kParts = kGroup / 4;
+using Wide = float __attribute__((vector_size(4 * kWide)));
+using WideIndex = int32_t __attribute__((vector_size(4 * kWide)));
 
-// (a, b, c, d) to (a + c, b + d, a - c, b - d).  Products with ones are exact, contracted or not.
-inline Four mix_halves(Four x) {
-  return __builtin_shufflevector(x, x, 2, 3, 0, 1) + x * Four{1.0f, 1.0f, -1.0f, -1.0f};
-}
+constexpr int kParts = kGroup / kWide;
 
-// (a, b, c, d) to (a + b, a - b, c + d, c - d)
-inline Four mix_neighbors(Four x) {
-  return __builtin_shufflevector(x, x, 1, 0, 3, 2) + x * Four{1.0f, -1.0f, 1.0f, -1.0f};
+// Elements `kApart` apart become their sum and their difference: (a, b) to (a + b, a - b).
+// Products with ones are exact: fused or not, the sums are the same.
+template <int kApart>
+inline Wide mix(Wide x) {
+  WideIndex partner;
+  Wide sign;
+  for (int i = 0; i < kWide; ++i) {
+    partner[i] = i ^ kApart;
+    sign[i] = (i & kApart) != 0 ? -1.0f : 1.0f;
+  }
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(x, sign, __builtin_shuffle(x, partner));
+#elif defined(__AVX__)
+  return _mm256_fmadd_ps(x, sign, __builtin_shuffle(x, partner));
+#elif defined(__ARM_NEON)
+  return vfmaq_f32(__builtin_shuffle(x, partner), x, sign);
+#else
+  return __builtin_shuffle(x, partner) + x * sign;
+#endif
 }
 
 // Multiplies a group by the Hadamard matrix: elements 16, 8, 4, 2 and 1 apart become sums and differences.
 inline void rotate_group(float* group) {
-  Four parts[kParts];
-  for (int i = 0; i < kParts; ++i) std::memcpy(&parts[i], group + 4 * i, sizeof(Four));
+  Wide parts[kParts];
+  for (int i = 0; i < kParts; ++i) std::memcpy(&parts[i], group + kWide * i, sizeof(Wide));
   for (int apart = kParts / 2; apart > 0; apart /= 2)
     for (int i = 0; i < kParts; ++i) {
       if ((i & apart) != 0) continue;
-      const Four low = parts[i], high = parts[i + apart];
+      const Wide low = parts[i], high = parts[i + apart];
       parts[i] = low + high;
       parts[i + apart] = low - high;
     }
   for (int i = 0; i < kParts; ++i) {
-    const Four mixed = mix_neighbors(mix_halves(parts[i]));
-    std::memcpy(group + 4 * i, &mixed, sizeof(Four));
+    Wide mixed = parts[i];
+    if constexpr (kWide > 8) mixed = mix<8>(mixed);
+    if constexpr (kWide > 4) mixed = mix<4>(mixed);
+    mixed = mix<1>(mix<2>(mixed));
+    std::memcpy(group + kWide * i, &mixed, sizeof(Wide));
   }
 }
 
