@@ -80,6 +80,9 @@ def _linears() -> Iterator[Case]:
             else:
                 options = (f"scheme={scheme}", f"m={m}")
                 yield Case("int4_linear", shape, scheme, options, group, family)
+    for m in (1, 16, 128):
+        options = ("scheme=g32iz", f"m={m}", "rotated=1")
+        yield Case("int4_linear", f"M={m} N=K=2048 rotated", "g32iz", options, 32)
     for scheme in ("g32i", "g32iz", "g32"):
         shape = "16 tokens, top-2 of 8, H=I=1024"
         yield Case("int4_moe", shape, scheme, (f"scheme={scheme}",), 32)
@@ -97,6 +100,18 @@ def _attention() -> Iterator[Case]:
             family="attention",
         )
 
+    text = (
+        "cache=bf16",
+        "queries=128",
+        "context=128",
+        "q_heads=12",
+        "kv_heads=12",
+        "head_size=64",
+        "ahead=1",
+    )
+    for shape, options in (("", ()), (", biases", ("reach=128",))):
+        shape = f"text of 128 tokens, 12x64, both sides{shape}"
+        yield Case("paged_attention", shape, "bf16", (*text, *options), family="attention")
     for heads in (16, 128):
         options = ("cache=bf16", f"q_heads={heads}")
         shape = f"{heads} heads, 512 + 64, context 1024"

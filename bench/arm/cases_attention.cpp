@@ -24,8 +24,9 @@ void add_cache(Call& call, ScalarType type, int64_t blocks, int64_t heads, int64
   call.with("v_scales", values({blocks, heads, block}, ScalarType::Float), true);
 }
 
-// Pairs of a query and a position that it sees.
-double seen(int64_t queries, int64_t context) {
+// Pairs of a query and a position that it sees: those before it, or, with `ahead`, all.
+double seen(int64_t queries, int64_t context, bool ahead) {
+  if (ahead) return double(queries) * double(context);
   return double(queries) * (double(context) - double(queries - 1) / 2);
 }
 
@@ -53,13 +54,17 @@ Case attention_case(const std::string& op, const Options& options) {
     call.with("q_rope", values({queries, q_heads, kRope}, type));
     const int64_t scale_bytes = cache == ScalarType::Char ? 8 : 0;  // two float32 end a row of int8
     call.with("cache", values({blocks, block, kRank + kRope + scale_bytes}, cache));
-    return case_of(call, seen(queries, context) * double(q_heads * (2 * kRank + kRope)),
+    return case_of(call, seen(queries, context, false) * double(q_heads * (2 * kRank + kRope)),
                    queries == 1 ? double(context * (kRank + kRope)) : 0.0);
   }
   const int64_t kv_heads = options.number("kv_heads", 8), size = options.number("head_size", 128);
   call.with("q", values({queries, q_heads, size}, type));
   add_cache(call, cache, blocks, kv_heads, size, block);
-  return case_of(call, 2 * seen(queries, context) * double(q_heads * size),
+  const bool ahead = options.number("ahead", 0) != 0;
+  if (ahead) call.with("ahead", context);
+  if (const int64_t reach = options.number("reach", 0); reach > 0)
+    call.with("biases", values({q_heads, 2 * reach + 1}, ScalarType::Float), true);
+  return case_of(call, 2 * seen(queries, context, ahead) * double(q_heads * size),
                  queries == 1 ? 2.0 * double(context * kv_heads * size) : 0.0);
 }
 

@@ -84,6 +84,7 @@ Case linear_case(const std::string& op, const Options& options) {
   call.with("weight", packed(scheme, {halves * ((n + kPanel - 1) / kPanel)}, k)).with("out_features", n);
   if (scheme != "i8") call.with("scheme", scheme);
   if (halves == 2) call.with("activation", "silu");
+  call.with("rotated", options.number("rotated", 0) != 0);
   return case_of(call, double(halves) * double(m) * double(n) * double(k), 0);
 }
 
