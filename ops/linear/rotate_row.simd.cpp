@@ -4,6 +4,9 @@
 
 #include "linear/kernels/common.h"
 #include "simd/simd.h"
+#if defined(__ARM_NEON)
+#include <arm_neon.h>  // the scalar variant does not include it
+#endif
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {

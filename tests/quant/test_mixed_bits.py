@@ -178,7 +178,8 @@ def test_a_patched_model_computes_as_its_modules_do(kind: str) -> None:
         fused = model(ids).logits
         torch_armllm.unpatch(model)
         floats = model(ids).logits
-    assert float((fused - floats).norm() / floats.norm()) < 0.1
+    errors = (fused - floats).norm(dim=-1) / floats.norm(dim=-1)
+    assert float(errors.median()) < 0.08  # a router's choice that flips changes all of a token
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -1,4 +1,4 @@
-"""Models whose linear layers `gptq` rotates: plans, saved folders, restored weights."""
+"""Models whose linear layers are rotated: plans, saved folders, restored weights."""
 
 from __future__ import annotations
 
@@ -72,6 +72,41 @@ def test_loud_channels_cost_less() -> None:
         for name, module in model.named_modules():
             if isinstance(module, QuantLinear) and name.endswith("o_proj"):
                 assert error(module.dequantize(), float_model.get_submodule(name).weight.detach()) < 0.2, name
+
+
+@pytest.mark.parametrize("method", ["mse", "rtn", "awq", "gptq"])
+def test_all_methods_rotate_int8_layers(method: str) -> None:
+    for rotate in (True, False):
+        model = tiny("mixtral")
+        recipe = Recipe("int8", method=method, rotate=rotate, importance=False)
+        calibration = CALIBRATION if method in ("awq", "gptq") else None
+        torch_armllm.quantize(model, recipe, progress=False, calibration=calibration)
+        layers = {name for name, module in model.named_modules() if isinstance(module, QuantLinear)}
+        assert rotated_layers(model) == (layers if rotate else set())
+        assert "lm_head" in layers and len(layers) > 4
+
+
+@pytest.mark.parametrize("method", ["mse", "rtn", "awq"])
+def test_only_gptq_rotates_int4_layers(method: str) -> None:
+    model = tiny("llama")
+    calibration = CALIBRATION if method == "awq" else None
+    torch_armllm.quantize(model, Recipe(method=method), progress=False, calibration=calibration)
+    assert rotated_layers(model) == {"lm_head"}
+
+
+@pytest.mark.parametrize("importance", [True, False])
+def test_int8_models_lose_less(importance: bool) -> None:
+    losses = []
+    for rotate in (False, True):
+        model = tiny("llama")
+        for module in model.modules():
+            if "RMSNorm" in type(module).__name__:
+                module.weight.data[3] = 60.0
+        expected = logits(model)
+        recipe = Recipe("int8", importance=importance, rotate=rotate)
+        torch_armllm.patch(model, recipe, progress=False)
+        losses.append(error(logits(model), expected))
+    assert losses[1] < 0.7 * losses[0], losses
 
 
 def test_tied_embeddings_are_rotated_back(tmp_path: Path) -> None:

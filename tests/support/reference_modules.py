@@ -26,8 +26,12 @@ class ReferenceLinear(nn.Module):
         """Maps (…, in_features) to (…, out_features)."""
         source = self.source
         if source.scheme == "int8":
-            return reference_int8_linear(x, source.weight_packed, source.out_features, source.bias)
-        return reference_int4_linear(x, source.weight_packed, source.out_features, source.scheme, source.bias)
+            return reference_int8_linear(
+                x, source.weight_packed, source.out_features, source.bias, rotated=source.rotated
+            )
+        return reference_int4_linear(
+            x, source.weight_packed, source.out_features, source.scheme, source.bias, rotated=source.rotated
+        )
 
 
 class ReferenceExperts(nn.Module):

@@ -34,7 +34,7 @@ class LayerLoader:
         recipe = config.recipe
         self._layers, self._schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
         self._allow_outliers = recipe.allow_outliers
-        self._method = make_method(recipe.method, model, self._layers)
+        self._method = make_method(recipe.method, model, self._layers, rotate=recipe.rotate)
         memory = SpillFile(in_memory=None)
         self._wide = wide_layers(recipe, self._layers, self._schemes)
         self._quantizer = LayerQuantizer(model, self._schemes, self._method, spill=memory, wide=self._wide)

@@ -151,7 +151,8 @@ def _calibration_of(
         except NotByLayersError as error:
             logger.warning("%s: weights are rounded without input statistics", error)
     calibration = tokens if recipe.method in CALIBRATED or recipe.bits is None else None
-    return NoCalibration(make_method(recipe.method, model, layers, calibration=calibration))
+    method = make_method(recipe.method, model, layers, calibration=calibration, rotate=recipe.rotate)
+    return NoCalibration(method)
 
 
 def _with_bits(

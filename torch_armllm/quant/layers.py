@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
-from torch_armllm.ops.linear import PANEL
+from torch_armllm.ops.linear import GROUP, PANEL
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
@@ -60,6 +60,10 @@ class Layer:
         if is_linear(self.module):
             return [weight_of(self.module)]
         return [p for p in self.module.parameters(recurse=False) if p.dim() >= 2]
+
+    def has_whole_groups(self) -> bool:
+        """True if a linear layer's inputs are whole groups of 32, which can be rotated."""
+        return weight_of(self.module).shape[0 if isinstance(self.module, Conv1D) else 1] % GROUP == 0
 
     def matrices(self) -> list[list[Tensor]]:
         """Returns views (N, K) of the matrices that are packed: one, or each expert's, by their role."""

@@ -60,8 +60,9 @@ class Recipe:
         int16_activations: patterns of layer names, or `KINDS`, whose activations are INT16 (two INT8 digits)
             instead of INT8.  Long steps, such as prompts, cost a second product there; short ones read the
             weights once all the same.
-        rotate: for ``gptq``: multiply groups of 32 inputs of the linear layers by a Hadamard matrix before
-            they become INT8, and the weights by the same matrix, so that loud channels cost the others less.
+        rotate: multiply groups of 32 inputs of linear layers by a Hadamard matrix before they become INT8,
+            and the weights by the same matrix, so that loud channels cost the others less: layers with the
+            scheme ``int8``, and all that ``gptq`` calibrates.
     """
 
     scheme: str = "int4"

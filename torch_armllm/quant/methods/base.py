@@ -32,6 +32,10 @@ class Method:
 
     name: str
 
+    def __init__(self, rotate: bool = True) -> None:
+        """``rotate``: multiply inputs of linear layers by a Hadamard matrix, where `rotates` says so."""
+        self._rotate = rotate
+
     def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:
         """Returns the layers in the order in which they must be quantized."""
         return layers
@@ -49,8 +53,12 @@ class Method:
         raise NotImplementedError
 
     def rotates(self, layer: Layer, scheme: Scheme) -> bool:
-        """True if the rounding of a linear layer is for its rotated weight: see `QuantLinear.rotated`."""
-        return False
+        """True if the rounding of a linear layer is for its rotated weight: see `QuantLinear.rotated`.
+
+        INT8 weights are fine enough for any method; INT4 ones need calibration.
+        """
+        kinds = ("linear", "head")
+        return self._rotate and scheme.name == "int8" and layer.kind in kinds and layer.has_whole_groups()
 
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:
         """Called when a layer is packed; the buffers of ``module`` are in ``spill``."""
@@ -84,13 +92,21 @@ class Mse(Method):
 
     name = "mse"
 
-    def __init__(self, energies: Mapping[str, Tensor] | None = None) -> None:
-        """``energies``: mean squares of inputs, float32 ``(K,)``, by layer name: see `input_energies`."""
+    def __init__(self, energies: Mapping[str, Tensor] | None = None, rotate: bool = True) -> None:
+        """Prepares.
+
+        Args:
+            energies: mean squares of inputs, float32 ``(K,)``, by layer name: see `input_energies`.
+            rotate: see `Method`.
+        """
+        super().__init__(rotate)
         self._energies = energies or {}
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
-        # the input of `down_proj` is internal to the experts' module, so it is not measured
-        return Search(None if weight == "down_proj" else self._energies.get(layer.name))
+        # The input of `down_proj` is internal to the experts' module, so it is not measured.  Energies are
+        # those of channels before rotation.
+        unknown = weight == "down_proj" or self.rotates(layer, scheme)
+        return Search(None if unknown else self._energies.get(layer.name))
 
 
 def check_method(name: str) -> None:

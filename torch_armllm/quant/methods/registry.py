@@ -40,7 +40,7 @@ def make_method(
         calibration: token ids ``(sequences, length)`` for calibrating methods.
         resume: a folder in which ``gptq`` stores finished layers, for a run after an interruption.
         on_meta: decoder layers are on the meta device, and get their weights one after the other.
-        rotate: ``gptq`` rotates linear layers.
+        rotate: see `Method`.
 
     Raises:
         ValueError: the method needs calibration tokens and there are none, or cannot use them.
@@ -50,23 +50,23 @@ def make_method(
             raise ValueError(f"method {name!r} needs calibration texts: pass their token ids as calibration=")
         if name == "gptq":
             return Gptq(model, layers, calibration, resume, on_meta, statistics, rotate)
-        return Awq(model, layers, calibration, on_meta)
+        return Awq(model, layers, calibration, on_meta, rotate)
     if calibration is not None:
         raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")
     if name == "rtn":
-        return Rtn()
+        return Rtn(rotate)
     if not statistics or not isinstance(model, PreTrainedModel):
-        return Mse()
+        return Mse(rotate=rotate)
     if on_meta:
-        return Smoothed(model, layers, random_tokens(model), on_meta)
-    smoothed = _smoothed(model, layers)
-    return Mse(input_energies(model, layers)) if smoothed is None else smoothed
+        return Smoothed(model, layers, random_tokens(model), on_meta, rotate)
+    smoothed = _smoothed(model, layers, rotate)
+    return Mse(input_energies(model, layers), rotate) if smoothed is None else smoothed
 
 
-def _smoothed(model: PreTrainedModel, layers: Sequence[Layer]) -> Smoothed | None:
+def _smoothed(model: PreTrainedModel, layers: Sequence[Layer], rotate: bool) -> Smoothed | None:
     """Returns the method that scales channels; None if the model does not run layer by layer, or at all."""
     try:
-        method = Smoothed(model, layers, random_tokens(model))
+        method = Smoothed(model, layers, random_tokens(model), rotate=rotate)
     except Exception as error:  # noqa: BLE001 - a model may need more than tokens, and fail in any way
         logger.info("channels are not scaled: %s", error)
         return None

@@ -38,10 +38,15 @@ class Awq(CalibratedMethod):
     name = "awq"
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, on_meta: bool = False
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        tokens: Tensor,
+        on_meta: bool = False,
+        rotate: bool = True,
     ) -> None:
         """Prepares to run the model."""
-        super().__init__(model, layers, tokens, on_meta)
+        super().__init__(model, layers, tokens, on_meta, rotate=rotate)
         self._roundings: dict[str, Rounding] = {}
         self._scaling = StageScaling(model, self.stages, layers, self._stage_of)
 
@@ -50,7 +55,8 @@ class Awq(CalibratedMethod):
         while stage is not None and self._stage < stage:
             self._stage += 1
             self._scale(self._stage, scheme)
-        return Search() if weight == "down_proj" else self._roundings.get(layer.name, Search())
+        unknown = weight == "down_proj" or self.rotates(layer, scheme)
+        return Search() if unknown else self._roundings.get(layer.name, Search())
 
     @property
     def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102

@@ -28,6 +28,7 @@ class CalibratedMethod(Method):
         tokens: Tensor,
         on_meta: bool = False,
         batch: int | None = None,
+        rotate: bool = True,
     ) -> None:
         """Prepares to run the model.
 
@@ -37,7 +38,9 @@ class CalibratedMethod(Method):
             tokens: token ids (sequences, length).
             on_meta: decoder layers are on the meta device, and get their weights one after the other.
             batch: sequences that run at a time; None: as many as have about 2048 tokens.
+            rotate: see `Method`.
         """
+        super().__init__(rotate)
         self.stages = Stages(model, tokens, batch or batch_size_for(tokens), on_meta)
         if self.stages.whole is not None:
             logger.warning(

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from torch_armllm.ops.linear import GROUP, rotate_groups
-from torch_armllm.quant.layers import Layer, weight_of
+from torch_armllm.ops.linear import rotate_groups
+from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.channel_scaling import AppliedScaling
 from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
@@ -64,12 +63,11 @@ class Gptq(CalibratedMethod):
             resume: the folder of a `ResumeCache`.
             on_meta: decoder layers are on the meta device.
             smooth: scale channels.
-            rotate: rotate linear layers.
+            rotate: see `Method`.
         """
-        super().__init__(model, layers, tokens, on_meta)
+        super().__init__(model, layers, tokens, on_meta, rotate=rotate)
         smooth = smooth and self.stages.streamed
         self._smoothing = Smoothing(model, self.stages, layers, self._stage_of) if smooth else None
-        self._rotate = rotate
         self._inputs: dict[str, FloatInputs] = {}
         self._roundings: dict[tuple[int, bool], Rounding] = {}
         self._experts: dict[str, ExpertInputs] = {}
@@ -111,11 +109,7 @@ class Gptq(CalibratedMethod):
             suitable = scheme.name in SHARED_SCHEMES  # an INT4 head is not calibrated
         else:
             suitable = layer.kind == "linear" and layer.name in self._stage_of
-        if not self._rotate or not suitable:
-            return False
-        module = layer.module
-        columns = weight_of(module).shape[0 if isinstance(module, Conv1D) else 1]
-        return columns % GROUP == 0
+        return self._rotate and suitable and layer.has_whole_groups()
 
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
         if layer.name in self._stage_of:

@@ -27,10 +27,15 @@ class Smoothed(CalibratedMethod):
     name = "mse"
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, on_meta: bool = False
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        tokens: Tensor,
+        on_meta: bool = False,
+        rotate: bool = True,
     ) -> None:
         """Prepares to run the model."""
-        super().__init__(model, layers, tokens, on_meta, batch=1)
+        super().__init__(model, layers, tokens, on_meta, batch=1, rotate=rotate)
         self._unstreamable = False
         self._smoothing = Smoothing(model, self.stages, layers, self._stage_of)
         self._energies: dict[str, Tensor] = {}
@@ -44,8 +49,10 @@ class Smoothed(CalibratedMethod):
         while self._stage < stage:
             self._stage += 1
             self._energies = self._smooth(self._stage)
-        # the input of `down_proj` is internal to the experts' module, so it is not measured
-        return Search(None if weight == "down_proj" else self._energies.get(layer.name))
+        # The input of `down_proj` is internal to the experts' module, so it is not measured.  Energies are
+        # those of channels before rotation.
+        unknown = weight == "down_proj" or self.rotates(layer, scheme)
+        return Search(None if unknown else self._energies.get(layer.name))
 
     def _smooth(self, stage: int) -> dict[str, Tensor]:
         """Scales the channels of a stage, and returns the energies of its layers' inputs by name."""
