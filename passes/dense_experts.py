@@ -12,8 +12,8 @@ from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, only_user, strip, value
 from torch_armllm.passes.lib.router import insert_route, recognize_router
 
-_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, 0, 7.0)
-"""Defaults of int4_moe's arguments after the activation, from its limit to its limit of up."""
+_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, 0, 7.0, False)
+"""Defaults of int4_moe's arguments after the activation, from its limit to its rotation."""
 
 
 def _scaled_tokens(moe: Node, experts: int) -> tuple[Node, Node] | None:
@@ -73,7 +73,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             continue
         region, route, top_k = match
         ids, weights = insert_route(module, node, region.entry, route, top_k)
-        node.args = (source[0], ids, weights, *arguments[3:12], True)
+        node.args = (source[0], ids, weights, *arguments[3:12], True, *arguments[13:])
         node.meta["val"] = value(source[0])
         total.replace_all_uses_with(node)
         graph.eliminate_dead_code()

@@ -12,25 +12,25 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kWide = 16;
+constexpr int kPartLanes = 16;
 #elif defined(__AVX__)
-constexpr int kWide = 8;
+constexpr int kPartLanes = 8;
 #else
-constexpr int kWide = 4;
+constexpr int kPartLanes = 4;
 #endif
 
-using Wide = float __attribute__((vector_size(4 * kWide)));
-using WideIndex = int32_t __attribute__((vector_size(4 * kWide)));
+using Part = float __attribute__((vector_size(4 * kPartLanes)));
+using PartIndex = int32_t __attribute__((vector_size(4 * kPartLanes)));
 
-constexpr int kParts = kGroup / kWide;
+constexpr int kParts = kGroup / kPartLanes;
 
 // Elements `kApart` apart become their sum and their difference: (a, b) to (a + b, a - b).
 // Products with ones are exact: fused or not, the sums are the same.
 template <int kApart>
-inline Wide mix(Wide x) {
-  WideIndex partner;
-  Wide sign;
-  for (int i = 0; i < kWide; ++i) {
+inline Part mix(Part x) {
+  PartIndex partner;
+  Part sign;
+  for (int i = 0; i < kPartLanes; ++i) {
     partner[i] = i ^ kApart;
     sign[i] = (i & kApart) != 0 ? -1.0f : 1.0f;
   }
@@ -47,21 +47,21 @@ inline Wide mix(Wide x) {
 
 // Multiplies a group by the Hadamard matrix: elements 16, 8, 4, 2 and 1 apart become sums and differences.
 inline void rotate_group(float* group) {
-  Wide parts[kParts];
-  for (int i = 0; i < kParts; ++i) std::memcpy(&parts[i], group + kWide * i, sizeof(Wide));
+  Part parts[kParts];
+  for (int i = 0; i < kParts; ++i) std::memcpy(&parts[i], group + kPartLanes * i, sizeof(Part));
   for (int apart = kParts / 2; apart > 0; apart /= 2)
     for (int i = 0; i < kParts; ++i) {
       if ((i & apart) != 0) continue;
-      const Wide low = parts[i], high = parts[i + apart];
+      const Part low = parts[i], high = parts[i + apart];
       parts[i] = low + high;
       parts[i + apart] = low - high;
     }
   for (int i = 0; i < kParts; ++i) {
-    Wide mixed = parts[i];
-    if constexpr (kWide > 8) mixed = mix<8>(mixed);
-    if constexpr (kWide > 4) mixed = mix<4>(mixed);
+    Part mixed = parts[i];
+    if constexpr (kPartLanes > 8) mixed = mix<8>(mixed);
+    if constexpr (kPartLanes > 4) mixed = mix<4>(mixed);
     mixed = mix<1>(mix<2>(mixed));
-    std::memcpy(group + kWide * i, &mixed, sizeof(Wide));
+    std::memcpy(group + kPartLanes * i, &mixed, sizeof(Part));
   }
 }
 

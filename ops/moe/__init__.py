@@ -27,6 +27,7 @@ def int4_moe(
     weigh_input: bool = False,
     identity_experts: int = 0,
     up_limit: float = 7.0,
+    rotated: bool = False,
 ) -> Tensor:
     """Weighted sum over each token's experts of ``down(act(gate(x)) · up(x))``.
 
@@ -53,6 +54,8 @@ def int4_moe(
         weigh_input: whether the weights multiply the experts' inputs (Llama 4) instead of their outputs.
         identity_experts: number of ids from E on whose experts return ``x`` itself (LongCat's zero experts).
         up_limit: bound of up in ``silu_softcapped``.
+        rotated: both weights are W · H, group by group, and inputs are rotated before they are quantized: see
+            `int4_linear`; H and I are multiples of 32.
 
     Returns:
         A tensor of the shape and dtype of ``x``.  Tokens and intermediate rows are quantized to INT8;
@@ -79,6 +82,7 @@ def int4_moe(
         weigh_input,
         identity_experts,
         up_limit,
+        rotated,
     )
     return result
 
@@ -100,5 +104,6 @@ def _int4_moe_fake(
     weigh_input: bool = False,
     identity_experts: int = 0,
     up_limit: float = 7.0,
+    rotated: bool = False,
 ) -> Tensor:
     return x.new_empty(x.shape)

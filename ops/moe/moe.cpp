@@ -46,11 +46,19 @@ void zero_row(const Activations& x, int64_t m) {
 
 // Quantizes a token once and copies it to the rows of all its experts.
 void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
-  const int64_t groups = m.hidden.groups;
-  int8_t* values = reinterpret_cast<int8_t*>(thread_memory(groups * (kGroup + 4)));
+  const LinearKernels& kernels = *variant().linear;
+  const int64_t groups = m.hidden.groups, quantized_bytes = groups * (kGroup + 4);
+  char* memory = thread_memory(quantized_bytes + (a.rotated ? a.hidden * int64_t(sizeof(float)) : 0));
+  int8_t* values = reinterpret_cast<int8_t*>(memory);
   int32_t* group_sums = reinterpret_cast<int32_t*>(values + groups * kGroup);
-  const float scale =
-      variant().linear->quantize(a.x.row(token), a.x.type, a.hidden, groups, values, 8, group_sums);
+  const void* row_of_token = a.x.row(token);
+  if (a.rotated) {
+    float* rotated = reinterpret_cast<float*>(memory + quantized_bytes);
+    kernels.rotate(row_of_token, a.x.type, a.hidden, rotated);
+    row_of_token = rotated;
+  }
+  const float scale = kernels.quantize(row_of_token, a.rotated ? DType::f32 : a.x.type, a.hidden, groups,
+                                       values, 8, group_sums);
   for (int64_t j = 0; j < a.top_k; ++j) {
     const int64_t row = m.pair_row[token * a.top_k + j];
     if (row < 0) continue;
@@ -74,8 +82,11 @@ void requantize_row(const MoeArgs& a, const MoeMemory& m, int64_t row) {
   const int64_t i = row - e.first_row;
   if (i >= e.rows) return zero_row(x, i);
   int32_t* group_sums = x.group_sums == nullptr ? nullptr : x.group_sums + i * x.groups;
-  x.scales[i] = variant().linear->quantize(m.gated + row * m.gated_stride, DType::f32, a.intermediate,
-                                           x.groups, row_values(x, i), x.block * 8, group_sums);
+  const LinearKernels& kernels = *variant().linear;
+  float* gated = m.gated + row * m.gated_stride;
+  if (a.rotated) kernels.rotate(gated, DType::f32, a.intermediate, gated);
+  x.scales[i] = kernels.quantize(gated, DType::f32, a.intermediate, x.groups, row_values(x, i), x.block * 8,
+                                 group_sums);
 }
 
 const ExpertRows& expert_of_tile(const MoeMemory& m, int64_t ExpertRows::* first, int64_t index) {

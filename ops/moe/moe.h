@@ -74,6 +74,9 @@ struct MoeArgs {
   float up_limit = 7.0f;     // of silu_softcapped
   bool gated = true;         // false: `gate_up` has no gate, and the activation is act(up) · up
   bool weigh_input = false;  // weights multiply the experts' inputs instead of their outputs
+  // Both weights are W · H, and inputs are rotated before they are quantized: see LinearArgs.  `hidden` and
+  // `intermediate` are multiples of 32 then.
+  bool rotated = false;
   // [experts][2][intermediate]: gate, then up; without a gate [experts][intermediate]
   const void* gate_up_bias = nullptr;
   const void* down_bias = nullptr;  // [experts][hidden]

@@ -62,7 +62,7 @@ std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char
 Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
                 int64_t intermediate, std::string scheme, std::string activation, double limit,
                 std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
-                bool weigh_input, int64_t identity_experts, double up_limit) {
+                bool weigh_input, int64_t identity_experts, double up_limit, bool rotated) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
   QuantMoe set;
@@ -81,6 +81,10 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   STD_TORCH_CHECK(!softcapped || up_limit > 0, "up_limit must be positive, not ", up_limit);
   a.gated = gated;
   a.weigh_input = weigh_input;
+  a.rotated = rotated;
+  STD_TORCH_CHECK(!rotated || (a.hidden % kGroup == 0 && intermediate % kGroup == 0),
+                  "rotated experts need whole groups of ", kGroup, " features, not ", a.hidden, " and ",
+                  intermediate);
   STD_TORCH_CHECK(identity_experts >= 0, "identity_experts must not be negative, not ", identity_experts);
   a.identity_experts = identity_experts;
   check_experts(gate_up, "gate_up", gated ? "intermediate (gate and up)" : "intermediate (without a gate)",

@@ -24,6 +24,7 @@ def reference_int4_moe(
     weigh_input: bool = False,
     identity_experts: int = 0,
     up_limit: float = 7.0,
+    rotated: bool = False,
 ) -> Tensor:
     """Reference of :func:`int4_moe`, equal to it except for the last bits of the activation function.
 
@@ -47,13 +48,15 @@ def reference_int4_moe(
         biases = None if gate_up_bias is None else gate_up_bias.view(-1, halves, intermediate)[e]
         gate, up = (
             reference_int4_linear(
-                chosen, gate_up[e, h::halves], intermediate, scheme, None if biases is None else biases[h]
+                *(chosen, gate_up[e, h::halves], intermediate, scheme),
+                bias=None if biases is None else biases[h],
+                rotated=rotated,
             )
             for h in (0, halves - 1)
         )
         last = None if down_bias is None else down_bias.view(-1, hidden)[e]
         middle = activate(gate, up, activation, limit, up_limit)
-        outputs[token, choice] = reference_int4_linear(middle, down[e], hidden, scheme, last)
+        outputs[token, choice] = reference_int4_linear(middle, down[e], hidden, scheme, last, rotated=rotated)
     out = torch.zeros_like(rows)
     for j in range(ids.shape[1]):  # in the same order as the op
         out += outputs[:, j] if weigh_input else weights[:, j : j + 1] * outputs[:, j]

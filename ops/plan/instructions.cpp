@@ -196,6 +196,7 @@ Instruction build(const fields::moe& op) {
   a.up_limit = op.up_limit;
   a.gated = op.gated;
   a.weigh_input = op.weigh_input;
+  a.rotated = op.rotated;
   a.bias_type = op.gate_up_bias.dtype();
   return with_scratch(
       std::move(task),

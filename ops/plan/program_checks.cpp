@@ -144,6 +144,9 @@ void check_fields(const Checks& c, const fields::moe& op) {
     c.positive(size, "a size of experts");
   STD_TORCH_CHECK(op.identity_experts >= 0 && op.identity_experts <= kMaxExperts,
                   "plan: ", op.identity_experts, " experts return their input");
+  STD_TORCH_CHECK(!op.rotated || (op.hidden % kGroup == 0 && op.intermediate % kGroup == 0),
+                  "plan: rotated experts have ", op.hidden, " and ", op.intermediate,
+                  " features, which are no whole groups");
   const int64_t parts = op.gated ? 2 : 1;
   c.rows(op.x, op.hidden);
   c.rows(op.out, op.hidden);

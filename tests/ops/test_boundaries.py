@@ -119,6 +119,10 @@ INVALID_CALLS: dict[str, tuple[Call, str]] = {
     "moe-weights": (moe_call(expert_weights=torch.ones(2, 5)), "expert_weights has 2 rows; x has 5"),
     "moe-limit": (moe_call(activation="swiglu_clamped", limit=-1.0), "limit .* not -1"),
     "moe-up-limit": (moe_call(activation="silu_softcapped", up_limit=0.0), "up_limit .* not 0"),
+    "moe-rotated": (
+        moe_call(rotated=True),
+        "rotated experts need whole groups of 32 features, not 64 and 40",
+    ),
     "moe-nan-limit": (moe_call(activation="swiglu_clamped", limit=float("nan")), "limit .* not nan"),
     "route-scalar": (lambda: moe.moe_route(SCALAR, 1, "softmax", False), "at least one dimension"),
     "route-none": (lambda: moe.moe_route(X, 0, "softmax", False), "top_k = 0"),

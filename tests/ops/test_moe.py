@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,6 +32,20 @@ def test_exact_schemes_match_reference(scheme: str, bias: torch.dtype | None, to
     layer = make_layer(scheme=scheme, activation="relu", bias=bias)
     inputs = make_input(layer, tokens, 2)
     assert_close(run_all_variants(layer, *inputs), layer.reference(*inputs), 1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["g32i", "g32iz", "i8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 5, 60])
+def test_rotated_experts_match_reference(tokens: int, dtype: torch.dtype, scheme: str) -> None:
+    layer = replace(make_layer(scheme=scheme, activation="relu", intermediate=96), rotated=True)
+    x, ids, weights = make_input(layer, tokens, 2)
+    x[:, 3] *= 60
+    found = run_all_variants(layer, x.to(dtype), ids, weights)
+    assert_close(found, layer.reference(x.to(dtype), ids, weights), 3e-5 if dtype == torch.float32 else 8e-3)
+    weighed = replace(layer, weigh_input=True)
+    assert_close(weighed(x, ids, weights), weighed.reference(x, ids, weights), 3e-5)
+    assert not torch.allclose(replace(layer, rotated=False)(x, ids, weights), layer(x, ids, weights))
 
 
 @pytest.mark.parametrize(

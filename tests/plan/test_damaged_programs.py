@@ -81,7 +81,7 @@ def experts(count: int, stride: int) -> torch.Tensor:
         gate_up_bias=NOTHING, down_bias=NOTHING, gate_up_expert_stride=stride, down_expert_stride=stride,
         gate_up_panel_stride=packed.stride(1), down_panel_stride=packed.stride(1), scheme="i8", experts=count,
         identity_experts=0, top_k=1, hidden=WIDTH, intermediate=WIDTH, activation="silu", limit=0.0,
-        up_limit=0.0, gated=False, weigh_input=False,
+        up_limit=0.0, gated=False, weigh_input=False, rotated=False,
     )  # fmt: skip
     return run(program, out)
 

@@ -14,6 +14,7 @@ import torch_armllm
 from tests.support.models import tiny, token_ids
 from tests.support.packed_weights import error
 from torch_armllm import Recipe
+from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
 
@@ -35,7 +36,11 @@ def calibrated(family: str = "llama", dtype: torch.dtype = torch.float32, **sett
 
 
 def rotated_layers(model: Any) -> set[str]:
-    return {name for name, m in model.named_modules() if isinstance(m, QuantLinear) and m.rotated}
+    return {name for name, module in model.named_modules() if is_packed(module) and module.rotated}
+
+
+def is_packed(module: Any) -> bool:
+    return isinstance(module, (QuantLinear, QuantExperts))
 
 
 @torch.no_grad()
@@ -81,9 +86,9 @@ def test_all_methods_rotate_int8_layers(method: str) -> None:
         recipe = Recipe("int8", method=method, rotate=rotate, importance=False)
         calibration = CALIBRATION if method in ("awq", "gptq") else None
         torch_armllm.quantize(model, recipe, progress=False, calibration=calibration)
-        layers = {name for name, module in model.named_modules() if isinstance(module, QuantLinear)}
+        layers = {name for name, module in model.named_modules() if is_packed(module)}
         assert rotated_layers(model) == (layers if rotate else set())
-        assert "lm_head" in layers and len(layers) > 4
+        assert "lm_head" in layers and any("experts" in name for name in layers)
 
 
 @pytest.mark.parametrize("method", ["mse", "rtn", "awq"])
@@ -92,6 +97,22 @@ def test_only_gptq_rotates_int4_layers(method: str) -> None:
     calibration = CALIBRATION if method == "awq" else None
     torch_armllm.quantize(model, Recipe(method=method), progress=False, calibration=calibration)
     assert rotated_layers(model) == {"lm_head"}
+
+
+@torch.no_grad()
+def test_loud_channels_cost_experts_less() -> None:
+    x = torch.randn(24, 64, generator=torch.Generator().manual_seed(1))
+    x[:, 3] *= 60
+    ids = torch.arange(48).reshape(24, 2) % 4
+    weights = torch.full((24, 2), 0.5)
+    name = "model.layers.0.mlp.experts"
+    expected = tiny("mixtral").get_submodule(name)(x, ids, weights)
+    losses = []
+    for rotate in (False, True):
+        model = tiny("mixtral")
+        torch_armllm.quantize(model, Recipe("int8", importance=False, rotate=rotate), progress=False)
+        losses.append(error(model.get_submodule(name)(x, ids, weights), expected))
+    assert losses[1] < 0.7 * losses[0], losses
 
 
 @pytest.mark.parametrize("importance", [True, False])
@@ -137,7 +158,7 @@ def test_saved_models_stay_rotated(tmp_path: Path) -> None:
     assert torch.equal(logits(loaded), logits(model))
     model.config.quantization_config.modules["model.layers.0.mlp.up_proj"]["ordered"] = True
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="up_proj is rotated, which layers with an order"):
+    with pytest.raises(ValueError, match="up_proj is rotated, which layers with blocks, an order"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
@@ -150,13 +171,35 @@ def test_other_saved_flags_are_refused(rotated: Any, tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_rotated_experts_are_refused(tmp_path: Path) -> None:
-    model = calibrated("mixtral")
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_experts_are_rotated_too(family: str, tmp_path: Path) -> None:
+    floats = {name: module for name, module in tiny(family).named_modules() if name.endswith("experts")}
+    model = calibrated(family)
+    experts = {name: module for name, module in model.named_modules() if isinstance(module, QuantExperts)}
+    assert experts.keys() == floats.keys() <= rotated_layers(model)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert rotated_layers(loaded) == rotated_layers(model)
+    torch_armllm.patch(model, None, progress=False)
+    assert torch.equal(logits(loaded), logits(model))
+    for name, module in experts.items():
+        layout = module.layout
+        assert layout is not None
+        expected = layout.outer(floats[name].down_proj.detach())
+        for got, matrix in zip(module.dequantize()[1], expected, strict=True):
+            assert error(got, matrix) < 0.2
+
+
+def test_experts_of_odd_sizes_are_not_rotated(tmp_path: Path) -> None:
+    model = tiny("mixtral", intermediate_size=72)
+    torch_armllm.quantize(model, Recipe(method="gptq"), progress=False, calibration=CALIBRATION)
+    layers = rotated_layers(model)
+    assert layers and not any("experts" in name for name in layers)
     modules = model.config.quantization_config.modules
     name = next(name for name in modules if name.endswith("experts"))
     modules[name]["rotated"] = True
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="only linear layers can be rotated"):
+    with pytest.raises(ValueError, match="is rotated, which experts of 64 and 72 features cannot be"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 

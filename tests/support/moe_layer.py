@@ -63,6 +63,7 @@ class MoeLayer:
         gated: has a gate.
         weigh_input: the routing weights scale the inputs instead of the outputs.
         identity_experts: ids after the experts' whose result is the token itself.
+        rotated: the weights are those of rotated inputs.
     """
 
     gate_up: Tensor
@@ -76,6 +77,7 @@ class MoeLayer:
     gated: bool = True
     weigh_input: bool = False
     identity_experts: int = 0
+    rotated: bool = False
 
     def options(self) -> dict[str, object]:
         """Returns the keyword arguments of `int4_moe` that do not depend on tokens."""
@@ -90,6 +92,7 @@ class MoeLayer:
             "gated": self.gated,
             "weigh_input": self.weigh_input,
             "identity_experts": self.identity_experts,
+            "rotated": self.rotated,
         }
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

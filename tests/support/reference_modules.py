@@ -66,14 +66,15 @@ class ReferenceExperts(nn.Module):
         packed, size = source.gate_up_packed[expert], source.intermediate_dim
         scheme = op_name(source.scheme)
         panels = (packed[0::2], packed[1::2]) if source.gated else (packed, packed)
-        gate, up = (reference_int4_linear(rows, part, size, scheme) for part in panels)
+        turn = source.rotated
+        gate, up = (reference_int4_linear(rows, part, size, scheme, rotated=turn) for part in panels)
         if source.gate_up_bias is not None:
             bias = source.gate_up_bias[expert].float().expand(2, -1)
             gate, up = gate + bias[0], up + bias[1]
         inner = FUNCTIONS[source.activation](gate, up, source.limit, source.up_limit)
         packed = source.down_packed[expert]
         down_bias = None if source.down_bias is None else source.down_bias[expert]
-        return reference_int4_linear(inner, packed, source.hidden_dim, scheme, down_bias)
+        return reference_int4_linear(inner, packed, source.hidden_dim, scheme, down_bias, rotated=turn)
 
 
 def emulate(model: nn.Module) -> nn.Module:

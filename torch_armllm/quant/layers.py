@@ -62,7 +62,9 @@ class Layer:
         return [p for p in self.module.parameters(recurse=False) if p.dim() >= 2]
 
     def has_whole_groups(self) -> bool:
-        """True if a linear layer's inputs are whole groups of 32, which can be rotated."""
+        """True if inputs of a linear layer or of experts are whole groups of 32, which can be rotated."""
+        if self.layout is not None:
+            return all(size % GROUP == 0 for size in self.layout.outer(self.weights()[1])[0].shape)
         return weight_of(self.module).shape[0 if isinstance(self.module, Conv1D) else 1] % GROUP == 0
 
     def matrices(self) -> list[list[Tensor]]:

@@ -47,7 +47,10 @@ def quantize_matrix(weight: Tensor, scheme: Scheme, rounding: Rounding | None = 
 
 
 def quantize_matrices(
-    weights: Sequence[Tensor], scheme: Scheme, roundings: Sequence[Rounding] | None = None
+    weights: Sequence[Tensor],
+    scheme: Scheme,
+    roundings: Sequence[Rounding] | None = None,
+    rotated: bool = False,
 ) -> tuple[Tensor, float]:
     """Quantizes and packs E float matrices of the same shape (N, K), such as views of one large parameter.
 
@@ -55,11 +58,12 @@ def quantize_matrices(
         weights: the matrices.
         scheme: the scheme.
         roundings: one per matrix; None: scales are searched.
+        rotated: rotate the rows first: see `torch_armllm.ops.linear.rotate_groups`.
 
     Returns:
         The panels, uint8 (E, ⌈N/16⌉, bytes), and the relative round-trip error of all of them together.
     """
-    packed, error, energy = _quantize(weights, scheme, roundings or [Search()] * len(weights))
+    packed, error, energy = _quantize(weights, scheme, roundings or [Search()] * len(weights), rotated)
     return packed, relative_error(error, energy)
 
 
@@ -139,21 +143,22 @@ def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quantize(
-    weights: Sequence[Tensor], scheme: Scheme, roundings: Sequence[Rounding]
+    weights: Sequence[Tensor], scheme: Scheme, roundings: Sequence[Rounding], rotated: bool = False
 ) -> tuple[Tensor, float, float]:
-    """Returns the panels of E float matrices, Σ(W − Ŵ)² and ΣW²."""
-    rows, columns = weights[0].shape
+    """Returns the panels of E float matrices, rotated or not, Σ(W − Ŵ)² and ΣW²."""
+    size, columns = weights[0].shape
     jobs = [
         (index, part)
         for index, rounding in enumerate(roundings)
-        for part in row_chunks(rows, columns, rounding.chunk)
+        for part in row_chunks(size, columns, rounding.chunk)
     ]
     assert len(roundings) == len(weights)
-    packed = torch.empty_like(empty_panels((len(weights),), rows, columns, scheme.name), device="cpu")
+    packed = torch.empty_like(empty_panels((len(weights),), size, columns, scheme.name), device="cpu")
 
     def work(job: tuple[int, slice]) -> tuple[float, float]:
         index, part = job
-        quantized, error, energy = scheme.quantize_chunk(weights[index][part], roundings[index])
+        rows = linear.rotate_groups(weights[index][part]) if rotated else weights[index][part]
+        quantized, error, energy = scheme.quantize_chunk(rows, roundings[index])
         panels = slice(part.start // PANEL, linear.panel_count(part.stop))
         packed[index, panels] = pack(quantized)
         return error, energy

@@ -116,8 +116,9 @@ def _quantize_experts(layer: Layer, scheme: Scheme, method: Method) -> QuantExpe
     inner_roundings, outer_roundings = (
         [method.rounding(layer, scheme, name, expert) for expert in experts] for name in layout.weights
     )
-    inner_packed = [quantize_matrices(part, scheme, inner_roundings) for part in layout.inner(inner)]
-    down, down_error = quantize_matrices(downs, scheme, outer_roundings)
+    rotated = method.rotates(layer, scheme)
+    inner_packed = [quantize_matrices(part, scheme, inner_roundings, rotated) for part in layout.inner(inner)]
+    down, down_error = quantize_matrices(downs, scheme, outer_roundings, rotated)
     hidden, intermediate = downs[0].shape
     biases = layout.biases(module)
     errors = [*(error for _, error in inner_packed), down_error]
@@ -135,4 +136,5 @@ def _quantize_experts(layer: Layer, scheme: Scheme, method: Method) -> QuantExpe
         shell=module,
         float_dtype=outer.dtype,
         layout=layout,
+        rotated=rotated,
     )

@@ -39,7 +39,7 @@ def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
                 described[name]["ordered"] = True
             if isinstance(module, QuantLinear) and module.digits > 1:
                 described[name]["digits"] = module.digits
-            if isinstance(module, QuantLinear) and module.rotated:
+            if module.rotated:
                 described[name]["rotated"] = True
             if isinstance(module, QuantLinear) and module.blocks > 1:
                 described[name]["blocks"] = module.blocks
@@ -123,6 +123,13 @@ def _sizes(module: QuantLinear | QuantExperts) -> list[int]:
     return [module.num_experts, module.intermediate_dim, module.hidden_dim]
 
 
+def _unrotatable(name: str, layers: str) -> ValueError:
+    return ValueError(
+        f"quantization_config says that {name} is rotated, which {layers} cannot be: config.json belongs to "
+        "another model"
+    )
+
+
 def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | QuantExperts:
     """Returns a packed module on the meta device that replaces ``shell``, which loses its weights."""
     packed_module: QuantLinear | QuantExperts
@@ -140,19 +147,13 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | 
             f"{type(shell).__name__} multiplies none or others: config.json belongs to another model"
         )
     rotated = saved.get("rotated", False)
-    if not isinstance(rotated, bool) or (rotated and not is_linear(shell)):
-        raise ValueError(
-            f"quantization_config says that {name} has rotated={rotated!r}: it is true or false, and only "
-            "linear layers can be rotated"
-        )
+    if not isinstance(rotated, bool):
+        raise ValueError(f"quantization_config says that {name} has rotated={rotated!r}: it is true or false")
     if is_linear(shell) or blocks != 1:
         weight = weight_of(shell)
         rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
-        if rotated and (columns % GROUP or saved.get("ordered")):
-            raise ValueError(
-                f"quantization_config says that {name} is rotated, which layers with an order of "
-                f"columns or {columns} features cannot be: config.json belongs to another model"
-            )
+        if rotated and (columns % GROUP or saved.get("ordered") or blocks != 1):
+            raise _unrotatable(name, f"layers with blocks, an order of columns or {columns} features")
         packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
         order = torch.empty(columns, dtype=torch.int32, device="meta") if saved.get("ordered") else None
@@ -163,6 +164,8 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | 
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):
         downs = layout.outer(parameter(shell, "down_proj"))
         hidden, intermediate = downs[0].shape
+        if rotated and (hidden % GROUP or intermediate % GROUP):
+            raise _unrotatable(name, f"experts of {hidden} and {intermediate} features")
         packed_module = QuantExperts(
             empty_panels((len(downs),), intermediate, hidden, scheme, 2 if layout.gated else 1),
             empty_panels((len(downs),), hidden, intermediate, scheme),
@@ -176,6 +179,7 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | 
             shell=shell,
             float_dtype=downs[0].dtype,
             layout=layout,
+            rotated=rotated,
         )
         names = layout.weights
     else:

@@ -19,6 +19,7 @@ def _moe(
         scheme: str,
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
     gated: bool = True, weigh_input: bool = False, identity_experts: int = 0, up_limit: float = 7.0,
+    rotated: bool = False,
 ) -> Operand:  # fmt: skip
     rows, expert_ids, expert_weights = low.rows(x), low.rows(ids), low.rows(weights)
     if (
@@ -60,6 +61,7 @@ def _moe(
         up_limit=up_limit,
         gated=gated,
         weigh_input=weigh_input,
+        rotated=rotated,
     )
     return out
 

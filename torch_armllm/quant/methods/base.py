@@ -57,7 +57,7 @@ class Method:
 
         INT8 weights are fine enough for any method; INT4 ones need calibration.
         """
-        kinds = ("linear", "head")
+        kinds = ("linear", "head", "experts")
         return self._rotate and scheme.name == "int8" and layer.kind in kinds and layer.has_whole_groups()
 
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torch_armllm.hf.expert_layout import ExpertLayout
 from torch_armllm.ops import moe
+from torch_armllm.ops.linear import GROUP, rotate_groups
 from torch_armllm.quant.modules.linear import NOT_COMPUTED_WITH, shown_error
 from torch_armllm.quant.packing import dequantize_matrix, op_name, split_panels
 
@@ -21,7 +22,7 @@ class QuantExperts(nn.Module):
         num_experts, hidden_dim, intermediate_dim: E, H, I.
         activation: name of the gated activation, as the ops know it.
         limit, up_limit: of the activations that clamp or cap.
-        scheme, error, shell, float_dtype: as in `QuantLinear`.
+        scheme, error, shell, float_dtype, rotated: as in `QuantLinear`; both weights are rotated, or none.
         layout: how the module it replaced stores its weights.
     """
 
@@ -47,8 +48,10 @@ class QuantExperts(nn.Module):
         shell: nn.Module | None = None,
         float_dtype: torch.dtype = torch.float32,
         layout: ExpertLayout | None = None,
+        rotated: bool = False,
     ) -> None:
         super().__init__()
+        self.rotated = rotated
         self.float_dtype = float_dtype
         self.layout = layout
         self.num_experts = gate_up_packed.shape[0]
@@ -117,6 +120,7 @@ class QuantExperts(nn.Module):
             self.gated,
             identity_experts=self.identity_experts,
             up_limit=self.up_limit,
+            rotated=self.rotated,
         )
 
     def dequantize(self) -> tuple[Tensor, Tensor]:
@@ -125,12 +129,15 @@ class QuantExperts(nn.Module):
         parts = split_panels(self.gate_up_packed) if self.gated else (self.gate_up_packed,)
         halves = [dequantize_matrix(half, *sizes) for half in parts]
         down = dequantize_matrix(self.down_packed, self.hidden_dim, self.intermediate_dim, self.scheme)
-        return torch.cat(halves, dim=1), down
+        weights = torch.cat(halves, dim=1), down
+        if self.rotated:
+            return rotate_groups(weights[0]) / GROUP, rotate_groups(weights[1]) / GROUP
+        return weights
 
     def extra_repr(self) -> str:
         """Text that `print(model)` shows."""
         return (
             f"num_experts={self.num_experts}, hidden_dim={self.hidden_dim}, "
             f"intermediate_dim={self.intermediate_dim}, activation={self.activation}, scheme={self.scheme}, "
-            f"error={shown_error(self.error)}"
+            f"error={shown_error(self.error)}" + (", rotated" if self.rotated else "")
         )

@@ -36,6 +36,7 @@ def _int4_moe(draw: Random) -> Call:
         "weigh_input": draw.random() < 0.3,
         "identity_experts": identities,
         "up_limit": draw.choice((7.0, 0.8)),
+        "rotated": hidden % 32 == 0 and inner % 32 == 0 and draw.choice((False, True)),
     }
 
 

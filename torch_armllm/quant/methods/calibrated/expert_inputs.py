@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torch_armllm.hf.expert_layout import ExpertLayout, parameter
 from torch_armllm.ops.activation import FUNCTIONS
+from torch_armllm.ops.linear import rotate_groups
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
 from torch_armllm.quant.methods.calibrated.hessian import Hessian
@@ -30,10 +31,15 @@ class ExpertInputs:
     An expert's Hessian weights its tokens by the squared routing weight, as the output error does.  All
     tokens are added with a total weight of `SHARE` of an average expert's: a prior for experts that
     calibration chooses rarely or never.
+
+    Args:
+        layer: the layer.
+        rotated: its weights are rotated, and so are the inputs that Hessians see.
     """
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, rotated: bool = False) -> None:
         assert layer.layout is not None
+        self._turn = rotate_groups if rotated else Tensor.float
         self._module, self._layout = layer.module, layer.layout
         inner, outer = (parameter(self._module, name) for name in self._layout.weights)
         self._inner, self._outer = self._layout.inner(inner), self._layout.outer(outer)
@@ -88,14 +94,15 @@ class ExpertInputs:
             share = torch.full((len(some),), SHARE * average * len(x) / len(some))
             hessian = Hessian(self.columns(True))
             for part, count in ((x[rows], own[rows]), (x[some], share)):
-                hessian.add(down_inputs(self._module, self._layout, self._inner, expert, part), count)
+                inputs = down_inputs(self._module, self._layout, self._inner, expert, part)
+                hessian.add(self._turn(inputs), count)
         else:
             if self._all is None:
                 self._all = Hessian(self.columns(False))
-                self._all.add(x)
+                self._all.add(self._turn(x))
             hessian = Hessian(self.columns(False))
             hessian.total += self._all.total * (SHARE * average)
-            hessian.add(x[rows], own[rows])
+            hessian.add(self._turn(x[rows]), own[rows])
         hessian.count = 1  # only proportions count
         return GptqRounding(hessian.damped(), len(self._outer[0]) if down else len(self._inner[0][0]))
 

@@ -95,7 +95,7 @@ class Gptq(CalibratedMethod):
             return Search()
         if layer.layout is not None:
             if layer.name not in self._experts:
-                self._experts[layer.name] = self._expert_inputs(layer)
+                self._experts[layer.name] = self._expert_inputs(layer, self.rotates(layer, scheme))
             return self._experts[layer.name].rounding(weight, expert)
         rotated = self.rotates(layer, scheme)
         key = id(float_inputs), rotated
@@ -108,7 +108,7 @@ class Gptq(CalibratedMethod):
         if layer.kind == "head":
             suitable = scheme.name in SHARED_SCHEMES  # an INT4 head is not calibrated
         else:
-            suitable = layer.kind == "linear" and layer.name in self._stage_of
+            suitable = layer.kind in ("linear", "experts") and layer.name in self._stage_of
         return self._rotate and suitable and layer.has_whole_groups()
 
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
@@ -194,7 +194,7 @@ class Gptq(CalibratedMethod):
         self.stages.run_until(self._stage, float_inputs.leader, see)
         return GptqRounding(hessian.damped(hessian.damping), rows, correction=hessian.correction())
 
-    def _expert_inputs(self, layer: Layer) -> ExpertInputs:
-        inputs = ExpertInputs(layer)
+    def _expert_inputs(self, layer: Layer, rotated: bool) -> ExpertInputs:
+        inputs = ExpertInputs(layer, rotated)
         self.stages.run_until(self._stage, layer.module, lambda arguments: inputs.add(*arguments))
         return inputs
