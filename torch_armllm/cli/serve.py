@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
         max_restarts=_positive(options, "max_restarts"),
         allowed_origins=tuple(options.allowed_origin or ()),
     )
-    adapters = _adapters(options, names)
+    adapters = adapter_folders(options, names)
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     with collection_paused():
         try:
@@ -178,7 +178,7 @@ def _names(options: argparse.Namespace) -> list[str]:
     return names
 
 
-def _adapters(options: argparse.Namespace, names: list[str]) -> dict[str, str]:
+def adapter_folders(options: argparse.Namespace, names: list[str]) -> dict[str, str]:
     """Returns the folders of the adapters by their names in the API.
 
     Raises:
