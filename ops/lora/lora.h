@@ -12,7 +12,7 @@ constexpr int64_t kLoraRanks = 4;      // rows of A per tile
 constexpr int64_t kLoraColumns = 256;  // columns of B per tile
 constexpr int64_t kLoraRows = 16;      // most rows of tokens per tile
 
-// out[t] += (x[t] · A[s]ᵀ) · B[s] with s = adapters[t]; rows of −1, and those past `listed`, stay as they are.
+// out[t] += (x[t] · A[s]ᵀ) · B[s] with s = adapters[t].  Rows of −1, and those past `listed`, stay.
 struct LoraArgs {
   Rows x, out;
   const char* a = nullptr;            // [slots][most_rank][in_features]

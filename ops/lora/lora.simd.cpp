@@ -48,20 +48,35 @@ void shrink_as(const LoraArgs& args, const LoraGroup& group, int64_t first_rank,
   }
 }
 
+// Adds to Blocks × kLanes columns, from `first` on, or to fewer than kLanes.  Several blocks read whole cache
+// lines of B, and keep as many sums in flight.
+template <int Blocks, typename X, typename W>
+ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const LoraGroup& group, int64_t first,
+                                      int lanes) {
+  const W* b = reinterpret_cast<const W*>(args.b) + group.slot * args.most_rank * args.out_features + first;
+  const int32_t rank = args.ranks[group.slot];
+  for (int64_t i = 0; i < group.count; ++i) {
+    const float* sums = sums_of(args, group.rows[i]);
+    X* out = reinterpret_cast<X*>(args.out.at(group.rows[i], first));
+    F32 added[Blocks];
+    for (F32& sum : added) sum = zero();
+    for (int32_t r = 0; r < rank; ++r) {
+      const F32 sum = set1(sums[r]);
+      const W* row = b + r * args.out_features;
+      for (int n = 0; n < Blocks; ++n) added[n] = fma(sum, load_lanes(row + n * kLanes, lanes), added[n]);
+    }
+    for (int n = 0; n < Blocks; ++n)
+      store_lanes(out + n * kLanes, load_lanes(out + n * kLanes, lanes) + added[n], lanes);
+  }
+}
+
 template <typename X, typename W>
 void expand_as(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns) {
-  const W* b = reinterpret_cast<const W*>(args.b) + group.slot * args.most_rank * args.out_features;
-  const int32_t rank = args.ranks[group.slot];
-  for_blocks(columns, [&](int64_t c, int lanes) ARMLLM_INLINE {
-    const W* from = b + first_column + c;
-    for (int64_t i = 0; i < group.count; ++i) {
-      const float* sums = sums_of(args, group.rows[i]);
-      X* out = reinterpret_cast<X*>(args.out.at(group.rows[i], first_column + c));
-      F32 sum = zero();
-      for (int32_t r = 0; r < rank; ++r)
-        sum = fma(set1(sums[r]), load_lanes(from + r * args.out_features, lanes), sum);
-      store_lanes(out, load_lanes(out, lanes) + sum, lanes);
-    }
+  constexpr int64_t kWide = 4 * kLanes;
+  const int64_t whole = columns / kWide * kWide;
+  for (int64_t c = 0; c < whole; c += kWide) add_columns<4, X, W>(args, group, first_column + c, kLanes);
+  for_blocks(columns - whole, [&](int64_t c, int lanes) ARMLLM_INLINE {
+    add_columns<1, X, W>(args, group, first_column + whole + c, lanes);
   });
 }
 

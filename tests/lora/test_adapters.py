@@ -19,6 +19,7 @@ from tests.support.adapters import ALL, random_adapter
 from tests.support.models import tiny
 from torch_armllm import LLM, LoRARequest, Recipe, SamplingParams
 from torch_armllm.lora.slots import slots_of
+from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.quant.modules.linear import QuantLinear
 
 PROMPTS = [list(range(5, 45 + number)) for number in range(4)]
@@ -170,6 +171,10 @@ QUERY = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 WRONG: dict[str, tuple[dict[str, Any], Any, str]] = {
     "dora": ({"use_dora": True}, None, "use_dora"),
     "bias": ({"bias": "all"}, None, "bias"),
+    "pissa": ({"init_lora_weights": "pissa_niter_4"}, None, "changed the base weight"),
+    "pattern": ({"rank_pattern": ["q_proj"]}, None, "must be an object"),
+    "expression": ({"rank_pattern": {"q_proj(": 2}}, None, "pattern 'q_proj"),
+    "integers": ({}, lambda t: t.update({QUERY + "A.weight": torch.ones(8, 64, dtype=torch.int8)}), "floats"),
     "saved": ({"modules_to_save": ["lm_head"]}, None, "modules_to_save"),
     "type": ({"peft_type": "IA3"}, None, "IA3"),
     "rank-0": ({"r": 0}, None, "rank 0"),
@@ -238,3 +243,18 @@ def test_rows_have_no_adapter_between_steps(llm: LLM, folder: Path) -> None:
     run(llm, PROMPTS, [None, request(folder, 0), None, request(folder, 1)])
     rows = layers["model.layers.0.self_attn.q_proj"].adapters
     assert bool((rows == -1).all()) and all(layer.adapters is rows for layer in layers.values())
+
+
+def test_layers_that_the_plan_does_not_compute_are_refused(tmp_path: Path) -> None:
+    model = tiny_model("deepseek_v3", torch.float32, vocab_size=97, pad_token_id=0)
+    adapters = [
+        random_adapter(model, tmp_path / name, 1, 1.0, target_modules=[name])
+        for name in ("kv_b_proj", "o_proj")
+    ]
+    llm = LLM(model, quantization=Recipe(importance=False), enable_lora=True, skip_tokenizer_init=True)
+    base = run(llm, PROMPTS[:1], [None])
+    with pytest.raises(
+        ValueError, match="kv_b_proj, which is no quantized linear layer of this model's plan"
+    ):
+        run(llm, PROMPTS[:1], [LoRARequest("latents", 1, str(adapters[0]))])
+    assert run(llm, PROMPTS[:1], [LoRARequest("output", 2, str(adapters[1]))]) != base

@@ -163,22 +163,26 @@ def build_engine(
 
 
 def _adapter_table(model: Any, servable: ServableModel | None, config: EngineConfig) -> AdapterTable | None:
-    """Returns the table of the adapters in a model's slots; None: there are to be no adapters.
+    """Returns the table of the adapters in the slots that a model's plan reads; None: there are to be none.
 
     Raises:
-        ValueError: the model has no slots, or no plan that reads them.
+        ValueError: the model has no slots, or no native plan that reads them.
     """
     if not config.enable_lora:
         return None
-    if servable is None:
-        raise ValueError(f"enable_lora needs a plan, and {type(model).__name__} has none: "
-                         f"{why_not_captured(model)}")  # fmt: skip
-    from torch_armllm.lora.slots import slots_of
+    plan = None if servable is None else servable.plan
+    if not isinstance(plan, NativePlan):
+        reason = why_not_captured(model) or "its graph runs node by node"
+        raise ValueError(f"enable_lora needs a native plan, and {type(model).__name__} has none: {reason}")
+    from torch_armllm.lora.slots import slots_of  # imports modules that other engines do not need
 
-    layers = slots_of(model)
+    read = {constant.data_ptr() for constant in plan.program.constants}
+    layers = {name: slots for name, slots in slots_of(model).items() if slots.a.data_ptr() in read}
     if not layers:
-        raise ValueError("enable_lora needs slots for adapters, and this model was patched without: "
-                         "load it with LLM(folder, enable_lora=True)")  # fmt: skip
+        raise ValueError(
+            "enable_lora needs slots for adapters, and this model was patched without: load it with "
+            "LLM(folder, enable_lora=True)"
+        )
     return AdapterTable(layers, config.max_lora_rank)
 
 

@@ -26,9 +26,17 @@ _UNSUPPORTED = {
     "trainable_token_indices": "trainable_token_indices replaces rows of the embedding",
     "alora_invocation_tokens": "an activated adapter begins within a prompt",
     "use_qalora": "QALoRA pools the input",
+    "use_bdlora": "block-diagonal factors have other shapes",
     "lora_bias": "lora_bias adds a bias",
+    "arrow_config": "a router chooses among several adapters",
+    "kasa_config": "KaSA changes the base weight",
+    "monteclora_config": "its factors are random variables",
+    "velora_config": "VeLoRA changes the product",
 }
 """Settings that an adapter must not have, and why."""
+
+_REBASED = ("pissa", "olora", "loftq", "corda", "lora_ga")
+"""Beginnings of the methods of initialization that subtract the first factors from the base weight."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,14 @@ def _config(path: Path) -> dict[str, Any]:
     for name, reason in _UNSUPPORTED.items():
         if config.get(name):
             raise ValueError(f"{file} sets {name} = {config[name]!r}: {reason}, which is not supported")
+    if (start := str(config.get("init_lora_weights")).lower()).startswith(_REBASED):
+        raise ValueError(
+            f"{file} sets init_lora_weights = {start!r}, which changed the base weight too; convert it with "
+            "PEFT's path_initial_model_for_weight_conversion"
+        )
+    for name in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(config.get(name) or {}, dict):
+            raise ValueError(f"{file} sets {name} = {config[name]!r}; it must be an object")
     if config.get("bias", "none") != "none":
         raise ValueError(f"{file} sets bias = {config['bias']!r}: only adapters without biases are supported")
     return config
@@ -114,6 +130,8 @@ def _factors(
             f"{path}: {module} has lora_A {tuple(a.shape)} and lora_B {tuple(b.shape)} at rank {rank}; they "
             f"must be ({rank}, in_features) and (out_features, {rank})"
         )
+    if not (a.is_floating_point() and b.is_floating_point()):
+        raise ValueError(f"{path}: {module} has factors of {a.dtype} and {b.dtype}; they must be floats")
     scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     a, b = a.float(), (b.float() * scale).T.contiguous()
     for name, factor in (("A", a), ("B", b)):
@@ -125,6 +143,9 @@ def _factors(
 def _of_module(config: Mapping[str, Any], patterns: str, module: str, default: Any) -> Any:
     """Returns a module's value: that of the first pattern that its name ends with, as PEFT has it."""
     for pattern, value in (config.get(patterns) or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+        except re.error as error:
+            raise ValueError(f"{patterns} has the pattern {pattern!r}: {error}") from error
     return default

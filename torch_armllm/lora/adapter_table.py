@@ -135,8 +135,9 @@ class AdapterTable:
             where = f"the adapter {request.lora_name!r} ({request.lora_path}) adapts {name}"
             if layer is None:
                 raise ValueError(
-                    f"{where}, which is no quantized linear layer of this model: it is an adapter of another "
-                    "model, or one of the head, an embedding or experts, which are not supported"
+                    f"{where}, which is no quantized linear layer of this model's plan: it is an adapter of "
+                    "another model, or one of the head, an embedding, experts or expanded latents, which are "
+                    "not supported"
                 )
             sizes, own = (a.shape[1], b.shape[1]), (layer.a.shape[2], layer.b.shape[2])
             if sizes != own:
