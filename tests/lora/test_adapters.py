@@ -223,7 +223,7 @@ def test_files_and_ranks_are_checked(llm: LLM, folder: Path, tmp_path: Path) -> 
         LoRARequest("zero", 0, "path")
 
 
-def test_models_with_scaled_channels_are_refused(folder: Path) -> None:
+def test_patched_models_get_slots_unless_their_channels_are_scaled(folder: Path) -> None:
     model = tiny("llama")
     torch_armllm.patch(model, progress=False)
     with pytest.raises(ValueError, match="scaled this model's channels"):
@@ -232,9 +232,15 @@ def test_models_with_scaled_channels_are_refused(folder: Path) -> None:
     again.load_state_dict(load_file(folder / "base" / "model.safetensors"), strict=False)
     torch_armllm.patch(again, Recipe(importance=False), progress=False)
     late = LLM(again, enable_lora=True, skip_tokenizer_init=True)
-    assert run(late, PROMPTS[:1], [request(folder, 0)]) == run(
-        make(folder), PROMPTS[:1], [request(folder, 0)]
-    )
+    expected = run(make(folder), PROMPTS[:1], [request(folder, 0)])
+    assert run(late, PROMPTS[:1], [request(folder, 0)]) == expected
+    # a second engine on one model has slots of its own
+    second = LLM(again, enable_lora=True, max_loras=2, skip_tokenizer_init=True)
+    other = run(second, PROMPTS[:1], [request(folder, 1)])
+    assert run(late, PROMPTS[:1], [request(folder, 0)]) == expected != other
+    assert run(second, PROMPTS[:1], [request(folder, 1)]) == other
+    with pytest.raises(ValueError, match="load the model once more"):
+        LLM(again, skip_tokenizer_init=True)
 
 
 def test_rows_have_no_adapter_between_steps(llm: LLM, folder: Path) -> None:

@@ -166,11 +166,17 @@ def _adapter_table(model: Any, servable: ServableModel | None, config: EngineCon
     """Returns the table of the adapters in the slots that a model's plan reads; None: there are to be none.
 
     Raises:
-        ValueError: the model has no slots, or no native plan that reads them.
+        ValueError: the model has no slots, or no native plan that reads them; or it has slots, which are
+            another engine's.
     """
-    if not config.enable_lora:
-        return None
     plan = None if servable is None else servable.plan
+    if not config.enable_lora:
+        if "lora" in getattr(plan, "opcodes", ()):
+            raise ValueError(
+                "this model's layers have slots for the adapters of another engine: set enable_lora=True, or "
+                "load the model once more"
+            )
+        return None
     if not isinstance(plan, NativePlan):
         reason = why_not_captured(model) or "its graph runs node by node"
         raise ValueError(f"enable_lora needs a native plan, and {type(model).__name__} has none: {reason}")

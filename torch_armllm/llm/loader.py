@@ -130,7 +130,6 @@ def load_patched(
     """Loads and patches the model of `load_engine`, with slots for adapters."""
     # these import transformers, which an engine from the plan cache does not need
     from torch_armllm.checkpoint.load import load_model
-    from torch_armllm.lora.slots import slots_of
     from torch_armllm.patching.patch import patch, patch_with_slots
     from torch_armllm.quant.recipe import Recipe
 
@@ -144,7 +143,7 @@ def load_patched(
         if adapter_slots is not None and recipe is not None and recipe.importance is None:
             chosen = replace(recipe, importance=False)  # adapters do not know scaled channels
         patch(model, chosen, progress=progress, kv_cache_dtype=cache, adapter_slots=adapter_slots)
-    elif adapter_slots is not None and not slots_of(model):
+    elif adapter_slots is not None:  # each engine has slots, and a plan that reads them, of its own
         patch_with_slots(model, cache, adapter_slots)
     _check_cache(model, cache)
     return model
