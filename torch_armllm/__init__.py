@@ -9,6 +9,7 @@ __all__ = [
     "LLM",
     "ArmInt4Config",
     "AsyncLLM",
+    "LoRARequest",
     "PoolingParams",
     "Recipe",
     "Report",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.llm.async_llm import AsyncLLM
     from torch_armllm.llm.llm import LLM
+    from torch_armllm.lora.request import LoRARequest
     from torch_armllm.patching.patch import patch, unpatch
     from torch_armllm.patching.state import is_patched
     from torch_armllm.pooling.pooling_params import PoolingParams
@@ -61,6 +63,7 @@ _MODULES = {
     "Report": "torch_armllm.quant.report",
     "LLM": "torch_armllm.llm.llm",
     "AsyncLLM": "torch_armllm.llm.async_llm",
+    "LoRARequest": "torch_armllm.lora.request",
     "SamplingParams": "torch_armllm.engine.sampling_params",
     "PoolingParams": "torch_armllm.pooling.pooling_params",
     "RequestOutput": "torch_armllm.engine.outputs",

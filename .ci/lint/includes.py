@@ -18,7 +18,7 @@ ROWS = (
     ("simd", "dispatch", "runtime"),
     ("norm", "rope", "activation", "pointwise", "recurrent"),
     ("linear",),
-    ("embedding", "attention", "moe"),
+    ("embedding", "attention", "moe", "lora"),
     ("mla", "select", "sample", "compress", "rounding"),
     ("plan",),
     ("",),  # files at the root of ops: the table of schemas

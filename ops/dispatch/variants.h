@@ -28,7 +28,8 @@ namespace armllm {
   X(RoundingKernels, rounding, kLanes)         \
   X(SelectKernels, select, kFloats)            \
   X(BlockSelectKernels, block_select, kFloats) \
-  X(SampleKernels, sample, kLanes)
+  X(SampleKernels, sample, kLanes)             \
+  X(LoraKernels, lora, kFloats)
 
 // kLanes: row operations on the lanes of simd.h.
 enum Arithmetic { kIntegers, kFloats, kLanes, kArithmetics };

@@ -7,6 +7,7 @@
 #include "attention/paged_attention.h"
 #include "embedding/embedding.h"
 #include "linear/quant_linear.h"
+#include "lora/lora.h"
 #include "moe/moe.h"
 #include "norm/norm.h"
 #include "plan/elementwise.h"
@@ -176,6 +177,29 @@ Instruction build(const fields::dense_linear& op) {
     t.args.bias = frame.address(op.bias);
     t.args.tokens = frame.tokens;
   });
+}
+
+Instruction build(const fields::lora& op) {
+  auto task = std::make_unique<Lora>();
+  LoraArgs& a = task->args;
+  a.type = op.a.dtype();
+  a.slots = op.slots;
+  a.most_rank = op.most_rank;
+  a.listed = op.listed;
+  a.in_features = op.in_features;
+  a.out_features = op.out_features;
+  return with_scratch(
+      std::move(task),
+      [op](Lora& t, const Frame& frame) {
+        t.args.x = frame.rows(op.x);
+        t.args.out = frame.rows(op.out);
+        t.args.a = frame.address(op.a);
+        t.args.b = frame.address(op.b);
+        t.args.ranks = frame.pointer<int32_t>(op.ranks);
+        t.args.adapters = frame.pointer<int32_t>(op.adapters);
+        t.args.tokens = frame.tokens;
+      },
+      [](const LoraArgs& args) { return Lora::scratch_bytes(args); });
 }
 
 Instruction build(const fields::moe& op) {

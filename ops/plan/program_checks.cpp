@@ -138,6 +138,21 @@ void check_fields(const Checks& c, const fields::dense_linear& op) {
   c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
 }
 
+void check_fields(const Checks& c, const fields::lora& op) {
+  c.written({op.out});
+  for (int64_t size : {op.slots, op.most_rank, op.listed, op.in_features, op.out_features})
+    c.positive(size, "a size of adapters");
+  c.rows(op.x, op.in_features);
+  c.rows(op.out, op.out_features);
+  c.floats(op.a, double(op.slots) * op.most_rank * op.in_features);
+  c.floats(op.b, double(op.slots) * op.most_rank * op.out_features);
+  c.same_type({op.a, op.b});
+  c.vector(op.ranks, op.slots, ElementType::i32);
+  c.vector(op.adapters, op.listed, ElementType::i32);
+  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.a, "a"), c.needed(op.b, "b");
+  c.needed(op.ranks, "ranks"), c.needed(op.adapters, "adapters");
+}
+
 void check_fields(const Checks& c, const fields::moe& op) {
   c.written({op.out});
   for (int64_t size : {op.experts, op.top_k, op.hidden, op.intermediate})

@@ -29,6 +29,11 @@ def packed(rows: int, columns: int, scheme: str = "g32i", count: int = 1) -> Ten
     return made if count > 1 else made[0]
 
 
+def adapters() -> tuple[Tensor, ...]:
+    ranks, slots = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([1, -1, 0], dtype=torch.int32)
+    return torch.randn(2, 3, 32), torch.randn(2, 3, 32), ranks, slots
+
+
 def both(scheme: str = "g32i", count: int = 1) -> Tensor:
     return linear.interleave_panels(packed(16, 32, scheme, count), packed(16, 32, scheme, count))
 
@@ -72,6 +77,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "int4_gated_linear": lambda t: (rows(t), both(), 16, "g32i", "silu"),
     "int4_linear_q": lambda t: (*int8_rows(t), packed(16, 32), 16, "g32i", "bfloat16"),
     "int4_gated_linear_q": lambda t: (*int8_rows(t), both(), 16, "g32i", "gelu", "float16"),
+    "lora_linear": lambda t: (rows(t), rows(t), *adapters()),
     "dense_linear": lambda t: (rows(t), torch.randn(16, 32), torch.randn(16)),
     "int8_heads_linear": lambda t: (torch.randn(t, 2, 32), packed(16, 32, "int8", 2), 16),
     "dense_heads_linear": lambda t: (torch.randn(t, 2, 32), torch.randn(2, 16, 32)),

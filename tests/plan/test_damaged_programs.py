@@ -189,3 +189,44 @@ def test_biases_of_distances_must_cover_their_reach() -> None:
             attention(biases=torch.zeros(HEADS, 7), reach=reach)
     with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
         attention(slopes=torch.zeros(HEADS), ahead=1)
+
+
+def lora(**damage: Any) -> torch.Tensor:
+    """Adds an adapter to rows of embeddings, in place."""
+    program, rows = begun()
+    constants = {
+        "a": torch.randn(2, 3, WIDTH),
+        "b": torch.randn(2, 3, WIDTH),
+        "ranks": torch.tensor([3, 2], dtype=torch.int32),
+        "adapters": torch.tensor([1, -1], dtype=torch.int32),
+    }
+    sizes = {"slots": 2, "most_rank": 3, "listed": 2, "in_features": WIDTH, "out_features": WIDTH}
+    for name in constants.keys() & damage.keys():
+        constants[name] = damage.pop(name)
+    program.emit("lora", x=rows, out=rows, **{n: program.constant(c) for n, c in constants.items()},
+                 **{**sizes, **damage})  # fmt: skip
+    return run(program, rows)
+
+
+def test_adapters_that_fit_run() -> None:
+    assert lora().shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"slots": 3}, "bytes of a memory"),
+        ({"most_rank": 4}, "bytes of a memory"),
+        ({"listed": MANY}, "bytes of a memory"),
+        ({"in_features": 0}, "a size of adapters is 0"),
+        ({"out_features": WIDTH + 1}, "bytes of a memory"),
+        ({"b": torch.randn(2, 3, WIDTH).bfloat16()}, "different element types"),
+        ({"ranks": torch.zeros(2, dtype=torch.int64)}, "another element type"),
+        ({"ranks": torch.tensor([3, 4], dtype=torch.int32)}, "has the rank 4"),
+        ({"adapters": torch.tensor([2, 0], dtype=torch.int32)}, "has the adapter 2"),
+    ],
+    ids=["slots", "rank", "listed", "inputs", "outputs", "types", "int64", "ranks", "adapters"],
+)
+def test_adapters_past_their_memory_are_refused(damage: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        lora(**damage)

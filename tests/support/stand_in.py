@@ -34,8 +34,14 @@ class StubEngine:
         self.fail_once_at: int | None = None
 
     def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams | None = None, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        lora_request: Any = None,
     ) -> None:
+        assert lora_request is None
         if request_id in self.requests:
             raise ValueError(f"request {request_id!r} is running already")
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else None

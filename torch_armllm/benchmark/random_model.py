@@ -51,7 +51,7 @@ def save_random_model(
         raise ValueError(f"random weights need scheme g32iz, g32i or row, not {scheme!r}")
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
-    recipe = Recipe(scheme, head)
+    recipe = Recipe(scheme, head, method="rtn")  # which scales no channels
     modules = _packed_modules(model, recipe)
     config.quantization_config = ArmInt4Config(recipe, modules=modules).to_dict()
     described = config.to_json_string()

@@ -22,6 +22,9 @@ _SETTINGS = (
     "prefix_cache_dir",
     "prefix_cache_size",
     "swap_space",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
     "seed",
     "threads",
     "pin_threads",
@@ -81,6 +84,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--prefix-cache-size", type=_size, metavar="SIZE", help="most bytes in that folder (10GB)"
     )
     group.add_argument("--swap-space", type=_memory, help="bytes of swap space for preempted sequences")
+    group.add_argument("--enable-lora", action=switch, help="let requests use LoRA adapters")
+    group.add_argument("--max-loras", type=int, help="most adapters that are loaded at a time (1)")
+    group.add_argument("--max-lora-rank", type=int, help="highest rank of an adapter (16)")
     group.add_argument("--seed", type=int, help="seed of requests without their own")
     group.add_argument(
         "--speculative-config",

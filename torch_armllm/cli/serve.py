@@ -76,6 +76,13 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
         choices=["qwen3", "deepseek_r1", "mistral", "seed_oss", "granite", "none"],
         help="part reasoning from answers; default: detected from the chat template and the tokens",
     )
+    group.add_argument(
+        "--lora-modules",
+        nargs="+",
+        default=[],
+        metavar="NAME=PATH",
+        help="serve the model with these LoRA adapters too; needs --enable-lora",
+    )
     add_engine_options(parser)
     _add_pooling_options(parser)
     parser.set_defaults(run=run)
@@ -129,6 +136,7 @@ def run(options: argparse.Namespace) -> None:
         max_restarts=_positive(options, "max_restarts"),
         allowed_origins=tuple(options.allowed_origin or ()),
     )
+    adapters = adapter_folders(options, names)
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     with collection_paused():
         try:
@@ -144,7 +152,7 @@ def run(options: argparse.Namespace) -> None:
         registry = ModelRegistry(settings, engine)
         for name, source in zip(names, options.model, strict=True):
             parsers = options.tool_call_parser, options.reasoning_parser
-            model = ModelSettings(name, source, {"progress": True}, template, *parsers)
+            model = ModelSettings(name, source, {"progress": True}, template, *parsers, adapters)
             registry.register(registry.load_llm(model), model)
         host, port = listening.getsockname()[:2]
         address = f"serving {', '.join(names)} at http://{host}:{port}/v1"
@@ -168,6 +176,27 @@ def _names(options: argparse.Namespace) -> list[str]:
             f"two models have the same name in {', '.join(names)}; give each a --served-model-name"
         )
     return names
+
+
+def adapter_folders(options: argparse.Namespace, names: list[str]) -> dict[str, str]:
+    """Returns the folders of the adapters by their names in the API.
+
+    Raises:
+        ValueError: an entry is not NAME=PATH, a name is in use, or adapters are off or the models several.
+    """
+    adapters: dict[str, str] = {}
+    for entry in options.lora_modules:
+        name, _, path = entry.partition("=")
+        if not name or not path:
+            raise ValueError(f"--lora-modules {entry!r}: give NAME=PATH")
+        if name in adapters or name in names:
+            raise ValueError(f"--lora-modules: the name {name!r} is in use; give each adapter its own")
+        adapters[name] = path
+    if adapters and not options.enable_lora:
+        raise ValueError("--lora-modules needs --enable-lora")
+    if adapters and len(names) > 1:
+        raise ValueError("--lora-modules is for one model: load adapters of several by /v1/load_lora_adapter")
+    return adapters
 
 
 def _keys(options: argparse.Namespace) -> list[str]:

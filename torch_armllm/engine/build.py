@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.build import build_disk_cache
+from torch_armllm.engine.execution.adapter_rows import AdapterRows
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
@@ -33,6 +34,7 @@ from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.budget import KvMemory, shape_by_config, size_kv_memory
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
+from torch_armllm.lora.adapter_table import AdapterTable
 from torch_armllm.ops import variants
 from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
@@ -79,6 +81,7 @@ def build_engine(
         max_model_len = resolve_max_model_len(config.max_model_len, *positions, servable.max_length)
     if config.state_dtype != "float32" and (reason := _why_no_states(servable)):
         logger.warning("%s: state_dtype = %s has no effect, as %s", name, config.state_dtype, reason)
+    adapters = _adapter_table(model, servable, config)
     drafter = None if servable is None else load_drafter(config.speculative_config, model, servable)
     memory = None
     limit, given = memory_limit(config), config.kv_cache_memory
@@ -110,6 +113,7 @@ def build_engine(
         runner = PlanRunner(
             *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
             kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
+            adapters=None if adapters is None else AdapterRows(adapters.rows),
         )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
@@ -151,10 +155,41 @@ def build_engine(
         *(preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace),
         experts=None if experts is None else experts.counts,
         disk=disk,
+        adapters=adapters,
     )
     if disk is not None:
         weakref.finalize(engine, disk.close)
     return engine
+
+
+def _adapter_table(model: Any, servable: ServableModel | None, config: EngineConfig) -> AdapterTable | None:
+    """Returns the table of the adapters in the slots that a model's plan reads; None: there are to be none.
+
+    Raises:
+        ValueError: the model has no slots, or no native plan that reads them; or it has slots, which are
+            another engine's.
+    """
+    plan = None if servable is None else servable.plan
+    if not config.enable_lora:
+        if "lora" in getattr(plan, "opcodes", ()):
+            raise ValueError(
+                "this model's layers have slots for the adapters of another engine: set enable_lora=True, or "
+                "load the model once more"
+            )
+        return None
+    if not isinstance(plan, NativePlan):
+        reason = why_not_captured(model) or "its graph runs node by node"
+        raise ValueError(f"enable_lora needs a native plan, and {type(model).__name__} has none: {reason}")
+    from torch_armllm.lora.slots import slots_of  # imports modules that other engines do not need
+
+    read = {constant.data_ptr() for constant in plan.program.constants}
+    layers = {name: slots for name, slots in slots_of(model).items() if slots.a.data_ptr() in read}
+    if not layers:
+        raise ValueError(
+            "enable_lora needs slots for adapters, and this model was patched without: load it with "
+            "LLM(folder, enable_lora=True)"
+        )
+    return AdapterTable(layers, config.max_lora_rank)
 
 
 def _expert_store(servable: ServableModel | None) -> ExpertStore | None:

@@ -48,6 +48,9 @@ class EngineConfig:
         speculative_config: ``auto`` drafts what followed the last earlier occurrence of a sequence's end,
             where that is measured to save time; ``{"method": "ngram" | "draft_model" | "mtp" | "eagle3", …}``
             are settings of speculative decoding; None: none. Outputs are the same.
+        enable_lora: lets requests use LoRA adapters; the model's linear layers get slots for them.
+        max_loras: most adapters that are loaded at a time.
+        max_lora_rank: highest rank of an adapter.
         disable_log_stats: turns off the log line of throughput while requests run.
         trace: file for the timing of every step, in Chrome's trace format; or a track of a file that several
             engines write to.
@@ -76,6 +79,9 @@ class EngineConfig:
     scheduling_policy: Policy | None = None
     seed: int | None = 0
     speculative_config: dict[str, Any] | Literal["auto"] | None = "auto"
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
     disable_log_stats: bool = False
     trace: str | Trace | None = None
     threads: int | None = None

@@ -16,6 +16,8 @@ MAX_NUM_BATCHED_TOKENS = 1 << 20
 MAX_THREADS = 1024
 """More threads than this fail to start on common systems, and end the process."""
 MAX_BYTES = 1 << 50
+MAX_LORAS = 1 << 10
+MAX_LORA_RANK = 1 << 10
 
 _INTEGERS: dict[str, tuple[int | None, int | None]] = {
     "max_model_len": (None, MAX_MODEL_LEN),
@@ -24,12 +26,20 @@ _INTEGERS: dict[str, tuple[int | None, int | None]] = {
     "prefix_cache_size": (0, MAX_BYTES),
     "swap_space": (0, MAX_BYTES),
     "promised_memory": (0, MAX_BYTES),
+    "max_loras": (1, MAX_LORAS),
+    "max_lora_rank": (1, MAX_LORA_RANK),
     "seed": (None, None),
     "threads": (None, MAX_THREADS),
 }
 """Least and most; where the least is None, it depends on other settings, and is checked with them."""
 _NUMBERS = ("max_step_time", "max_memory", "kv_cache_memory")
-_SWITCHES = ("enable_chunked_prefill", "enable_prefix_caching", "disable_log_stats", "pin_threads")
+_SWITCHES = (
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "enable_lora",
+    "disable_log_stats",
+    "pin_threads",
+)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -82,6 +92,10 @@ def _check_objects(given: Mapping[str, Any]) -> None:
         raise TypeError(f"prefix_cache_dir = {folder!r}: give the path of a folder")
     if folder and not given.get("enable_prefix_caching", True):
         raise ValueError(f"prefix_cache_dir = {str(folder)!r} needs enable_prefix_caching: leave one out")
+    if folder and given.get("enable_lora"):
+        raise ValueError(
+            f"prefix_cache_dir = {str(folder)!r} does not know adapters: leave it or enable_lora out"
+        )
     trace = given.get("trace", "")
     if not isinstance(trace, (str, os.PathLike)) and not hasattr(trace, "begin"):
         raise TypeError(f"trace = {trace!r}: give the path of a file")

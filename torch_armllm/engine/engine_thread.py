@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -83,6 +83,7 @@ class _Add(NamedTuple):
     prompt: Any
     params: SamplingParams | None
     priority: int
+    options: Mapping[str, Any]
 
 
 class _Abort(NamedTuple):
@@ -126,13 +127,14 @@ class EngineThread:
         prompt: Any,
         params: SamplingParams | None,
         priority: int,
+        **options: Any,
     ) -> None:
         """Submits a request; its outputs or its error go to a stream.
 
         Raises:
             EngineDeadError: the engine has stopped.
         """
-        self._post(_Add(request_id, stream, prompt, params, priority))
+        self._post(_Add(request_id, stream, prompt, params, priority, options))
 
     def abort(self, request_id: str, stream: OutputStream | None = None) -> None:
         """Ends a request; with a stream, only if the request's outputs go to that stream."""
@@ -246,7 +248,8 @@ class EngineThread:
 
     def _add(self, command: _Add) -> None:
         try:
-            self._engine.add_request(command.request_id, command.prompt, command.params, command.priority)
+            given = command.request_id, command.prompt, command.params, command.priority
+            self._engine.add_request(*given, **command.options)
         except Exception as error:
             self._send([(command.stream, error)])
         else:

@@ -25,6 +25,8 @@ from torch_armllm.engine.step import Step
 from torch_armllm.engine.text.stopping import OutputText
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
+from torch_armllm.lora.adapter_table import AdapterTable
+from torch_armllm.lora.request import LoRARequest
 from torch_armllm.plan.expert_store import ExpertCounts
 from torch_armllm.plan.step_result import StepResult
 
@@ -68,6 +70,7 @@ class LLMEngine:
         trace: records the phases of steps.
         experts: returns the counts of a cache of experts; None: all weights are in memory.
         disk: the prefix cache on disk; None: there is none.
+        adapters: the adapters that requests may use; None: they may use none.
 
     Attributes:
         stats: counts of the work done.
@@ -86,6 +89,7 @@ class LLMEngine:
         trace: Trace = NO_TRACE,
         experts: Callable[[], ExpertCounts] | None = None,
         disk: DiskPrefixCache | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
         self.preprocessor = preprocessor
         self.scheduler = scheduler
@@ -94,6 +98,7 @@ class LLMEngine:
         self.speculative_decoder = speculative_decoder
         self._verify = speculative_decoder.verify if speculative_decoder is not None else sampler.verify_batch
         self.disk = disk
+        self._adapters = adapters
         self._arrivals = None if disk is None else Arrivals(disk, scheduler)
         counts = None if disk is None else disk.counts
         self.stats = EngineStats(self._gauges, log_stats, experts=experts, disk=counts)
@@ -104,7 +109,12 @@ class LLMEngine:
         self._texts: dict[Sequence, OutputText] = {}
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Submits a request.
 
@@ -113,16 +123,53 @@ class LLMEngine:
             prompt: a string or token ids; see `Prompt`.
             params: sampling parameters; default: `SamplingParams()`.
             priority: smaller values are served first.
+            lora_request: the adapter that computes it; None: the model alone.
 
         Raises:
-            ValueError: the request can never be served, or its id is in use.
+            ValueError: the request can never be served, or its id is in use, or its adapter cannot be loaded.
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is running already; give each request an id of its own")
         request = self.preprocessor.build_request(request_id, prompt, params or SamplingParams(), priority)
-        if self._arrivals is None or not self._arrivals.hold(request):
-            self.scheduler.add(request)
+        if lora_request is not None:
+            request.adapter = self._adapter_table.acquire(lora_request)
+        try:
+            if self._arrivals is None or not self._arrivals.hold(request):
+                self.scheduler.add(request)
+        except Exception:
+            self._release_adapter(request)
+            raise
         self._requests[request_id] = request
+
+    def add_lora(self, lora_request: LoRARequest) -> None:
+        """Loads an adapter before a request asks for it.
+
+        Raises:
+            ValueError: it cannot be read, does not fit the model, or all adapters that fit are in use.
+        """
+        self._adapter_table.load(lora_request)
+
+    def remove_lora(self, lora_id: int) -> None:
+        """Unloads an adapter.
+
+        Raises:
+            ValueError: it is not loaded, or unfinished requests use it.
+        """
+        self._adapter_table.unload(lora_id)
+
+    def list_loras(self) -> list[LoRARequest]:
+        """Returns the adapters that are loaded."""
+        return self._adapter_table.loaded
+
+    @property
+    def _adapter_table(self) -> AdapterTable:
+        if self._adapters is None:
+            raise ValueError("this engine has no room for adapters: set enable_lora=True (--enable-lora)")
+        return self._adapters
+
+    def _release_adapter(self, request: Request) -> None:
+        if request.adapter is not None:
+            self._adapter_table.release(request.adapter)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
         """Ends requests immediately and frees their blocks; unknown ids are ignored.
@@ -332,6 +379,7 @@ class LLMEngine:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
+        self._release_adapter(request)
         self._output_builder.forget(request)
         for sequence in request.sequences:
             self._texts.pop(sequence, None)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from torch_armllm.engine.outputs import FinishReason, Logprobs, RequestMetrics
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.kv_cache.prefix_cache import NOTHING
+
+if TYPE_CHECKING:
+    from torch_armllm.lora.adapter_table import LoadedAdapter
 
 
 class Status(Enum):
@@ -36,6 +41,7 @@ class Request:
         params: sampling parameters.
         seed: `params.seed`, or a seed drawn at submission.
         priority: smaller values are served first; equal ones in order of arrival.
+        adapter: that its tokens are computed with; None: the model alone.
         sequences: one until the prompt is computed, then `params.num_sequences`.
     """
 
@@ -49,6 +55,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[Logprobs | None] | None = None
     num_cached_tokens: int = 0
+    adapter: LoadedAdapter | None = None
 
     def __post_init__(self) -> None:
         if not self.sequences:
@@ -102,6 +109,12 @@ class Sequence:
     def params(self) -> SamplingParams:
         """Sampling parameters of the request."""
         return self.request.params
+
+    @property
+    def prefix_root(self) -> int:
+        """Number in front of its tokens in the prefix cache, which holds them for each adapter."""
+        adapter = self.request.adapter
+        return NOTHING if adapter is None else adapter.prefix
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_armllm.kv_cache.block_allocator import BlockAllocator
-from torch_armllm.kv_cache.prefix_cache import PrefixCache
+from torch_armllm.kv_cache.prefix_cache import NOTHING, PrefixCache
 from torch_armllm.kv_cache.state_slots import StateSlots
 
 
@@ -104,12 +104,15 @@ class BlockManager(BlockAllocator):
         """Returns the number of these blocks that have no references."""
         return sum(self._references[block] == 0 for block in blocks)
 
-    def find(self, token_ids: Sequence[int], length: int) -> list[int]:
-        """Returns the blocks that hold the longest cached prefix of ``token_ids[:length]``; see `share`."""
-        return self.prefix_cache.find(token_ids, length) if self.prefix_cache is not None else []
+    def find(self, token_ids: Sequence[int], length: int, root: int = NOTHING) -> list[int]:
+        """Returns the blocks that hold the longest cached prefix of ``token_ids[:length]``; see `share`.
+
+        ``root`` is that of `PrefixCache.find`.
+        """
+        return self.prefix_cache.find(token_ids, length, root) if self.prefix_cache is not None else []
 
     def find_checkpoint(
-        self, token_ids: Sequence[int], length: int
+        self, token_ids: Sequence[int], length: int, root: int = NOTHING
     ) -> tuple[list[int], int | None, list[int]]:
         """Finds the longest cached prefix of ``token_ids[:length]`` whose states are known.
 
@@ -117,7 +120,7 @@ class BlockManager(BlockAllocator):
             Its blocks, the slot of its states, and the blocks of the longest prefix with or without states.
         """
         assert self.states is not None
-        known = self.find(token_ids, length)
+        known = self.find(token_ids, length, root)
         for count in range(len(known), 0, -1):
             assert self.prefix_cache is not None
             slot = self.states.find(self.prefix_cache.content(known[count - 1]))
@@ -126,7 +129,12 @@ class BlockManager(BlockAllocator):
         return [], None, known
 
     def cache_full_blocks(
-        self, blocks: Sequence[int], token_ids: Sequence[int], start: int, end: int
+        self,
+        blocks: Sequence[int],
+        token_ids: Sequence[int],
+        start: int,
+        end: int,
+        root: int = NOTHING,
     ) -> None:
         """Adds the blocks that a step filled to the prefix cache.
 
@@ -135,10 +143,11 @@ class BlockManager(BlockAllocator):
             token_ids: tokens of the sequence.
             start: first position that the step computed.
             end: position after the last one that it computed.
+            root: see `PrefixCache.find`.
         """
         if self.prefix_cache is None:
             return
         size = self.block_size
         for i in range(start // size, end // size):
             previous = blocks[i - 1] if i else None
-            self.prefix_cache.insert(blocks[i], previous, token_ids[i * size : (i + 1) * size])
+            self.prefix_cache.insert(blocks[i], previous, token_ids[i * size : (i + 1) * size], root)

@@ -8,7 +8,7 @@ from itertools import count
 
 _Key = tuple[int, tuple[int, ...]]
 
-_NOTHING = 0
+NOTHING = 0
 """Content number in front of the first block of a sequence."""
 _UNKNOWN = -1
 """Content number of a block that is not full, or that was freed or evicted."""
@@ -33,7 +33,7 @@ class PrefixCache:
         self._blocks: dict[_Key, int] = {}
         self._keys: list[_Key | None] = [None] * num_blocks
         self._contents = [_UNKNOWN] * num_blocks
-        self._numbers = count(_NOTHING + 1)
+        self._numbers = count(NOTHING + 1)
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -49,10 +49,16 @@ class PrefixCache:
         """Fraction of the tokens looked up that were found, 0 … 1."""
         return self.tokens_hit / self.tokens_queried if self.tokens_queried else 0.0
 
-    def find(self, token_ids: Sequence[int], length: int) -> list[int]:
-        """Returns the blocks that hold the longest cached prefix of ``token_ids[:length]``."""
+    def find(self, token_ids: Sequence[int], length: int, root: int = NOTHING) -> list[int]:
+        """Returns the blocks that hold the longest cached prefix of ``token_ids[:length]``.
+
+        Args:
+            token_ids: of the sequence.
+            length: tokens to look up.
+            root: number in front of the sequence: its own for each adapter, as keys and values depend on it.
+        """
         blocks: list[int] = []
-        content, size = _NOTHING, self.block_size
+        content, size = root, self.block_size
         for end in range(size, length + 1, size):
             block = self._blocks.get((content, tuple(token_ids[end - size : end])))
             if block is None:
@@ -61,12 +67,12 @@ class PrefixCache:
             content = self._contents[block]
         return blocks
 
-    def insert(self, block: int, before: int | None, tokens: Sequence[int]) -> None:
-        """Makes a full block findable; ``before`` is the previous block of its sequence.
+    def insert(self, block: int, before: int | None, tokens: Sequence[int], root: int = NOTHING) -> None:
+        """Makes a full block findable; ``before`` is the previous block of its sequence; see `find`.
 
         If another block already holds the same prefix, lookups keep returning that block.
         """
-        content = _NOTHING if before is None else self._contents[before]
+        content = root if before is None else self._contents[before]
         assert content != _UNKNOWN and len(tokens) == self.block_size
         key = (content, tuple(tokens))
         same = self._blocks.get(key)
@@ -97,18 +103,21 @@ class PrefixCache:
         """Returns the content number of a block that `find` returned."""
         return self._contents[block]
 
-    def content_of(self, blocks: Sequence[int], token_ids: Sequence[int], length: int) -> int | None:
+    def content_of(
+        self, blocks: Sequence[int], token_ids: Sequence[int], length: int, root: int = NOTHING
+    ) -> int | None:
         """Returns the content number of a sequence's first tokens; None if they are not cached.
 
         Args:
             blocks: of the sequence.
             token_ids: of the sequence.
             length: tokens of the prefix, which end a block.
+            root: see `find`.
         """
         size = self.block_size
         assert length and length % size == 0
         last = length // size - 1
-        content = self._contents[blocks[last - 1]] if last else _NOTHING
+        content = self._contents[blocks[last - 1]] if last else root
         block = self._blocks.get((content, tuple(token_ids[length - size : length])))
         return None if block is None else self._contents[block]
 

@@ -15,6 +15,7 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.base import LLMBase
+from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_model import PoolingInput
@@ -56,6 +57,7 @@ class AsyncLLM(LLMBase):
         sampling_params: SamplingParams | None = None,
         request_id: str = "",
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generates a completion and yields its output after every step, until it has finished.
 
@@ -68,9 +70,11 @@ class AsyncLLM(LLMBase):
             sampling_params: None: `get_default_sampling_params`.
             request_id: unique among running requests; empty: a new id.
             priority: lower values run first.
+            lora_request: the adapter that computes it; None: the model alone.
 
         Raises:
-            ValueError: the model pools, or the request can never be served, or its id is in use.
+            ValueError: the model pools, or the adapter cannot be loaded, or the request can never be served,
+                or its id is in use.
             StepFailedError: a step with this request failed; the engine continues.
             EngineDeadError: the engine failed, or was shut down.
         """
@@ -82,7 +86,8 @@ class AsyncLLM(LLMBase):
         self._thread.check()
         if isinstance(prompt, str) and self._tokenizer is not None:
             prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
-        self._thread.add(name, stream, prompt, params, priority)
+        options = {} if lora_request is None else {"lora_request": lora_request}
+        self._thread.add(name, stream, prompt, params, priority, **options)
         finished = False
         try:
             while not finished:
@@ -176,6 +181,14 @@ class AsyncLLM(LLMBase):
             EngineDeadError: the engine failed, or was shut down.
         """
         return await asyncio.wrap_future(self._thread.call(work))
+
+    async def add_lora(self, lora_request: LoRARequest) -> None:
+        """Loads an adapter between two steps; see `LLMEngine.add_lora`."""
+        await self.between_steps(lambda: self.llm_engine.add_lora(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> None:
+        """Unloads an adapter between two steps; see `LLMEngine.remove_lora`."""
+        await self.between_steps(lambda: self.llm_engine.remove_lora(lora_id))
 
     def shutdown(self) -> None:
         """Stops the engine's thread; running requests raise `EngineDeadError`."""

@@ -18,6 +18,7 @@ from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParam
 from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.llm.pooling_calls import PoolingCalls
 from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
+from torch_armllm.lora.request import LoRARequest
 from torch_armllm.system.forks import warn_if_forked
 from torch_armllm.system.progress import progress_bar
 from torch_armllm.system.sigint import interrupts_held
@@ -69,6 +70,8 @@ class LLM(PoolingCalls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generates completions of prompts, batched as far as they fit.
 
@@ -79,6 +82,8 @@ class LLM(PoolingCalls):
             sampling_params: for all prompts, or one per prompt; None: `get_default_sampling_params`.
             use_tqdm: True shows a progress bar; a callable makes the bar.
             priority: one per prompt; lower values run first.
+            lora_request: the adapter for all prompts, or one per prompt, None for the model alone; needs
+                ``enable_lora=True``.
 
         Returns:
             One output per prompt, in order.
@@ -90,12 +95,13 @@ class LLM(PoolingCalls):
         prompt_list = as_prompt_list(prompts)
         params = self._params(sampling_params, len(prompt_list))
         priorities = _one_each("priority", priority, len(prompt_list), 0)
+        adapters = _adapters(lora_request, len(prompt_list))
         done: dict[str, RequestOutput] = {}
         make_bar = use_tqdm if callable(use_tqdm) else partial(progress_bar, show=use_tqdm)
         names = self._names(len(prompt_list))
         with (
             make_bar(total=len(prompt_list), desc="Processed prompts", dynamic_ncols=True) as bar,
-            closing(self._run(names, prompt_list, params, priorities)) as outputs,
+            closing(self._run(names, prompt_list, params, priorities, adapters)) as outputs,
         ):
             input_tokens = output_tokens = 0
             for output in outputs:
@@ -120,6 +126,7 @@ class LLM(PoolingCalls):
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generates replies to conversations; common beginnings share their prefill (prefix cache).
 
@@ -132,6 +139,7 @@ class LLM(PoolingCalls):
             continue_final_message: leaves the last message open, so that the model continues it.
             tools: tools that the template describes to the model.
             chat_template_kwargs: further variables of the template.
+            lora_request: see `generate`.
 
         Raises:
             ValueError: see `generate`; or there is no template, or it rejects a conversation.
@@ -148,23 +156,28 @@ class LLM(PoolingCalls):
         for index, conversation in enumerate(several):
             with named_errors("conversation", index, len(several)):
                 prompts.append(render_chat(self._tokenizer, list(conversation), **options))  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Completes one prompt and yields its output after every step; closing the iterator aborts it.
 
         Args:
             prompt: see `generate`.
             sampling_params: see `generate`; its ``output_kind`` defines the contents of the outputs.
+            lora_request: the adapter; None: the model alone.
 
         Raises:
             ValueError: the prompt cannot be served.
         """
         self._check_generates("stream")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        return self._run(self._names(1), [prompt], [params], [0])
+        return self._run(self._names(1), [prompt], [params], [0], [lora_request])
 
     def save_session(self, path: str | PathLike[str], prompt: Prompt) -> None:
         """Saves what is computed of a conversation, for `load_session` in another process.
@@ -217,6 +230,7 @@ class LLM(PoolingCalls):
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
+        adapters: Sequence[LoRARequest | None],
     ) -> Generator[RequestOutput, None, None]:
         """Submits all prompts and runs steps until they finish; aborts the rest in case of an error."""
         warn_if_forked()
@@ -225,7 +239,9 @@ class LLM(PoolingCalls):
             raise ValueError("this LLM is already generating; finish that first, or use AsyncLLM")
         with interrupts_held() as let_through:
             try:
-                for index, request in enumerate(zip(names, prompts, params, priorities, strict=True)):
+                for index, request in enumerate(
+                    zip(names, prompts, params, priorities, adapters, strict=True)
+                ):
                     with named_errors("prompt", index, len(names)):
                         engine.add_request(*request)
                     let_through()
@@ -247,6 +263,14 @@ class LLM(PoolingCalls):
             return [replace(one, output_kind=RequestOutputKind.FINAL_ONLY)] * count
         several = _one_each("sampling_params", params, count, None)
         return [replace(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in several]
+
+
+def _adapters(
+    given: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+) -> list[LoRARequest | None]:
+    if given is None or isinstance(given, LoRARequest):
+        return [given] * count
+    return _one_each("lora_request", given, count, None)
 
 
 def _one_each(name: str, values: Sequence[Any] | None, count: int, default: Any) -> list[Any]:

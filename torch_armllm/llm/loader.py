@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from torch_armllm.system.logs import show_messages
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from torch_armllm.lora.slots import AdapterSlots
     from torch_armllm.quant.recipe import Recipe
 
 
@@ -68,7 +69,7 @@ def load_engine(
     model, quantization = resolve_auto(model, quantization)
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
-    loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
+    loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype, _slots(config))
     if config.speculative_config == "auto" and isinstance(model, str):
         _suggest_drafts(loaded, Path(model).expanduser())
     return LoadedEngine(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
@@ -124,11 +125,12 @@ def load_patched(
     quantization: str | Recipe | None,
     progress: bool,
     kv_cache_dtype: str,
+    adapter_slots: AdapterSlots | None = None,
 ) -> PreTrainedModel:
-    """Loads and patches the model of `load_engine`."""
+    """Loads and patches the model of `load_engine`, with slots for adapters."""
     # these import transformers, which an engine from the plan cache does not need
     from torch_armllm.checkpoint.load import load_model
-    from torch_armllm.patching.patch import patch
+    from torch_armllm.patching.patch import patch, patch_with_slots
     from torch_armllm.quant.recipe import Recipe
 
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
@@ -138,9 +140,24 @@ def load_patched(
     if not is_patched(model):
         # the name, not its recipe: packed weights of another tool stay what they are only for the default
         chosen = quantization if isinstance(quantization, str) else recipe
-        patch(model, chosen, progress=progress, kv_cache_dtype=cache)
+        if adapter_slots is not None and recipe is not None and recipe.importance is None:
+            chosen = replace(recipe, importance=False)  # adapters do not know scaled channels
+        patch(model, chosen, progress=progress, kv_cache_dtype=cache, adapter_slots=adapter_slots)
+    elif adapter_slots is not None:  # each engine has slots, and a plan that reads them, of its own
+        patch_with_slots(model, cache, adapter_slots)
     _check_cache(model, cache)
     return model
+
+
+def _slots(config: EngineConfig) -> AdapterSlots | None:
+    """Returns the sizes of the slots for adapters; None: there are to be none."""
+    if not config.enable_lora:
+        return None
+    from torch_armllm.lora.slots import AdapterSlots  # imports modules that other engines do not need
+
+    # a step may verify draft tokens beyond its budget of tokens
+    rows = 2 * max(config.max_num_batched_tokens, config.max_num_seqs)
+    return AdapterSlots(config.max_loras, config.max_lora_rank, rows)
 
 
 def verify_checksums(model: str | PreTrainedModel) -> None:

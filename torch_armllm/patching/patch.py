@@ -17,6 +17,7 @@ from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.budget import shape_by_config
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
+from torch_armllm.lora.slots import AdapterSlots, add_slots
 from torch_armllm.ops import variants
 from torch_armllm.ops.attention import check_int4_size
 from torch_armllm.patching.build_plan import build_plan
@@ -175,6 +176,7 @@ def patch(
     keep_original: bool = False,
     progress: bool = True,
     calibration: Tensor | None = None,
+    adapter_slots: AdapterSlots | None = None,
 ) -> Report:
     """Quantizes a transformers model to INT4 or INT8 and rewrites it to fused ops, in place.
 
@@ -195,6 +197,7 @@ def patch(
         keep_original: keep the float weights, so that `unpatch` restores them exactly.
         progress: show a progress bar while quantizing.
         calibration: token ids ``(sequences, length)`` for the methods that calibrate.
+        adapter_slots: slots for LoRA adapters that the linear layers get; None: none.
 
     Returns:
         The report: result of each layer, reasons of unquantized layers, sizes and errors.  It prints as a
@@ -223,6 +226,8 @@ def patch(
         elif quantization != "int4" or model.config.quantization_config.source is None:
             packed = model.config.quantization_config
             recipe.check_packed(packed.recipe, packed.source)
+    if adapter_slots is not None:
+        add_slots(model, adapter_slots)
     report = fuse(model, kv_cache_dtype, records)
     model.__dict__[STATE].quantized = quantized
     if hasattr(model, "hf_quantizer"):
@@ -271,6 +276,34 @@ def unpatch(model: nn.Module) -> list[str]:
     Raises:
         ValueError: the model is not patched.
     """
+    state = _remove_plan(model)
+    return restore(model) if state.quantized else []
+
+
+def patch_with_slots(model: Any, kv_cache_dtype: str | None, sizes: AdapterSlots) -> Report:
+    """Rewrites a patched model once more, with slots for adapters; the weights do not change.
+
+    Args:
+        model: a patched model, such as one that was loaded from a folder of packed weights.
+        kv_cache_dtype: see `patch`.
+        sizes: of the slots.
+
+    Raises:
+        ValueError: the model is not patched, or has no quantized layers.
+    """
+    state = _remove_plan(model)
+    add_slots(model, sizes)
+    report = fuse(model, kv_cache_dtype, state.report.layers)
+    model.__dict__[STATE].quantized = state.quantized
+    return report
+
+
+def _remove_plan(model: nn.Module) -> PatchState:
+    """Gives a model its own ``forward`` and ``generate`` back; returns what its patch was.
+
+    Raises:
+        ValueError: the model is not patched.
+    """
     forward = patched_forward(model)
     state: PatchState = model.__dict__.pop(STATE)
     if forward is not None:
@@ -278,4 +311,4 @@ def unpatch(model: nn.Module) -> list[str]:
             del module.forward
         if isinstance(model.__dict__.get("generate"), PatchedGenerate):
             del model.generate
-    return restore(model) if state.quantized else []
+    return state

@@ -15,7 +15,17 @@ from torch_armllm.server.middleware.limits import BodyLimit
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
 from torch_armllm.server.model_leases import ModelLeases
 from torch_armllm.server.model_registry import ModelRegistry
-from torch_armllm.server.routes import admin, embeddings, generation, health, models, page, pooling, tokens
+from torch_armllm.server.routes import (
+    adapters,
+    admin,
+    embeddings,
+    generation,
+    health,
+    models,
+    page,
+    pooling,
+    tokens,
+)
 
 
 def build_app(registry: ModelRegistry) -> FastAPI:
@@ -43,7 +53,7 @@ def build_app(registry: ModelRegistry) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.registry = registry
-    for group in (page, models, generation, embeddings, pooling, tokens, admin, health):
+    for group in (page, models, generation, embeddings, pooling, tokens, admin, adapters, health):
         app.include_router(group.router)
     add_error_handlers(app)
     app.add_middleware(ModelLeases)

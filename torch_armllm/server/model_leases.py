@@ -67,7 +67,7 @@ def lease_pooling(request: Request, name: str | None) -> tuple[ServedModel, Pool
 
 
 def lease_any(request: Request, name: str | None, pools: bool | None = None) -> ServedModel:
-    """Returns the model that a request names, of any kind, as `lease_model` does.
+    """Returns the model that a request names, of any kind, with its adapter, as `lease_model` does.
 
     Args:
         request: the request.
@@ -80,10 +80,10 @@ def lease_any(request: Request, name: str | None, pools: bool | None = None) -> 
     registry = registry_of(request)
     if name is None and pools is not None:
         name = next((each.name for each in registry if (each.pooling is not None) is pools), None)
-    served = registry.find(name)
+    served, adapter = registry.find_with_adapter(name)
     served.acquire()
     request.scope[_LEASED].append(served)
-    return served
+    return served if adapter is None else served.with_adapter(adapter)
 
 
 def _wrong_kind(request: Request, what: str, needs: str, runner: str) -> ApiError:

@@ -7,11 +7,13 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from torch_armllm.engine.trace import TraceFile
 from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.lora.request import LoRARequest
 from torch_armllm.server.client_limits import ClientLimits
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.metrics import ServerMetrics
@@ -77,13 +79,47 @@ class ModelRegistry:
         if name is None and self._served:
             name = next(iter(self._served))
         if name not in self._served:
-            available = ", ".join(map(repr, self._served)) or "none"
+            adapters = (adapter for served in self for adapter in served.adapters)
+            available = ", ".join(map(repr, (*self._served, *adapters))) or "none"
             message = "no model is loaded" if name is None else f"the model {name[:200]!r} does not exist"
             raise ApiError(404, f"{message}; available models: {available}", "model", "model_not_found")
         served = self._served[name]
         if isinstance(served, MissingEngine):
             raise served.error()
         return served
+
+    def find_with_adapter(self, name: str | None) -> tuple[ServedModel, LoRARequest | None]:
+        """Returns the model of a name, or the model and the adapter of that name; see `find`."""
+        if name is not None and name not in self._served:
+            for served in self:
+                if name in served.adapters:
+                    return served, served.adapters[name]
+        return self.find(name), None
+
+    async def load_adapter(self, name: str, path: str, model: str | None) -> tuple[ServedModel, LoRARequest]:
+        """Loads an adapter of a model; None: the model that was loaded first.
+
+        Raises:
+            ValueError: it does not fit the model.
+            ApiError: there is no such model, or another one has the adapter's name.
+        """
+        async with self._load_lock:
+            if name in self._served or any(name in served.adapters for served in self):
+                text = f"the name {name!r} is in use; give another lora_name, or unload the adapter first"
+                raise ApiError(400, text, "lora_name", "name_in_use")
+            served = self.find(model)
+            return served, await served.load_adapter(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serves an adapter no longer.
+
+        Raises:
+            ApiError: there is no such adapter.
+        """
+        served = next((served for served in self if name in served.adapters), None)
+        if served is None:
+            raise ApiError(404, f"the adapter {name!r} does not exist", "lora_name", "model_not_found")
+        await served.unload_adapter(name)
 
     def load_llm(self, model: ModelSettings) -> AsyncLLM:
         """Loads a model without serving it; see `register`.
@@ -95,7 +131,14 @@ class ModelRegistry:
         trace = self._trace.track(model.name) if self._trace else None
         promised = sum(served.llm.promised_bytes for served in [*self, *self._draining])
         engine = {"progress": False, "trace": trace, **self._engine, **model.engine}
-        return AsyncLLM(model.source, promised_memory=promised, **engine)
+        llm = AsyncLLM(model.source, promised_memory=promised, **engine)
+        try:
+            for number, (name, path) in enumerate(model.adapters.items(), 1):  # the numbers of `ServedModel`
+                asyncio.run(llm.add_lora(LoRARequest(name, number, path)))
+        except BaseException:
+            llm.shutdown()
+            raise
+        return llm
 
     def register(self, llm: AsyncLLM, model: ModelSettings) -> ServedModel | None:
         """Starts to serve a model, and returns the previous model of that name."""
@@ -173,7 +216,7 @@ class ModelRegistry:
                 return
             logger.error("rebuilding the engine of %s", name)
             missing = self._served[name] = MissingEngine()
-            model = served.model_settings
+            model = replace(served.model_settings, adapters=_folders(served))
             await self._take_down(served)
             del served  # its memory is for the new engine
             await run_in_worker_thread(_free_memory)
@@ -226,6 +269,10 @@ class ModelRegistry:
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: the server has exited
         loop.call_soon_threadsafe(callback, *args)
+
+
+def _folders(served: ServedModel) -> dict[str, str]:
+    return {name: adapter.lora_path for name, adapter in served.adapters.items()}
 
 
 def _free_memory() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeVar
 
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, RequestAbortedError, StepFailedError
+from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.pooling_model import PoolingInput
@@ -38,6 +41,8 @@ class ServedModel:
         clients: limits of the server's clients.
 
     Attributes:
+        adapter: that this view of the model generates with; None: the model alone.
+        adapters: the model's adapters by their names in requests.
         admission: counts running and waiting sequences.
         clients: limits of the server's clients.
         created: time of loading, in seconds since 1970.
@@ -62,6 +67,11 @@ class ServedModel:
         self.llm = llm
         self.model_settings = model_settings
         self.name = model_settings.name
+        self.adapter: LoRARequest | None = None
+        self.adapters: dict[str, LoRARequest] = {}
+        self._adapter_ids = itertools.count(1)
+        for name, path in model_settings.adapters.items():
+            self.adapters[name] = self._new_adapter(name, path)
         self.gave_up = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -97,6 +107,39 @@ class ServedModel:
         assert self._num_requests >= 0
         if not self._num_requests:
             self.idle.set()
+
+    def with_adapter(self, adapter: LoRARequest) -> ServedModel:
+        """Returns a view of this model that has the name of an adapter, and generates with it."""
+        view = copy.copy(self)
+        view.name, view.adapter = adapter.lora_name, adapter
+        return view
+
+    async def load_adapter(self, name: str, path: str) -> LoRARequest:
+        """Loads an adapter between two steps, and serves it.
+
+        Raises:
+            ValueError: it cannot be read or does not fit the model, or the engine has no room for adapters.
+            ApiError: the engine is dead.
+        """
+        adapter = self._new_adapter(name, path)
+        if self.pooling is not None:
+            raise ValueError(f"the model {self.name!r} pools; adapters are for models that generate")
+        await self.between_steps(lambda: self.llm.llm_engine.add_lora(adapter))
+        self.adapters[name] = adapter
+        return adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serves an adapter no longer, and unloads it; one in use leaves its slot when another needs it."""
+        adapter = self.adapters.pop(name)
+
+        def unload() -> None:
+            with suppress(ValueError):  # in use, or unloaded to make room
+                self.llm.llm_engine.remove_lora(adapter.lora_int_id)
+
+        await self.between_steps(unload)
+
+    def _new_adapter(self, name: str, path: str) -> LoRARequest:
+        return LoRARequest(name, next(self._adapter_ids), path)
 
     @property
     def pooling(self) -> PoolingEngine | None:
@@ -135,10 +178,11 @@ class ServedModel:
             ApiError: the request is invalid or took too long, or the engine is dead.
         """
         request_metrics = RequestMetrics(self.metrics, params)
+        given = prompt, params, request_id, priority, self.adapter
         self.clients.charge(len(prompt.get("prompt_token_ids", ())))
         try:
             with self._tracked(request_id):
-                async with aclosing(self.llm.generate(prompt, params, request_id, priority)) as outputs:
+                async with aclosing(self.llm.generate(*given)) as outputs:
                     async for output in outputs:
                         request_metrics.record(output)
                         self.clients.charge(sum(len(completion.token_ids) for completion in output.outputs))

@@ -19,6 +19,7 @@ class ModelSettings:
         tool_parser: ``hermes``, ``llama`` or ``mistral``; None: detected from the chat template.
         reasoning_parser: a name of `REASONING_PARSERS`, or ``none``; None: detected from the chat template
             and the tokens.
+        adapters: folders of LoRA adapters by their names in requests.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ModelSettings:
     chat_template: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

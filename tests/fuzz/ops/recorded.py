@@ -136,6 +136,10 @@ def pieces() -> Recorded:
     dense = p.constant(torch.randn(heads, 5, 20, generator=generator))
     p.emit("dense_heads", x=wide, out=narrow, weight=dense, heads=heads, in_features=20, out_features=5,
            x_head_stride=20)  # fmt: skip
+    a, b = (p.constant(torch.randn(2, 4, n, generator=generator).bfloat16()) for n in (40, 10))
+    ranks, slots = (p.constant(torch.tensor(n, dtype=torch.int32)) for n in ([4, 3], [1, -1, 0]))
+    p.emit("lora", x=wide, out=narrow, a=a, b=b, ranks=ranks, adapters=slots, slots=2, most_rank=4, listed=3,
+           in_features=40, out_features=10)  # fmt: skip
     norm = p.allocate(10, torch.bfloat16)
     scale = p.constant(torch.ones(10))
     p.emit("layer_norm", x=narrow, out=norm, residual=NOTHING, sum=NOTHING, weight=scale, bias=NOTHING,

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.execution.adapter_rows import AdapterRows
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.step import StateMove, Step
@@ -35,6 +36,7 @@ class PlanRunner:
         team: compute threads; None: torch's own.
         drawable: number of token ids that may be sampled; None: all.
         kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
+        adapters: the adapters of a step's rows; None: the plan has no slots for adapters.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class PlanRunner:
         swap_state_slots: int = 0,
         shape: Shape | None = None,
         kept_columns: range | None = None,
+        adapters: AdapterRows | None = None,
     ) -> None:
         self.model = model
         self.plan = model.plan
@@ -69,6 +72,7 @@ class PlanRunner:
         self._hidden_size = (kept_columns.start or None) if kept_columns else None
         self._fused_head: FusedHead | None = None
         self._may_fuse = True
+        self._adapters = adapters
         self._trace = trace
         self._at_work = nullcontext() if team is None else team.at_work()
 
@@ -93,7 +97,7 @@ class PlanRunner:
             step: to compute.
             best: asks for the most probable tokens too; they are returned if they cost little.
         """
-        with self._at_work:
+        with self._at_work, nullcontext() if self._adapters is None else self._adapters.of(step):
             return self._compute(step, best)
 
     def _compute(self, step: Step, best: bool) -> StepResult:

@@ -76,9 +76,11 @@ class BlockTables:
         """
         cacheable = self._cacheable(sequence)
         if self.states is None or sequence in self.swapped:
-            found = self.blocks.find(sequence.token_ids, cacheable)
+            found = self.blocks.find(sequence.token_ids, cacheable, sequence.prefix_root)
             return found, None, len(found) * self.blocks.block_size
-        found, checkpoint, known = self.blocks.find_checkpoint(sequence.token_ids, cacheable)
+        found, checkpoint, known = self.blocks.find_checkpoint(
+            sequence.token_ids, cacheable, sequence.prefix_root
+        )
         return found, checkpoint, len(known) * self.blocks.block_size
 
     def fits(self, sequence: Sequence, reserve: int, max_uncomputed: int) -> bool:
@@ -177,7 +179,8 @@ class BlockTables:
             computed = end
         sequence.computed = computed
         if computed // size != start // size:
-            self.blocks.cache_full_blocks(sequence.blocks, sequence.token_ids, start, computed)
+            tokens_of = sequence.blocks, sequence.token_ids
+            self.blocks.cache_full_blocks(*tokens_of, start, computed, sequence.prefix_root)
         if sequence.saves:
             assert self.states is not None
             self.states.commit(sequence, end)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from torch_armllm.plan.lowering import Lowering, Writer
+from torch_armllm.passes.lib.graph import aten, is_op
+from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
 from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
@@ -124,9 +125,43 @@ def _dense_linear(
     return out
 
 
+def _lora_linear(
+    low: Lowering, node: Node, base: Node, x: Any, a: Any, b: Any, ranks: Any, adapters: Any
+) -> Operand:
+    """Adds to the rows of a layer's result, in place, as nothing else reads them."""
+    if not _is_own(base):
+        raise Unlowerable("adds an adapter to something else than a quantized layer's result")
+    rows, out = low.rows(x), low.rows(base)
+    slots, most_rank, in_features = low.program.constants[(down := low.weight(a)).index].shape
+    listed = low.weight(adapters, torch.int32)
+    low.emit(
+        "lora",
+        x=rows,
+        out=out,
+        a=down,
+        b=low.weight(b),
+        ranks=low.weight(ranks, torch.int32),
+        adapters=listed,
+        slots=slots,
+        most_rank=most_rank,
+        listed=low.program.constants[listed.index].shape[0],
+        in_features=in_features,
+        out_features=out.width,
+    )
+    return low.same_rows(node, base)
+
+
+def _is_own(base: Node) -> bool:
+    """True if one node reads a quantized layer's result, or those columns of a merged layer's."""
+    layer = base.args[0] if is_op(base, aten.slice.Tensor) else base
+    layers = armllm.int4_linear.default, armllm.int8_linear.default
+    return len(base.users) == 1 and any(is_op(layer, op) for op in layers)
+
+
 WRITERS: dict[Any, Writer] = {
     armllm.int4_linear.default: _int4_linear,
     armllm.int8_linear.default: _int8_linear,
     armllm.int4_gated_linear.default: _gated_linear,
+    armllm.lora_linear.default: _lora_linear,
     armllm.dense_linear.default: _dense_linear,
 }

@@ -30,6 +30,7 @@ class QuantLinear(nn.Module):
             takes it over when the model is patched.
         rotated: the packed weight is W · H, group by group, and activations are rotated in the op: see
             `torch_armllm.ops.linear.rotate_groups`.
+        lora: module that adds adapters to the result (…, out_features), called with it and x; None: none.
         blocks: number of diagonal blocks of the weight.  With more than one, ``y[…, i] = x[…, i] · W[i]ᵀ`` of
             tokens (…, blocks, in_features), where W[i] is the i-th part of the rows: INT8, without bias.
     """
@@ -57,6 +58,7 @@ class QuantLinear(nn.Module):
     ) -> None:
         super().__init__()
         prepare_for_forks()
+        self.lora: nn.Module | None = None
         self.float_dtype = float_dtype
         self.in_features = in_features
         self.out_features = out_features
@@ -90,8 +92,10 @@ class QuantLinear(nn.Module):
             weight = self.weight_packed.view(self.blocks, -1, self.weight_packed.shape[-1])
             tokens = x.reshape(-1, self.blocks, self.in_features)
             return linear.int8_heads_linear(tokens, weight, rows).view(*x.shape[:-1], rows)
-        if self.order is not None:
-            x = x.index_select(-1, self.order)
+        out = self._product(x if self.order is None else x.index_select(-1, self.order))
+        return out if self.lora is None else self.lora(out, x)  # type: ignore[no-any-return]
+
+    def _product(self, x: Tensor) -> Tensor:
         inputs = None, self.digits, self.rotated
         if self.scheme == "int8":
             return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias, *inputs)

@@ -16,8 +16,8 @@ OPEN_PATHS = frozenset({"/", "/health"})
 """Paths that need no key; the page prompts for a key itself, and contains no secret."""
 
 
-ADMIN_PATH = "/v1/admin"
-"""Prefix of the admin routes' paths."""
+ADMIN_PATHS = ("/v1/admin", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Prefixes of the admin routes' paths."""
 
 
 class Authentication:
@@ -61,7 +61,7 @@ class Authentication:
 
     def _accepted(self, path: str) -> list[bytes]:
         """Returns the digests of the keys that open a path; empty if it needs no key."""
-        if path.startswith(ADMIN_PATH):
+        if path.startswith(ADMIN_PATHS):
             return self._admin_digests or self._digests
         return [] if path in self._open_paths else self._digests
 

@@ -22,7 +22,7 @@ async def load(request: Request, body: LoadRequest) -> dict[str, Any]:
 
     A previous model of the same name finishes its running requests.
     """
-    registry = _admin_registry(request)
+    registry = admin_registry(request)
     name = body.name or body.model
     settings = ModelSettings(
         name,
@@ -41,11 +41,11 @@ async def load(request: Request, body: LoadRequest) -> dict[str, Any]:
 @router.delete("/{name:path}")
 async def unload(request: Request, name: str) -> dict[str, Any]:
     """Unloads a model, and responds when its running requests have finished and its memory is free."""
-    await _admin_registry(request).unload(name)
+    await admin_registry(request).unload(name)
     return {"id": name, "object": "model", "deleted": True}
 
 
-def _admin_registry(request: Request) -> ModelRegistry:
+def admin_registry(request: Request) -> ModelRegistry:
     """Returns the model registry, if the server has an admin key, which the middleware has then checked.
 
     Raises:

@@ -24,6 +24,9 @@ router = APIRouter()
 async def embeddings(request: Request, body: EmbeddingRequest) -> JSONResponse:
     """Returns the embeddings of texts."""
     served = lease_any(request, body.model)
+    if served.adapter is not None:
+        text = f"{served.name!r} is an adapter, and embeddings are those of the model alone: name the model"
+        raise ApiError(400, text, "model")
     work = _embed_all(served, body) if served.pooling is None else _pool_all(served, served.pooling, body)
     return JSONResponse(await cancel_on_disconnect(request.receive, work))
 

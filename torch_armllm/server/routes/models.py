@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from torch_armllm.lora.request import LoRARequest
 from torch_armllm.server.model_leases import registry_of
 from torch_armllm.server.served_model import ServedModel
 
@@ -17,13 +18,18 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Lists all models."""
-    return {"object": "list", "data": [model_card(served) for served in registry_of(request)]}
+    cards = []
+    for served in registry_of(request):
+        cards.append(model_card(served))
+        cards += [adapter_card(served, adapter) for adapter in served.adapters.values()]
+    return {"object": "list", "data": cards}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> dict[str, Any]:
-    """Returns a model by its name."""
-    return model_card(registry_of(request).find(name))
+    """Returns a model or an adapter by its name."""
+    served, adapter = registry_of(request).find_with_adapter(name)
+    return model_card(served) if adapter is None else adapter_card(served, adapter)
 
 
 def model_card(served: ServedModel) -> dict[str, Any]:
@@ -40,3 +46,9 @@ def model_card(served: ServedModel) -> dict[str, Any]:
         "default_sampling_params": {name: getattr(served.defaults, name) for name in recommended},
         "tasks": ["generate"] if served.pooling is None else list(served.pooling.model.tasks),
     }
+
+
+def adapter_card(served: ServedModel, adapter: LoRARequest) -> dict[str, Any]:
+    """Returns an adapter's entry: that of its model, with its own name and folder."""
+    own = {"id": adapter.lora_name, "root": adapter.lora_path, "parent": served.name}
+    return {**model_card(served), **own}

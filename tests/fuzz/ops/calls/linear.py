@@ -101,6 +101,19 @@ def _dense_linear(draw: Random) -> Call:
     }
 
 
+def _lora_linear(draw: Random) -> Call:
+    rows, k, n, dtype = leading(draw), draw.choice(WIDTHS), draw.choice(WIDTHS), any_float(draw)
+    slots, rank = draw.choice((1, 2, 3)), draw.choice((1, 3, 4, 5, 16))
+    return {
+        "base": Spec((*rows, n), any_float(draw)),
+        "x": Spec((*rows, k), any_float(draw)),
+        "a": Spec((slots, rank, k), dtype),
+        "b": Spec((slots, rank, n), dtype),
+        "ranks": Spec((slots,), torch.int32, (0, rank)),
+        "adapters": Spec((draw.choice(TOKENS),), torch.int32, (-1, slots - 1)),
+    }
+
+
 def _heads(draw: Random) -> tuple[Spec, int, int, int]:
     heads, k, n = draw.choice((1, 2, 3, 5)), draw.choice(WIDTHS), draw.choice(WIDTHS)
     return Spec((draw.choice(TOKENS), heads, k), any_float(draw)), heads, k, n
@@ -123,6 +136,7 @@ LINEAR: Makers = {
     "int4_linear_q": _int4_linear_q,
     "int4_gated_linear_q": _int4_gated_linear_q,
     "dense_linear": _dense_linear,
+    "lora_linear": _lora_linear,
     "int8_heads_linear": _int8_heads_linear,
     "dense_heads_linear": _dense_heads_linear,
 }

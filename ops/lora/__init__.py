@@ -1,0 +1,49 @@
+"""Low-rank additions to the results of linear layers (LoRA); each row has an adapter of its own, or none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["lora_linear", "reference_lora_linear"]
+
+
+def lora_linear(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor) -> Tensor:
+    """Returns ``base + (x · A[s]ᵀ) · B[s]``, where each row's slot s is its number in ``adapters``.
+
+    Sums are float32, in an order that depends on the row and its adapter only: a row has the same bits alone
+    and in any batch.  The result is rounded once.
+
+    Args:
+        base: ``(..., N)`` in float32, bfloat16 or float16: the result of a linear layer.
+        x: ``(..., K)``, the input of the layer, of any of these dtypes.
+        a: ``(slots, R, K)``, contiguous.
+        b: ``(slots, R, N)``, contiguous, of the dtype of ``a``.
+        ranks: int32 ``(slots,)``: ranks in use, at most R; 0: the adapter has no part in this layer.
+        adapters: int32 ``(L,)``: slot of each row, −1 for none.  Rows from L on have none.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of ``base``.
+
+    Raises:
+        RuntimeError: shapes or dtypes do not fit, or a row's slot or a rank is out of range.
+    """
+    out: Tensor = torch.ops.armllm.lora_linear(base, x, a, b, ranks, adapters)
+    return out
+
+
+def reference_lora_linear(
+    base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor
+) -> Tensor:
+    """Reference of :func:`lora_linear` in float32 PyTorch."""
+    rows, out = x.reshape(-1, x.shape[-1]).float(), base.float().reshape(-1, base.shape[-1]).clone()
+    for row, slot in enumerate(adapters[: len(rows)].tolist()):
+        if slot >= 0:
+            rank = int(ranks[slot])
+            out[row] += (rows[row] @ a[slot, :rank].float().T) @ b[slot, :rank].float()
+    return out.view(base.shape).to(base.dtype)
+
+
+@torch.library.register_fake("armllm::lora_linear")
+def _(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor) -> Tensor:
+    return base.new_empty(base.shape)

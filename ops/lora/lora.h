@@ -1,0 +1,61 @@
+// Low-rank additions to the results of linear layers: each row of tokens may have an adapter of its own.
+#pragma once
+
+#include <vector>
+
+#include "runtime/task_set.h"
+#include "runtime/types.h"
+
+namespace armllm {
+
+constexpr int64_t kLoraRanks = 4;      // rows of A per tile
+constexpr int64_t kLoraColumns = 256;  // columns of B per tile
+constexpr int64_t kLoraRows = 16;      // most rows of tokens per tile
+
+// out[t] += (x[t] · A[s]ᵀ) · B[s] with s = adapters[t].  Rows of −1, and those past `listed`, stay.
+struct LoraArgs {
+  Rows x, out;
+  const char* a = nullptr;            // [slots][most_rank][in_features]
+  const char* b = nullptr;            // [slots][most_rank][out_features]
+  const int32_t* ranks = nullptr;     // [slots]; 0: the adapter leaves this layer alone
+  const int32_t* adapters = nullptr;  // [listed]: slot of each row
+  DType type = DType::f32;            // of a and b
+  int64_t tokens = 0, listed = 0, slots = 0, most_rank = 0, in_features = 0, out_features = 0;
+  void* scratch = nullptr;  // [tokens][most_rank] floats
+};
+
+// Rows with the same adapter.
+struct LoraGroup {
+  const int32_t* rows = nullptr;
+  int64_t count = 0, slot = 0;
+};
+
+// A result depends on its own row and adapter only: every sum has one order, whatever the other rows are.
+struct LoraKernels {
+  // scratch[row][rank] = x[row] · A[slot][rank], for `ranks` ranks.
+  void (*shrink)(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks);
+  // Adds scratch[row] · B[slot] to `columns` columns of out, rounded once.
+  void (*expand)(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns);
+};
+
+class Lora final : public TaskSet {
+ public:
+  LoraArgs args;
+  static int64_t scratch_bytes(const LoraArgs& args) {
+    return args.tokens * args.most_rank * static_cast<int64_t>(sizeof(float));
+  }
+  int phases() const override { return 2; }
+  // No tiles if no row has an adapter, which costs a look at each row's number.
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+
+ private:
+  void group_rows() const;
+  int64_t tiles_of(int phase, const LoraGroup& group) const;
+
+  // The work of the current run, which `tiles` finds when the run begins.
+  mutable std::vector<int32_t> rows_;
+  mutable std::vector<LoraGroup> groups_;
+};
+
+}  // namespace armllm

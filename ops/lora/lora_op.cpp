@@ -1,0 +1,55 @@
+// lora_linear
+#include "lora/lora.h"
+#include "runtime/tensor_args.h"
+
+namespace armllm {
+namespace {
+
+const int32_t* integers(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(type_of(t) == ScalarType::Int && t.dim() == 1 && t.is_contiguous(), name,
+                  " must be a contiguous int32 vector");
+  return static_cast<const int32_t*>(t.data_ptr());
+}
+
+Tensor lora_linear(Tensor base, Tensor given_x, Tensor a, Tensor b, Tensor ranks, Tensor adapters) {
+  const Tensor x = as_rows(given_x);
+  STD_TORCH_CHECK(x.dim() >= 1 && base.dim() == x.dim() && base.defined(),
+                  "base and x must have the same number of dimensions, at least one");
+  for (int64_t d = 0; d + 1 < x.dim(); ++d)
+    STD_TORCH_CHECK(base.size(d) == x.size(d), "base has the shape ", shape_of(base), " and x ", shape_of(x),
+                    "; they must agree in all dimensions except the last");
+  STD_TORCH_CHECK(a.dim() == 3 && a.is_contiguous() && a.size(2) == last_size(x),
+                  "a must be contiguous, of shape (slots, rank, ", last_size(x), ")");
+  STD_TORCH_CHECK(b.dim() == 3 && b.is_contiguous() && b.size(0) == a.size(0) && b.size(1) == a.size(1) &&
+                      b.size(2) == last_size(base),
+                  "b must be contiguous, of shape (", a.size(0), ", ", a.size(1), ", ", last_size(base), ")");
+  STD_TORCH_CHECK(type_of(a) == type_of(b), "a and b must have the same dtype");
+  const int64_t tokens = last_size(x) == 0 || last_size(base) == 0 ? 0 : row_count(x);
+  Lora lora;
+  LoraArgs& args = lora.args;
+  args.ranks = integers(ranks, "ranks");
+  args.adapters = integers(adapters, "adapters");
+  STD_TORCH_CHECK(ranks.numel() == a.size(0), "ranks must have one element for each of the ", a.size(0),
+                  " slots");
+  Tensor out = torch::stable::clone(as_contiguous(base));
+  args.x = rows_of(x, "x");
+  args.out = rows_of(out, "base");
+  args.a = static_cast<const char*>(a.data_ptr());
+  args.b = static_cast<const char*>(b.data_ptr());
+  args.type = dtype_of(a, "a");
+  args.tokens = tokens;
+  args.listed = adapters.numel();
+  args.slots = a.size(0);
+  args.most_rank = a.size(1);
+  args.in_features = a.size(2);
+  args.out_features = b.size(2);
+  const Scratch scratch(Lora::scratch_bytes(args));
+  args.scratch = scratch.data();
+  run(lora);
+  return out;
+}
+
+}  // namespace
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("lora_linear", TORCH_BOX(&armllm::lora_linear)); }

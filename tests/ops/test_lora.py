@@ -1,0 +1,103 @@
+"""Low-rank additions against their reference, on every variant, and as an instruction of a plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import lora, variants
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+RUNNABLE = variants.machine().distinct("lora")
+
+
+def factors(slots: int, rank: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    a = torch.randn(slots, rank, inputs) / inputs**0.5
+    return a.to(dtype), (torch.randn(slots, rank, outputs) / rank**0.5).to(dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.sampled_from((0, 1, 2, 7, 35)),
+    slots=st.sampled_from((1, 3)),
+    rank=st.sampled_from((1, 4, 5, 16)),
+    inputs=st.sampled_from((1, 15, 16, 70, 530)),
+    outputs=st.sampled_from((1, 17, 256, 300)),
+    dtype=st.sampled_from(FLOATS),
+    factor_dtype=st.sampled_from(FLOATS),
+)
+def test_matches_reference_and_rows_have_the_bits_of_rows_alone(
+    tokens: int,
+    slots: int,
+    rank: int,
+    inputs: int,
+    outputs: int,
+    dtype: torch.dtype,
+    factor_dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(tokens + inputs)
+    base, x = torch.randn(tokens, outputs).to(dtype), torch.randn(tokens, inputs).to(dtype)
+    a, b = factors(slots, rank, inputs, outputs, factor_dtype)
+    ranks = torch.randint(0, rank + 1, (slots,), dtype=torch.int32)
+    adapters = torch.randint(-1, slots, (tokens,), dtype=torch.int32)
+    expected = lora.reference_lora_linear(base, x, a, b, ranks, adapters)
+    results = []
+    for name in RUNNABLE:
+        with variants.use(name):
+            results.append(lora.lora_linear(base, x, a, b, ranks, adapters))
+            alone = [lora.lora_linear(base[t], x[t], a, b, ranks, adapters[t : t + 1]) for t in range(tokens)]
+        torch.testing.assert_close(results[-1], expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        assert torch.equal(results[-1], torch.stack(alone) if alone else base)
+        assert torch.equal(results[-1], results[0])
+        untouched = adapters < 0
+        assert torch.equal(results[-1][untouched], base[untouched])
+
+
+def arguments() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    a, b = factors(2, 3, 20, 9, torch.float32)
+    ranks, adapters = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([1, -1, 0], dtype=torch.int32)
+    return {"base": torch.randn(5, 9), "x": torch.randn(5, 20), "a": a, "b": b, "ranks": ranks,
+            "adapters": adapters}  # fmt: skip
+
+
+def test_rows_past_the_list_have_no_adapter_and_inputs_stay() -> None:
+    given = arguments()
+    before = given["base"].clone()
+    out = lora.lora_linear(**given)
+    assert torch.equal(out[3:], before[3:]) and torch.equal(out[1], before[1])
+    assert not torch.equal(out[0], before[0]) and torch.equal(given["base"], before)
+    wide = {**given, "base": before.view(1, 5, 9), "x": given["x"].view(1, 5, 20)}
+    assert torch.equal(lora.lora_linear(**wide)[0], out)
+    turned = {**given, "x": given["x"].t().contiguous().t(), "base": before.t().contiguous().t()}
+    assert torch.equal(lora.lora_linear(**turned), out)
+
+
+def test_schema() -> None:
+    torch.library.opcheck(torch.ops.armllm.lora_linear.default, tuple(arguments().values()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": torch.randn(4, 20)}, "must agree"),
+        ({"x": torch.tensor(1.0)}, "dimensions"),
+        ({"a": torch.randn(2, 3, 21)}, r"\(slots, rank, 20\)"),
+        ({"b": torch.randn(2, 4, 9)}, r"\(2, 3, 9\)"),
+        ({"b": torch.randn(2, 3, 9).bfloat16()}, "same dtype"),
+        ({"ranks": torch.zeros(3, dtype=torch.int32)}, "each of the 2 slots"),
+        ({"ranks": torch.zeros(2)}, "int32 vector"),
+        ({"ranks": torch.full((2,), 4, dtype=torch.int32)}, "has the rank 4"),
+        ({"ranks": torch.full((2,), -1, dtype=torch.int32)}, "has the rank -1"),
+        ({"adapters": torch.full((5,), 2, dtype=torch.int32)}, "row 0 has the adapter 2"),
+        ({"adapters": torch.zeros(5, dtype=torch.int64)}, "int32 vector"),
+    ],
+    ids=["rows", "scalar", "a", "b", "dtype", "ranks", "float-ranks", "rank", "below", "slot", "int64"],
+)
+def test_wrong_arguments(changed: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        lora.lora_linear(**{**arguments(), **changed})

@@ -1,0 +1,152 @@
+"""The adapters that are loaded into a model's slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_armllm.lora.adapter import Adapter, read_adapter
+from torch_armllm.lora.request import LoRARequest
+
+if TYPE_CHECKING:  # imports modules that an engine from the plan cache does not need
+    from torch_armllm.lora.slots import LoraSlots
+
+_FIRST_PREFIX = -2
+"""Number in front of the prefixes of the first adapter; 0 and −1 have other meanings in the prefix cache."""
+
+
+@dataclass(eq=False)
+class LoadedAdapter:
+    """An adapter in a slot.
+
+    Attributes:
+        request: that loaded it.
+        slot: its number in all layers.
+        prefix: number in front of its prefixes in the prefix cache; never used again.
+        users: unfinished requests that use it.
+    """
+
+    request: LoRARequest
+    slot: int
+    prefix: int
+    users: int = 0
+
+
+class AdapterTable:
+    """Loads adapters into the slots of a model's layers, and unloads the ones that were not used for longest.
+
+    Args:
+        layers: slots by the names of their layers.
+        max_rank: highest rank of an adapter.
+    """
+
+    def __init__(self, layers: Mapping[str, LoraSlots], max_rank: int) -> None:
+        self._layers = layers
+        self._max_rank = max_rank
+        first = next(iter(layers.values()))
+        self.rows = first.adapters
+        """int32 ``(L,)``: slot of each row of a step; −1 for none."""
+        self._free = list(range(first.slots))[::-1]
+        self._loaded: dict[int, LoadedAdapter] = {}  # the one that was not used for longest is the first
+        self._prefixes = count(_FIRST_PREFIX, -1)
+
+    @property
+    def loaded(self) -> list[LoRARequest]:
+        """The adapters in slots."""
+        return [adapter.request for adapter in self._loaded.values()]
+
+    def acquire(self, request: LoRARequest) -> LoadedAdapter:
+        """Returns an adapter for a request, loaded if need be; see `release`.
+
+        Raises:
+            ValueError: the adapter cannot be read, or does not fit the model; or all slots are in use.
+        """
+        adapter = self.load(request)
+        adapter.users += 1
+        return adapter
+
+    def release(self, adapter: LoadedAdapter) -> None:
+        """Ends a request's use of an adapter."""
+        adapter.users -= 1
+        assert adapter.users >= 0
+
+    def load(self, request: LoRARequest) -> LoadedAdapter:
+        """Loads an adapter, unless it is loaded; as `acquire`, for no request.
+
+        Raises:
+            ValueError: see `acquire`; or another adapter has its id.
+        """
+        known = self._loaded.pop(request.lora_int_id, None)
+        if known is not None:
+            self._loaded[request.lora_int_id] = known
+            if known.request.lora_path != request.lora_path:
+                raise ValueError(
+                    f"lora_int_id {request.lora_int_id} is that of {known.request.lora_path}; give "
+                    f"{request.lora_path} another id, or unload the first"
+                )
+            return known
+        adapter = read_adapter(request.lora_path)
+        self._check(request, adapter)
+        slot = self._take_slot(request)
+        for name, layer in self._layers.items():
+            if name in adapter.factors:
+                layer.write(slot, *adapter.factors[name])
+            else:
+                layer.clear(slot)
+        loaded = self._loaded[request.lora_int_id] = LoadedAdapter(request, slot, next(self._prefixes))
+        return loaded
+
+    def unload(self, lora_int_id: int) -> None:
+        """Unloads an adapter.
+
+        Raises:
+            ValueError: it is not loaded, or unfinished requests use it.
+        """
+        adapter = self._loaded.get(lora_int_id)
+        if adapter is None:
+            raise ValueError(f"no adapter has the id {lora_int_id}")
+        if adapter.users:
+            raise ValueError(
+                f"{adapter.users} unfinished requests use the adapter {adapter.request.lora_name!r}; unload "
+                "it when they have ended"
+            )
+        del self._loaded[lora_int_id]
+        self._free.append(adapter.slot)
+
+    def _take_slot(self, request: LoRARequest) -> int:
+        if not self._free:
+            idle = next((number for number, each in self._loaded.items() if not each.users), None)
+            if idle is None:
+                raise ValueError(
+                    f"all {len(self._loaded)} adapters that fit are in use; raise max_loras to run "
+                    f"{request.lora_name!r} beside them"
+                )
+            self.unload(idle)
+        return self._free.pop()
+
+    def _check(self, request: LoRARequest, adapter: Adapter) -> None:
+        """Raises ValueError if an adapter does not fit the model."""
+        for name, (a, b) in adapter.factors.items():
+            layer = self._layers.get(name)
+            where = f"the adapter {request.lora_name!r} ({request.lora_path}) adapts {name}"
+            if layer is None:
+                raise ValueError(
+                    f"{where}, which is no quantized linear layer of this model's plan: it is an adapter of "
+                    "another model, or one of the head, an embedding, experts or expanded latents, which are "
+                    "not supported"
+                )
+            sizes, own = (a.shape[1], b.shape[1]), (layer.a.shape[2], layer.b.shape[2])
+            if sizes != own:
+                raise ValueError(
+                    f"{where} with {sizes[0]} inputs and {sizes[1]} outputs; this model's layer has {own[0]} "
+                    f"and {own[1]}: it is an adapter of another model"
+                )
+            if len(a) > self._max_rank:
+                raise ValueError(f"{where} with rank {len(a)}; max_lora_rank is {self._max_rank}: raise it")
+            for factor in (a, b):
+                if not bool(torch.isfinite(factor.to(layer.a.dtype)).all()):
+                    raise ValueError(f"{where} with values that {layer.a.dtype} cannot hold")
