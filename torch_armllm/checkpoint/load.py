@@ -127,9 +127,16 @@ def load_model(
 
     Raises:
         FileNotFoundError: the bundled model is not installed, or the folder holds no checkpoint.
+        ValueError: the model has an encoder and a decoder.
     """
     path = resolve(source)
     config = _config(path)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{source} is a {getattr(config, 'model_type', 'model')} of an encoder and a decoder, and this "
+            "loads language models: load it with transformers and call torch_armllm.patch on it, or use "
+            "torch_armllm.Transcriber for speech"
+        )
     options: dict[str, Any]
     third_party = open_third_party(path, config, dequantize)
     if third_party is not None and dequantize:

@@ -86,7 +86,7 @@ class DecoderForward(PatchedForward):
     def _attended(
         self, ids: Tensor, states: Tensor | None, mask: Tensor | None, given: DynamicCache | None
     ) -> EncoderCache:
-        """Returns the cache of the encoder's tokens: the given one, filled and changed in place, or a new one.
+        """Returns the cache of the encoder's tokens: the given one, filled in place, or a new one.
 
         Raises:
             Unserved: there are no encoder states, modules have filled the cache, or a text has no tokens.

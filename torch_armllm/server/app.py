@@ -15,7 +15,17 @@ from torch_armllm.server.middleware.limits import BodyLimit
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
 from torch_armllm.server.model_leases import ModelLeases
 from torch_armllm.server.model_registry import ModelRegistry
-from torch_armllm.server.routes import admin, embeddings, generation, health, models, page, pooling, tokens
+from torch_armllm.server.routes import (
+    admin,
+    audio,
+    embeddings,
+    generation,
+    health,
+    models,
+    page,
+    pooling,
+    tokens,
+)
 
 
 def build_app(registry: ModelRegistry) -> FastAPI:
@@ -43,11 +53,16 @@ def build_app(registry: ModelRegistry) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.registry = registry
-    for group in (page, models, generation, embeddings, pooling, tokens, admin, health):
+    for group in (page, models, generation, embeddings, pooling, audio, tokens, admin, health):
         app.include_router(group.router)
     add_error_handlers(app)
     app.add_middleware(ModelLeases)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes, timeout=settings.read_timeout)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_request_bytes,
+        timeout=settings.read_timeout,
+        larger=dict.fromkeys(audio.PATHS, settings.max_audio_bytes),
+    )
     if settings.api_keys or settings.admin_api_key is not None:
         app.add_middleware(Authentication, keys=settings.api_keys, admin_key=settings.admin_api_key)
     if settings.allowed_origins:

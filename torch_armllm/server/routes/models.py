@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 
 from torch_armllm.server.model_leases import registry_of
 from torch_armllm.server.served_model import ServedModel
+from torch_armllm.server.speech_model import SpeechModel
 
 router = APIRouter()
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -17,13 +18,30 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Lists all models."""
-    return {"object": "list", "data": [model_card(served) for served in registry_of(request)]}
+    registry = registry_of(request)
+    cards = [*map(model_card, registry), *map(_speech_card, registry.speech.values())]
+    return {"object": "list", "data": cards}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> dict[str, Any]:
     """Returns a model by its name."""
-    return model_card(registry_of(request).find(name))
+    registry = registry_of(request)
+    if name in registry.speech:
+        return _speech_card(registry.speech[name])
+    return model_card(registry.find(name))
+
+
+def _speech_card(served: SpeechModel) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "torch_armllm",
+        "root": served.source or served.name,
+        "parent": None,
+        "tasks": ["transcribe", "translate"] if served.transcriber.languages else ["transcribe"],
+    }
 
 
 def model_card(served: ServedModel) -> dict[str, Any]:
