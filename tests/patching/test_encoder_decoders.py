@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 import torch_armllm
+from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.patching.decoder_forward import DecoderForward
 from torch_armllm.patching.encoder_cache import EncoderCache
 from torch_armllm.patching.encoder_forward import EncoderForward
@@ -285,3 +286,12 @@ def test_whisper_transcribes_with_timestamps() -> None:
     arguments: dict[str, Any] = dict(return_timestamps=True, max_new_tokens=20, do_sample=False)
     expected = model.generate(**features, **arguments)
     assert torch.equal(patched(model).generate(**features, **arguments), expected)
+
+
+def test_loaders_of_language_models_refuse_them(tmp_path: Path) -> None:
+    build("bart").save_pretrained(tmp_path)
+    for load in (torch_armllm.load, lambda path: torch_armllm.LLM(path, skip_tokenizer_init=True)):
+        with pytest.raises(ValueError, match="is a bart model of an encoder and a decoder"):
+            load(str(tmp_path))
+    with pytest.raises(ValueError, match="is a bart model of an encoder and a decoder"):
+        quantize_folder(tmp_path, tmp_path / "out", progress=False)

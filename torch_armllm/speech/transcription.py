@@ -1,4 +1,4 @@
-"""What a call of a `Transcriber` returns."""
+"""Results of a `Transcriber`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TranscriptionRequest(BaseModel):
-    """Fields of ``POST /v1/audio/transcriptions`` and ``…/translations`` beside the file."""
+    """Fields of ``POST /v1/audio/transcriptions`` and ``…/translations`` beside the file.
+
+    Attributes:
+        model: the model's name; absent: the first that transcribes.
+        language: code of the spoken language, such as ``en``; absent: the model finds out.
+        prompt: text before the audio, for names and their spelling.
+        response_format: ``verbose_json`` has the segments with their times.
+        temperature: 0 takes the most probable tokens; others draw.
+        timestamp_granularities: ``segment`` is the only one.
+        stream: must be false.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
