@@ -103,17 +103,14 @@ def answers(rows: int, length: int) -> Tensor:
 
 
 def patched(model: Any, quantization: str | None = None, **options: Any) -> Any:
-    """Patches a model; both stacks run as native plans, except the encoder of audio."""
+    """Patches a model; both stacks run as native plans."""
     report = torch_armllm.patch(model, quantization, progress=False, **options)
     assert report.captured, report
     forward = patched_forward(model)
     assert isinstance(forward, DecoderForward) and isinstance(forward.plan, NativePlan)
-    if "Whisper" in type(model).__name__:
-        assert report.notes == ["WhisperEncoder runs by its modules: its inputs are no token ids"]
-    else:
-        encoder = model.get_encoder().forward
-        assert not report.notes and isinstance(encoder, EncoderForward)
-        assert isinstance(encoder.plan, NativePlan)
+    encoder = model.get_encoder().forward
+    assert not report.notes and isinstance(encoder, EncoderForward)
+    assert isinstance(encoder.plan, NativePlan)
     return model
 
 
@@ -170,12 +167,10 @@ def test_quantized_plans_compute_what_quantized_modules_compute(name: str) -> No
     assert report.captured and {layer.scheme for layer in report.quantized} == {"int8"}
     found = model(**inputs, decoder_input_ids=ids).logits
     assert 0 < float((found - exact).norm()) < 0.1 * float(exact.norm())
-    forwards = [patched_forward(model), model.get_encoder().__dict__.get("forward")]
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for forward in forwards:
-            if forward is not None:
-                stack.enter_context(forward.by_modules("a test"))
+        for forward in (patched_forward(model), model.get_encoder().forward):
+            stack.enter_context(forward.by_modules("a test"))
         expected = model(**inputs, decoder_input_ids=ids).logits
     # a last bit of an activation may round to the neighboring integer
     assert float((found - expected).norm()) < 2e-2 * float(expected.norm())
@@ -295,3 +290,36 @@ def test_loaders_of_language_models_refuse_them(tmp_path: Path) -> None:
             load(str(tmp_path))
     with pytest.raises(ValueError, match="is a bart model of an encoder and a decoder"):
         quantize_folder(tmp_path, tmp_path / "out", progress=False)
+
+
+def test_audio_encoders_record_hidden_states_by_modules() -> None:
+    model = build("whisper")
+    features = inputs_of(model)["input_features"]
+    expected = model.get_encoder()(features, output_hidden_states=True)
+    patched(model)
+    assert_near(model.get_encoder()(features)[0], expected[0])
+    with pytest.warns(UserWarning, match="output_hidden_states is requested"):
+        found = model.get_encoder()(features, output_hidden_states=True)
+    assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+    with pytest.raises(ValueError, match="length 80, but found 79"):
+        model.get_encoder()(features[:, :, 1:])
+    assert all("forward" not in vars(layer) for layer in model.get_encoder().layers)
+
+
+def test_encoders_of_another_kind_keep_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("whisper")
+    kind = type(model.get_encoder())
+    original = kind.forward
+
+    def forward(self: Any, input_features: Tensor, **kwargs: Any) -> Any:
+        out = original(self, input_features, **kwargs)
+        out.last_hidden_state = out.last_hidden_state + self.layers[0](out.last_hidden_state, None)
+        return out
+
+    monkeypatch.setattr(kind, "forward", forward)
+    inputs, ids = inputs_of(model), answers(2, 5)
+    expected = model(**inputs, decoder_input_ids=ids).logits
+    report = torch_armllm.patch(model, None, progress=False)
+    reason = "it does more than to run its layers one after the other"
+    assert report.notes == [f"WhisperEncoder runs by its modules: {reason}"]
+    assert_near(model(**inputs, decoder_input_ids=ids).logits, expected)

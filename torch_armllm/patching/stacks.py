@@ -6,16 +6,19 @@ import inspect
 from collections import Counter
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.encoder_states import with_encoder
+from torch_armllm.patching.audio_encoder import AudioEncoderForward, EncoderLayers
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.decoder_forward import DecoderForward
 from torch_armllm.patching.encoder_forward import EncoderForward
 from torch_armllm.patching.forward import with_gradients_by_modules
 from torch_armllm.patching.op_counts import op_counts
 from torch_armllm.quant.inspection import is_packed
+from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.report import Report
 
 
@@ -55,18 +58,37 @@ def install_stacks(model: Any, report: Report) -> tuple[DecoderForward | None, n
 def _encoder_forward(encoder: Any, report: Report, ops: Counter[str]) -> EncoderForward | None:
     """Returns the ``forward`` of an encoder's plan; None if it keeps its modules, which a note says."""
     kind = type(encoder).__name__
-    if "input_ids" not in inspect.signature(encoder.forward).parameters:
-        report.notes.append(f"{kind} runs by its modules: its inputs are no token ids")
-        return None
+    takes_ids = "input_ids" in inspect.signature(encoder.forward).parameters
     try:
-        built = build_plan(encoder, any("weight_packed" in name for name, _ in encoder.named_buffers()), None)
+        if not takes_ids and not isinstance(getattr(encoder, "layers", None), nn.ModuleList):
+            raise CaptureError("its inputs are no token ids, and it has no list of layers")
+        stack: Any = encoder if takes_ids else EncoderLayers(encoder)
+        built = build_plan(stack, any(isinstance(m, QuantLinear) for m in encoder.modules()), None)
+        if not built.looks_ahead:
+            raise CaptureError("its tokens do not attend to later ones")
+        vocabulary = int(stack.get_input_embeddings().num_embeddings)
+        made = EncoderForward if takes_ids else AudioEncoderForward
+        forward = made(encoder, built.plan, built.shape, vocabulary, built.most_tokens, False)
+        if isinstance(forward, AudioEncoderForward) and not forward.equals_modules(_features(encoder)):
+            raise CaptureError("it does more than to run its layers one after the other")
     except CaptureError as error:
         report.notes.append(f"{kind} runs by its modules: {error}")
         return None
-    if not built.looks_ahead:
-        report.notes.append(f"{kind} runs by its modules: its tokens do not attend to later ones")
-        return None
     report.notes += built.notes
     ops.update(op_counts(built.graph))
-    vocabulary = encoder.get_input_embeddings().num_embeddings
-    return EncoderForward(encoder, built.plan, built.shape, vocabulary, built.most_tokens, False)
+    return forward
+
+
+def _features(encoder: Any) -> Tensor:
+    """Returns features of noise for an encoder of audio.
+
+    Raises:
+        CaptureError: their size is not known.
+    """
+    bins, positions = (
+        getattr(encoder.config, name, None) for name in ("num_mel_bins", "max_source_positions")
+    )
+    if encoder.main_input_name != "input_features" or bins is None or positions is None:
+        raise CaptureError("its inputs are no token ids, and no features of a known size")
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, bins, 2 * positions, generator=generator).to(encoder.dtype)
