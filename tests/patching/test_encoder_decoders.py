@@ -127,8 +127,6 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
     inputs = [inputs_of(model, side) for side in sides]
     shapes = (1, 70) if name == "whisper" else (1, 2, 70)
     rows = 2 if name == "whisper" else len(LENGTHS)
-    if name not in ("t5", "flan-t5"):
-        inputs = inputs[:1]  # encoders with absolute positions number padding too
     expected = [model(**i, decoder_input_ids=answers(rows, n)).logits for i in inputs for n in shapes]
     patched(model)
     found = [model(**i, decoder_input_ids=answers(rows, n)).logits for i in inputs for n in shapes]
@@ -147,6 +145,17 @@ def test_generated_tokens_equal_those_of_transformers(name: str, beams: int) -> 
     expected = model.generate(**inputs, **arguments)
     assert len(set(expected.flatten().tolist())) > 3
     assert torch.equal(patched(model).generate(**inputs, **arguments), expected)
+
+
+def test_beams_share_their_text() -> None:
+    model = patched(build("bart"))
+    states = model.get_encoder()(**inputs_of(model))[0].repeat_interleave(2, 0)
+    mask = inputs_of(model)["attention_mask"].repeat_interleave(2, 0)
+    out = model.get_decoder()(
+        answers(6, 3), encoder_hidden_states=states, encoder_attention_mask=mask, use_cache=True
+    )
+    table = out.past_key_values.cross_attention_cache.encoder.table
+    assert torch.equal(table[::2], table[1::2]) and len(set(table[:, 0].tolist())) == 3
 
 
 def test_long_decodes_cross_blocks_and_reach_the_farthest_bias() -> None:
@@ -323,3 +332,23 @@ def test_encoders_of_another_kind_keep_their_modules(monkeypatch: pytest.MonkeyP
     reason = "it does more than to run its layers one after the other"
     assert report.notes == [f"WhisperEncoder runs by its modules: {reason}"]
     assert_near(model(**inputs, decoder_input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "reason"),
+    [
+        ("BigBirdPegasusConfig", "BigBirdPegasusForConditionalGeneration", "its tokens attend to later ones"),
+        ("M2M100Config", "M2M100ForConditionalGeneration", "M2M100Decoder: M2M100Sinusoidal"),
+    ],
+)
+def test_decoders_that_no_plan_computes_run_by_modules(config: str, model: str, reason: str) -> None:
+    sizes = {name: size for name, size in STACKS.items() if name != "vocab_size"}
+    built = getattr(transformers, model)(getattr(transformers, config)(vocab_size=VOCABULARY, **sizes)).eval()
+    ids = answers(2, 9)
+    expected = built(input_ids=ids, decoder_input_ids=ids).logits
+    report = torch_armllm.patch(built, None, progress=False)
+    assert not report.captured and reason in str(report.capture_reason)
+    assert torch.equal(built(input_ids=ids, decoder_input_ids=ids).logits, expected)
+    torch_armllm.unpatch(built)
+    report = torch_armllm.patch(built, progress=False)
+    assert {layer.scheme for layer in report.quantized} == {"int8"}

@@ -103,14 +103,27 @@ class DecoderForward(PatchedForward):
         kept = torch.ones(batch, length, dtype=torch.bool) if mask is None else mask != 0
         if not bool(kept.any(1).all()):
             raise Unserved("a text of the encoder has no tokens")
+        texts = _texts_of(states, kept)
+        firsts = [texts.index(number) for number in range(texts[-1] + 1)]
         filled = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self.module_forward(
-            input_ids=ids[:, :1],
-            encoder_hidden_states=states,
+            input_ids=ids[firsts, :1],
+            encoder_hidden_states=states[firsts],
             past_key_values=filled,
             use_cache=True,
         )
         cache = filled.cross_attention_cache
         if given is not None:
             given.layers, cache = cache.layers, given
-        return EncoderCache.adopt(cache, kept)
+        cache = EncoderCache.adopt(cache, kept[firsts])
+        cache.choose(texts)
+        return cache
+
+
+def _texts_of(states: Tensor, kept: Tensor) -> list[int]:
+    """Returns the number of each row's text: beams of a text are rows with the same states, in a row."""
+    texts = [0]
+    for row in range(1, len(states)):
+        same = torch.equal(kept[row], kept[row - 1]) and torch.equal(states[row], states[row - 1])
+        texts.append(texts[-1] + (not same))
+    return texts

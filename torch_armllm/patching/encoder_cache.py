@@ -59,23 +59,24 @@ class EncoderCache(DynamicCache):
         for layer in range(len(self)):
             yield (*(_scattered(x, self.kept) for x in self.encoder.read(layer)), None)
 
-    def _choose(self, rows: list[int]) -> None:
+    def choose(self, rows: list[int]) -> None:
+        """Makes these the rows; they share their texts."""
         self.encoder.choose(rows)
         self.kept = self.kept[rows]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keeps the rows that the beams continue; they share their texts."""
-        self._choose(beam_idx.tolist())
+        self.choose(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every row ``repeats`` times."""
-        self._choose([i for i in range(len(self.kept)) for _ in range(repeats)])
+        self.choose([i for i in range(len(self.kept)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the rows of these indices, or of a boolean mask."""
         if indices.dtype == torch.bool:
             indices = indices.nonzero().flatten()
-        self._choose(indices.tolist())
+        self.choose(indices.tolist())
 
 
 def _scattered(packed: Tensor, kept: Tensor) -> Tensor:
