@@ -12,6 +12,7 @@ from torch import fx
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.block_selection
 import torch_armllm.capture.markers.compression
+import torch_armllm.capture.markers.encoder_states
 import torch_armllm.capture.markers.experts
 import torch_armllm.capture.markers.given_rows
 import torch_armllm.capture.markers.mla
@@ -28,6 +29,7 @@ from torch_armllm.passes import (
     constant_masks,
     dense_experts,
     dense_linear,
+    encoder_attention,
     entries,
     fold_constants,
     gated_mlp,
@@ -82,6 +84,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("add_norm", add_norm.run),
     ("entries", entries.run),
     ("attention", attention.run),
+    ("encoder_attention", encoder_attention.run),
     ("block_selection", block_selection.run),
     ("recurrent", recurrent.run),
     ("dead_code", clean.run),

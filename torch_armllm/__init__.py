@@ -15,6 +15,7 @@ __all__ = [
     "Report",
     "RequestOutput",
     "SamplingParams",
+    "Transcriber",
     "is_patched",
     "load",
     "patch",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from torch_armllm.quant.recipe import Recipe
     from torch_armllm.quant.report import Report
     from torch_armllm.quant.scale_tuning import tune_scales
+    from torch_armllm.speech.transcriber import Transcriber
 
 _MODULES = {
     "patch": "torch_armllm.patching.patch",
@@ -67,6 +69,7 @@ _MODULES = {
     "SamplingParams": "torch_armllm.engine.sampling_params",
     "PoolingParams": "torch_armllm.pooling.pooling_params",
     "RequestOutput": "torch_armllm.engine.outputs",
+    "Transcriber": "torch_armllm.speech.transcriber",
 }
 
 

@@ -17,6 +17,10 @@ The inputs are the same for all layers:
     state_slots  int64 (B)       slot of each sequence's states, if there are recurrent layers
     save_slots   int64 (T) or (0)  slot to which the states after a token are also written; -1: none
     states_0 …   (layers, slots, …), as torch_armllm.kv_cache.states allocates them
+    encoder_table   int32 (T, m)    blocks of the encoder's tokens that each new token attends to
+    encoder_starts  int32 (T + 1)   0, 1, … T: each new token is a sequence for itself
+    encoder_lens    int32 (T)       number of the encoder's tokens that each new token attends to
+    encoder_k, encoder_v            (layers, …), their keys and values
 """
 
 from __future__ import annotations
@@ -107,6 +111,28 @@ def add_state_inputs(
     }
     slots, saves, *states = _add(module, near, shapes).values()
     return StateInputs(slots, saves, states)
+
+
+def add_encoder_inputs(
+    module: fx.GraphModule,
+    near: Node,
+    tokens: Any,
+    dtype: torch.dtype,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+) -> dict[str, Node]:
+    """Adds the inputs of attention to an encoder's tokens to a graph that has those of a paged step.
+
+    Args:
+        module: the graph's module.
+        near: a node at or after a node with a fake tensor.
+        tokens: symbolic number of tokens.
+        dtype: dtype of the keys and values.
+        shapes: shapes of the keys and of the values.
+    """
+    integers: dict[str, tuple[int, ...]] = {"table": (tokens, 4), "starts": (tokens + 1,), "lens": (tokens,)}
+    inputs = {f"encoder_{name}": (torch.int32, shape) for name, shape in integers.items()}
+    inputs |= {f"encoder_{name}": (dtype, shape) for name, shape in zip("kv", shapes, strict=True)}
+    return _add(module, near, inputs)
 
 
 def _add(

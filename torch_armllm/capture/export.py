@@ -20,12 +20,14 @@ from torch_armllm.capture.markers import (
     attention,
     compression,
     distance_bias,
+    encoder_states,
     experts,
     indexer,
     masks,
     mla,
     recurrent,
     recurrent_modules,
+    relative_bias,
     sdpa,
 )
 from torch_armllm.capture.markers.block_selection import mark_block_selections
@@ -97,6 +99,7 @@ class _BaseForward(nn.Module):
             use_cache=False,
             return_dict=True,
             **type_arguments(self.base, input_ids),
+            **encoder_states.encoder_arguments(self.base, input_ids),
         ).last_hidden_state
         return hidden
 
@@ -118,6 +121,7 @@ def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
         with (
             mla.mark_expand_kv(model),
             distance_bias.mark_distance_biases(model),
+            relative_bias.mark_relative_biases(model),
             experts.mark_undecorated_experts(model),
             # a number of selected tokens that no sequence falls below
             limit_selections(indexer.find_indexers(model), 1, 1)
@@ -348,11 +352,15 @@ def _export_own_attention(base: nn.Module, reason: CaptureError) -> CapturedGrap
         marked = mark_attention(captured.graph_module)
     except attention.UnsupportedAttention as error:
         raise CaptureError(str(error)) from None
-    if not marked:
-        raise reason
+    if not marked or _attends_to_encoder(base):
+        raise reason  # attention to an encoder is recognized by transformers' interface only
     use_position_ids(captured.graph_module, first_position_of(base))
     _check_tokens(base, captured)
     return captured
+
+
+def _attends_to_encoder(base: nn.Module) -> bool:
+    return bool(encoder_states.encoder_arguments(base, torch.zeros(1, 1, dtype=torch.long)))
 
 
 def _length_of_masks(base: nn.Module) -> int:
@@ -403,5 +411,5 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
     forget_inputs(program.graph)
     captured = weights_as_attributes(program)
     captured.has_other_cache = longer_keys
-    use_position_ids(captured.graph_module, first_position_of(base), indices=False)
+    use_position_ids(captured.graph_module, first_position_of(base), _attends_to_encoder(base))
     return captured

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from torch_armllm.capture.markers.encoder_states import encoder_arguments, sample_keys
 from torch_armllm.capture.markers.given_rows import sample_of
 from torch_armllm.capture.markers.token_types import type_arguments
 from torch_armllm.capture.sample import Sample
@@ -133,7 +134,11 @@ def compare_outputs(
     """
     expected, layers = run_model(base, input_ids)
     hidden = module(input_ids, position_ids)
-    sample = Sample(input_ids, position_ids, hidden[0].float(), given=sample_of(module, input_ids))
+    sample = Sample(
+        *(input_ids, position_ids, hidden[0].float()),
+        given=sample_of(module, input_ids),
+        encoder=sample_keys(module, input_ids, position_ids),
+    )
     shaken = _OtherRounding(module).run(input_ids, position_ids)
     rounding = max(map(sample.error, (expected, shaken)))
     most = input_ids.shape[1] // 2
@@ -158,8 +163,8 @@ def run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]
     hooks = [layer.register_forward_hook(record) for layer in sum(lists[:1], [])]
     try:
         with lowest_first():
-            types = type_arguments(base, input_ids)
-            out = base(input_ids=input_ids, use_cache=False, return_dict=True, **types)
+            others = {**type_arguments(base, input_ids), **encoder_arguments(base, input_ids)}
+            out = base(input_ids=input_ids, use_cache=False, return_dict=True, **others)
             hidden: Tensor = out.last_hidden_state
     finally:
         for hook in hooks:

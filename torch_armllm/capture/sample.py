@@ -23,6 +23,7 @@ class Sample:
         hidden: float32 ``(T, hidden)``.
         given: rows ``(T, columns)`` or types ``(T,)`` that the graph is given beside the ids; None for most
             models.
+        encoder: keys and values ``(heads, S, size)`` of an encoder's tokens for each layer of a decoder.
         rounding: error of the modules' own forward, which rounds in other places than the graph, or of the
             graph on embeddings whose last bits differ, whichever is larger.
     """
@@ -32,6 +33,7 @@ class Sample:
     hidden: Tensor
     rounding: float = 0.0
     given: Tensor | None = None
+    encoder: Sequence[tuple[Tensor, Tensor]] = ()
     steps: tuple[int, ...] = STEPS
     """New tokens of each step that computes the sample; the last one is cut."""
 

@@ -27,7 +27,7 @@ from torch_armllm.checkpoint.formats.registry import (
 )
 from torch_armllm.checkpoint.formats.third_party_loader import load_third_party
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
-from torch_armllm.checkpoint.model_config import config_errors, read_config
+from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
 from torch_armllm.checkpoint.saved_metadata import verify_folder
 from torch_armllm.checkpoint.upcycle import upcycle
 from torch_armllm.checkpoint.weight_files import read_index
@@ -75,12 +75,14 @@ def load(
 
     Raises:
         FileNotFoundError: the folder holds no checkpoint.
-        ValueError: the checkpoint is damaged, or quantized in a way that no reader supports; or it is to be
-            requantized, and this package quantized it by another recipe.
+        ValueError: the checkpoint is damaged, or quantized in a way that no reader supports; the model has an
+            encoder and a decoder; or it is to be requantized, and this package quantized it by another
+            recipe.
     """
     recipe = Recipe.of(quantization)
     path = resolve(source)
     saved = _config(path)
+    check_one_stack(path, saved)
     if verify:
         verify_source(path)
     third_party = open_third_party(path, saved, dequantize=requantize)
@@ -127,9 +129,11 @@ def load_model(
 
     Raises:
         FileNotFoundError: the bundled model is not installed, or the folder holds no checkpoint.
+        ValueError: the model has an encoder and a decoder.
     """
     path = resolve(source)
     config = _config(path)
+    check_one_stack(path, config)
     options: dict[str, Any]
     third_party = open_third_party(path, config, dequantize)
     if third_party is not None and dequantize:

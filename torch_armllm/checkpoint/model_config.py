@@ -52,6 +52,16 @@ def check_sizes(source: str, config: PreTrainedConfig) -> None:
             )
 
 
+def check_one_stack(source: str, config: PreTrainedConfig | None) -> None:
+    """Raises ValueError if a model has an encoder and a decoder: language models have a decoder only."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{source} is a {getattr(config, 'model_type', 'model')} model of an encoder and a decoder, and "
+            "this takes language models: load it with transformers and call torch_armllm.patch on it; for "
+            "speech there is torch_armllm.Transcriber"
+        )
+
+
 @contextmanager
 def config_errors(source: str) -> Iterator[None]:
     """Turns what transformers raises over a damaged configuration into a ValueError.

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.journal import Journal, fingerprint
 from torch_armllm.checkpoint.measured_blocks import measured_by_blocks
-from torch_armllm.checkpoint.model_config import config_errors, read_config
+from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
 from torch_armllm.checkpoint.streamed_calibration import (
     NoCalibration,
     StreamedCalibration,
@@ -247,6 +247,7 @@ def _float_weight_files(source: Path) -> list[Path]:
 
 def _empty_model(source: Path) -> Any:
     config = read_config(str(source))
+    check_one_stack(str(source), config)
     dtype = getattr(config, "dtype", None) or torch.float32
     with config_errors(str(source)), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch_armllm.cli import Subcommands
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments, json_object
+from torch_armllm.system.extras import require_extra
 from torch_armllm.system.gc_pause import collection_paused
+
+if TYPE_CHECKING:  # imports transformers
+    from torch_armllm.speech.transcriber import Transcriber
 
 _KEY_VARIABLE = "ARMLLM_API_KEY"
 _ADMIN_KEY_VARIABLE = "ARMLLM_ADMIN_API_KEY"
@@ -38,6 +43,9 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--max-request-bytes", type=int, default=8 << 20, help="largest request body (8388608)"
+    )
+    group.add_argument(
+        "--max-audio-bytes", type=int, default=25 << 20, help="largest request body with audio (26214400)"
     )
     group.add_argument("--max-queue", type=int, default=256, help="most waiting sequences (256)")
     group.add_argument(
@@ -124,6 +132,7 @@ def run(options: argparse.Namespace) -> None:
         api_keys=tuple(_keys(options)),
         admin_api_key=_admin_key(options),
         max_request_bytes=_positive(options, "max_request_bytes"),
+        max_audio_bytes=_positive(options, "max_audio_bytes"),
         max_queue=_positive(options, "max_queue"),
         max_requests_per_key=_optional(options, "max_requests_per_key"),
         max_tokens_per_minute=_optional(options, "max_tokens_per_minute"),
@@ -142,6 +151,7 @@ def run(options: argparse.Namespace) -> None:
         try:
             from torch_armllm.server.model_registry import ModelRegistry
             from torch_armllm.server.run import allow_many_connections, listen, serve
+            from torch_armllm.speech.kind import transcribes
         except ModuleNotFoundError as error:
             raise ImportError(f"{error}: pip install 'torch_armllm[serve]'") from error
     gc.freeze()
@@ -151,6 +161,9 @@ def run(options: argparse.Namespace) -> None:
         allow_many_connections()
         registry = ModelRegistry(settings, engine)
         for name, source in zip(names, options.model, strict=True):
+            if transcribes(source):
+                registry.add_speech(_transcriber(source, options), name, source)
+                continue
             parsers = options.tool_call_parser, options.reasoning_parser
             model = ModelSettings(name, source, {"progress": True}, template, *parsers, adapters)
             registry.register(registry.load_llm(model), model)
@@ -158,6 +171,22 @@ def run(options: argparse.Namespace) -> None:
         address = f"serving {', '.join(names)} at http://{host}:{port}/v1"
         # who reads it may send a signal at once
         asyncio.run(serve(registry, listening, lambda: print(address, flush=True)))
+
+
+def _transcriber(source: str, options: argparse.Namespace) -> Transcriber:
+    """Loads a model that transcribes.
+
+    Raises:
+        ImportError: the packages that read audio and forms are not installed.
+    """
+    from torch_armllm.speech.audio import require_audio
+    from torch_armllm.speech.transcriber import Transcriber
+
+    require_audio()
+    require_extra("python_multipart", "audio", "a server of audio")
+    given = engine_arguments(options)
+    chosen = {name: given[name] for name in ("dtype", "quantization") if name in given}
+    return Transcriber(source, **chosen)
 
 
 def _names(options: argparse.Namespace) -> list[str]:

@@ -113,7 +113,7 @@ class EncoderForward(PatchedForward):
             self.check_ids(int(ids.min()), int(ids.max()))
             self.check_position(int((positions if kept is None else positions * kept).max()))
         padded: Tensor | None = None
-        for begin, end in _whole_texts(counts.tolist()):
+        for begin, end in whole_texts(counts.tolist()):
             part = None if kept is None else kept[begin:end]
             packed = [None if t is None else _packed(t[begin:end], part) for t in (ids, positions, types)]
             hidden = self.plan.run(self._step_of(counts[begin:end], packed))
@@ -167,7 +167,7 @@ def _packed(values: Tensor, kept: Tensor | None) -> Tensor:
     return (values.reshape(-1) if kept is None else values[kept])[None].contiguous()
 
 
-def _whole_texts(counts: list[int]) -> Iterator[tuple[int, int]]:
+def whole_texts(counts: list[int]) -> Iterator[tuple[int, int]]:
     """Yields ranges of texts of at most `_MOST_TOKENS` tokens; a longer text is alone in its range."""
     begin = tokens = 0
     for number, count in enumerate(counts):

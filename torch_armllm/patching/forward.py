@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from torch_armllm.hf.base_model import first_position_of, position_limit
 from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.encoder_keys import EncoderKeys
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.paged_cache import PagedCache
@@ -240,7 +241,14 @@ class PatchedForward:
             raise ValueError(f"the cache holds {len(past.rows)} sequences but the batch has {batch}")
         return past, True
 
-    def _step(self, cache: PagedCache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+    def _step(
+        self,
+        cache: PagedCache,
+        ids: Tensor,
+        mask: Tensor | None,
+        positions: Tensor | None,
+        encoder: EncoderKeys | None = None,
+    ) -> Tensor:
         ids = ids.long()  # modules take int32 as well
         batch, length = ids.shape
         past = cache.padded_length
@@ -266,6 +274,8 @@ class PatchedForward:
             self.check_ids(int(flat_ids.min()), int(flat_ids.max()))
             self.check_position(int(flat_positions.max()))
         inputs = StepInputs.pack(cache.pool, cache.rows, counts, flat_ids, flat_positions)
+        if encoder is not None:
+            inputs.attend_to(encoder, counts)
         cache.padded_length = past + length
         ends_kept = kept is None or bool(kept[:, -1].all())
         cache.next_positions = (positions[:, -1] + 1).tolist() if length and ends_kept else None
@@ -295,7 +305,7 @@ class PatchedForward:
             )
 
 
-def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Callable[..., Any]:
+def with_gradients_by_modules(model: nn.Module, *patched: PatchedForward) -> Callable[..., Any]:
     """Wraps the model's own ``forward`` so that the modules compute a loss that is to be differentiated."""
     own = model.forward
 
@@ -303,7 +313,9 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
     def forward(*args: Any, **kwargs: Any) -> Any:
         has_loss = kwargs.get("labels") is not None and torch.is_grad_enabled()
         if has_loss and any(p.requires_grad for p in model.parameters()):
-            with patched.by_modules("labels are given and gradients are enabled"):
+            with ExitStack() as stack:
+                for each in patched:
+                    stack.enter_context(each.by_modules("labels are given and gradients are enabled"))
                 return own(*args, **kwargs)
         return own(*args, **kwargs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
@@ -24,7 +23,15 @@ from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.encoder_forward import EncoderForward
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
 from torch_armllm.patching.generation.generate import PatchedGenerate
-from torch_armllm.patching.model_kind import check_kind, misuse, predicts_tokens, results_of
+from torch_armllm.patching.model_kind import (
+    check_kind,
+    has_two_stacks,
+    misuse,
+    predicts_tokens,
+    results_of,
+)
+from torch_armllm.patching.op_counts import op_counts
+from torch_armllm.patching.stacks import install_stacks
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
@@ -77,19 +84,6 @@ def _is_adapted(module: nn.Module) -> bool:
 def _bytes(model: nn.Module) -> int:
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
     return sum(t.nbytes for t in tensors.values())
-
-
-def _count_ops(module: fx.GraphModule) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for node in module.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            continue
-        if schema.name.startswith("armllm::"):
-            counts[schema.name.removeprefix("armllm::")] += 1
-        elif schema.name == "aten::linear":
-            counts["aten.linear"] += 1
-    return dict(counts)
 
 
 def _begins_at_zero(module: fx.GraphModule) -> bool:
@@ -147,7 +141,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     report.kv_bytes = 0 if built.looks_ahead else shape.bytes_per_token
     latents = latent_groups(shape)
     report.kv_bytes_expanded = sum(g.expanded * g.dtype.itemsize for g in latents) if latents else None
-    report.ops = _count_ops(built.graph)
+    report.ops = op_counts(built.graph)
     if base is not model:
         model.forward = by_plan
     if model.can_generate() and "generate" not in model.__dict__:  # a checkpoint may bring code of its own
@@ -210,6 +204,11 @@ def patch(
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache_dtype)
+    if kv_cache_dtype is not None and has_two_stacks(model):
+        raise ValueError(
+            f"{type(model).__name__} keeps the keys and values of its encoder in the model's own dtype; "
+            "leave kv_cache_dtype out"
+        )
     _check_latent_dtype(model, kv_cache_dtype)
     if kv_cache_dtype == "int4" and (shape := shape_by_config(model.config, torch.uint8)) is not None:
         check_int4_size(shape.head_size)  # before minutes are spent on the weights
@@ -254,10 +253,14 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     outliers = find_outliers(report.layers, calibrated)
     report.outliers = {record.name: expected for record, expected in outliers}
     report.bytes_before = float_bytes(model, _bytes(model))
-    state = model.__dict__[STATE] = PatchState(base_model_of(model), None, is_packed(model), report)
+    base = model.get_decoder() if has_two_stacks(model) else base_model_of(model)
+    state = model.__dict__[STATE] = PatchState(base, None, is_packed(model), report)
     try:
         with torch.no_grad(), released_tracing_memory():
-            state.forward = _install(model, report, cache_dtype)
+            if has_two_stacks(model):
+                state.forward, state.encoder = install_stacks(model, report)
+            else:
+                state.forward = _install(model, report, cache_dtype)
     except Exception as error:  # the quantized modules still run, so keep the quantized model
         report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"
         report.captured = False
@@ -309,6 +312,8 @@ def _remove_plan(model: nn.Module) -> PatchState:
     if forward is not None:
         for module in {id(each): each for each in (state.base, model)}.values():
             del module.forward
+    if state.encoder is not None:
+        del state.encoder.forward
         if isinstance(model.__dict__.get("generate"), PatchedGenerate):
             del model.generate
     return state

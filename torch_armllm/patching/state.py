@@ -24,6 +24,8 @@ class PatchState:
     forward: PatchedForward | None
     quantized: bool
     report: Report
+    encoder: nn.Module | None = None
+    """The encoder of a model of two stacks, if its ``forward`` is replaced too."""
 
 
 def is_patched(model: nn.Module) -> bool:

@@ -25,6 +25,8 @@ from torch_armllm.plan.program import NOTHING, Field, Operand, Program, contiguo
 
 STEP_INPUTS = ("input_ids", "position_ids", "slots", "block_table", "query_start", "seq_lens")
 """The first inputs of a native step, in order; the cache's tensors follow."""
+_ENCODER_INPUTS = ("encoder_table", "encoder_starts", "encoder_lens")
+"""Inputs that say where an encoder's tokens are, among those of the cache."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _WHOLE = ("", "add", "subtract", "maximum", "minimum")
 """Operators of positions and ids whose float32 results are exact."""
@@ -282,7 +284,7 @@ class Lowering:
         return CacheLayer(self.inputs.index(source.name), layer)
 
     def _placeholder(self, node: Node) -> None:
-        if node.name in STEP_INPUTS:
+        if node.name in (*STEP_INPUTS, *_ENCODER_INPUTS):
             self.locations[node] = Operand("input", self.inputs.index(node.name), node.meta["val"].dtype)
 
     def _output(self, node: Node) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_armllm.capture.sample import STEPS, Sample, parts
 from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.encoder_keys import EncoderKeys
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.plan.step import Plan, StepInputs
@@ -22,6 +23,7 @@ def sample_hidden(
     position_ids: Tensor,
     given: Tensor | None = None,
     steps: Sequence[int] = STEPS,
+    encoder: EncoderKeys | None = None,
 ) -> Tensor:
     """Returns the hidden states, float32 ``(T, hidden)``, of one sequence that a plan computes in steps.
 
@@ -32,6 +34,7 @@ def sample_hidden(
         position_ids: int64 ``(1, T)``.
         given: rows for `StepInputs.given`.
         steps: new tokens of each step: by default a prompt, a chunk and decode steps.
+        encoder: keys and values of the encoder's tokens that a decoder attends to.
     """
     pool = BlockPool(shape, blocks=4)
     sequence = SequenceBlocks(pool)
@@ -42,6 +45,8 @@ def sample_hidden(
     for ids, positions, of_step in inputs_of:
         inputs = StepInputs.pack(pool, [sequence], [ids.shape[1]], ids, positions)
         inputs.given = of_step
+        if encoder is not None:
+            inputs.attend_to(encoder, [ids.shape[1]])
         out = plan.run(inputs)
         hidden.append(out.float().reshape(-1, out.shape[-1]).clone())  # the next step reuses its memory
     return torch.cat(hidden)
@@ -49,5 +54,6 @@ def sample_hidden(
 
 def plan_error(sample: Sample, plan: Plan, shape: Shape, strict: bool = False) -> float:
     """Returns the error of a plan's hidden states: see `Sample.error` and `Sample.strict_error`."""
-    hidden = sample_hidden(plan, shape, sample.input_ids, sample.position_ids, sample.given, sample.steps)
+    tensors = sample.input_ids, sample.position_ids, sample.given
+    hidden = sample_hidden(plan, shape, *tensors, sample.steps, EncoderKeys.of(sample.encoder, shape.dtype))
     return sample.strict_error(hidden) if strict else sample.error(hidden)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.encoder_keys import EncoderKeys
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Cache
 
@@ -45,6 +46,8 @@ class StepInputs:
     given: Tensor | None = None
     """``(T, columns)``: hidden states of another model, an input of draft layers; int64 ``(T,)``: token
     types, of encoders; None for other models"""
+    encoder: tuple[Tensor, ...] = ()
+    """inputs of attention to an encoder's tokens, as `EncoderKeys.step` returns them; none for most models"""
 
     @classmethod
     def pack(
@@ -88,11 +91,19 @@ class StepInputs:
             state_slots=torch.tensor(states, dtype=torch.int64) if pool.states.tensors else None,
         )
 
+    def attend_to(self, encoder: EncoderKeys, counts: Sequence[int]) -> None:
+        """Lets the tokens of a decoder attend to an encoder's; see `EncoderKeys.step`."""
+        self.encoder = encoder.step(counts)
+        self.max_seq_len = max(self.max_seq_len, encoder.longest)
+
     @property
     def caches(self) -> list[Tensor]:
-        """Tensors of the cache, then slots of states, slots of saved states, and states, if there are any."""
+        """Tensors of the cache, then slots of states, slots of saved states, and states, if there are any.
+
+        Those of an encoder's tokens follow.
+        """
         states = () if self.state_slots is None else (self.state_slots, self.save_slots, *self.states)
-        return [t for t in (*self.cache, *states) if t is not None]
+        return [t for t in (*self.cache, *states, *self.encoder) if t is not None]
 
     @property
     def tokens(self) -> int:

@@ -18,6 +18,7 @@ from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.routes import (
     adapters,
     admin,
+    audio,
     embeddings,
     generation,
     health,
@@ -53,11 +54,16 @@ def build_app(registry: ModelRegistry) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.registry = registry
-    for group in (page, models, generation, embeddings, pooling, tokens, admin, adapters, health):
+    for group in (page, models, generation, embeddings, pooling, audio, tokens, admin, adapters, health):
         app.include_router(group.router)
     add_error_handlers(app)
     app.add_middleware(ModelLeases)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes, timeout=settings.read_timeout)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_request_bytes,
+        timeout=settings.read_timeout,
+        larger=dict.fromkeys(audio.PATHS, settings.max_audio_bytes),
+    )
     if settings.api_keys or settings.admin_api_key is not None:
         app.add_middleware(Authentication, keys=settings.api_keys, admin_key=settings.admin_api_key)
     if settings.allowed_origins:

@@ -20,7 +20,9 @@ from torch_armllm.server.metrics import ServerMetrics
 from torch_armllm.server.restarts import MissingEngine, RestartLimit
 from torch_armllm.server.served_model import ServedModel
 from torch_armllm.server.settings import ModelSettings, ServerSettings
+from torch_armllm.server.speech_model import SpeechModel
 from torch_armllm.server.worker_thread import run_in_worker_thread
+from torch_armllm.speech.transcriber import Transcriber
 from torch_armllm.system.allocator import release_free_memory
 
 T = TypeVar("T")
@@ -41,11 +43,13 @@ class ModelRegistry:
 
     Attributes:
         metrics: metrics of all models.
+        speech: the models that transcribe, by name; they stay as long as the server runs.
     """
 
     def __init__(self, settings: ServerSettings, engine: Mapping[str, Any] | None = None) -> None:
         self.settings = settings
         self.metrics = ServerMetrics()
+        self.speech: dict[str, SpeechModel] = {}
         self._clients = ClientLimits(settings.max_requests_per_key, settings.max_tokens_per_minute)
         self._engine = dict(engine or {})
         trace_path = self._engine.pop("trace", None)
@@ -68,7 +72,8 @@ class ModelRegistry:
     @property
     def num_active(self) -> int:
         """Sequences of all requests that have not ended."""
-        return sum(served.admission.num_admitted for served in [*self, *self._draining])
+        served = [*self, *self._draining, *self.speech.values()]
+        return sum(each.admission.num_admitted for each in served)
 
     def find(self, name: str | None) -> ServedModel:
         """Returns a model by its name; None: the model that was loaded first.
@@ -78,6 +83,9 @@ class ModelRegistry:
         """
         if name is None and self._served:
             name = next(iter(self._served))
+        if name in self.speech:
+            text = f"the model {name!r} transcribes: send audio to /v1/audio/transcriptions"
+            raise ApiError(400, text, "model", "wrong_kind_of_model")
         if name not in self._served:
             adapters = (adapter for served in self for adapter in served.adapters)
             available = ", ".join(map(repr, (*self._served, *adapters))) or "none"
@@ -120,6 +128,30 @@ class ModelRegistry:
         if served is None:
             raise ApiError(404, f"the adapter {name!r} does not exist", "lora_name", "model_not_found")
         await served.unload_adapter(name)
+
+    def find_speech(self, name: str | None) -> SpeechModel:
+        """Returns a model that transcribes by its name; None: the first.
+
+        Raises:
+            ApiError: there is no such model, or it does not transcribe.
+        """
+        if name is None and self.speech:
+            name = next(iter(self.speech))
+        if name in self.speech:
+            return self.speech[name]
+        available = ", ".join(map(repr, self.speech)) or "none"
+        does_not = f"the model {(name or '')[:200]!r} does not "
+        if name in self._served:
+            text = f"{does_not}transcribe; models that do: {available}"
+            raise ApiError(400, text, "model", "wrong_kind_of_model")
+        raise ApiError(
+            404, f"{does_not}exist; models that transcribe: {available}", "model", "model_not_found"
+        )
+
+    def add_speech(self, transcriber: Transcriber, name: str, source: str) -> SpeechModel:
+        """Serves a model that transcribes."""
+        served = self.speech[name] = SpeechModel(name, source, transcriber, self.settings, self._clients)
+        return served
 
     def load_llm(self, model: ModelSettings) -> AsyncLLM:
         """Loads a model without serving it; see `register`.
@@ -179,12 +211,12 @@ class ModelRegistry:
 
     def end_requests(self) -> None:
         """Ends all requests with a 503 error, because the server exits."""
-        for served in [*self, *self._draining]:
+        for served in [*self, *self._draining, *self.speech.values()]:
             served.end_requests()
 
     def close(self) -> None:
         """Shuts down all models; running requests fail."""
-        for served in [*self, *self._draining]:
+        for served in [*self, *self._draining, *self.speech.values()]:
             served.close()
 
     async def _load(self, model: ModelSettings) -> ServedModel:

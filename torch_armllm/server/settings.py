@@ -39,6 +39,7 @@ class ServerSettings:
         api_keys: accepted API keys; if empty, no key is required.
         admin_api_key: key of the admin routes, which are off without one.
         max_request_bytes: largest request body.
+        max_audio_bytes: largest request body with audio.
         max_queue: sequences that may wait, in addition to those that run.
         max_requests_per_key: sequences of one API key that run or wait; None: no limit.
         max_tokens_per_minute: prompt and output tokens of one API key; None: no limit.
@@ -56,6 +57,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_api_key: str | None = field(default=None, repr=False)
     max_request_bytes: int = 8 << 20
+    max_audio_bytes: int = 25 << 20
     max_queue: int = 256
     max_requests_per_key: int | None = None
     max_tokens_per_minute: int | None = None

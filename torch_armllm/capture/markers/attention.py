@@ -24,7 +24,7 @@ _library.define(
 )
 _library.define(
     "biased_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks, Tensor bias) -> Tensor"
+    " Tensor? sinks, Tensor bias, int ahead=0) -> Tensor"
 )
 
 
@@ -143,9 +143,19 @@ def dense_attention(
     return (weights @ values).transpose(1, 2).contiguous().to(q.dtype)
 
 
-def _biased_attention(*arguments: Any) -> Tensor:
-    *others, bias = arguments
-    return dense_attention(*others, bias=bias.float())
+def _biased_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+    bias: Tensor,
+    ahead: int = 0,
+) -> Tensor:
+    return dense_attention(q, k, v, layer, scale, window, softcap, sinks, ahead=ahead, bias=bias.float())
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -181,6 +191,10 @@ def attention_function(
     Raises:
         UnsupportedAttention: the model passes a mask or a keyword that the kernels do not support.
     """
+    if isinstance(query.shape[2], torch.SymInt) and not isinstance(key.shape[2], torch.SymInt):
+        return _attention_to_encoder(
+            module, query, key, value, attention_mask, scaling, position_bias, sliding_window, softcap, s_aux
+        )
     if attention_mask is not None:
         if position_bias is not None or attention_mask.dim() != 4 or not attention_mask.is_floating_point():
             raise UnsupportedAttention(f"{type(module).__name__} builds its own attention mask")
@@ -211,10 +225,8 @@ def attention_function(
     if sinks is not None:  # of each token, (1, heads, T, 1)
         s_aux = sinks[0, ..., 0].transpose(0, 1) if sinks.dim() == 4 else sinks
     arguments = (int(layer), scale, window, float(softcap or 0.0), s_aux)
-    if position_bias is not None and ahead:
-        raise UnsupportedAttention(f"{type(module).__name__} attends to later tokens and adds a bias")
     if position_bias is not None:
-        return torch.ops.armllm.biased_attention(query, key, value, *arguments, position_bias), None
+        return torch.ops.armllm.biased_attention(query, key, value, *arguments, position_bias, ahead), None
     if ahead:
         if selected is not None:
             raise UnsupportedAttention(f"{type(module).__name__} selects later tokens")
@@ -222,6 +234,24 @@ def attention_function(
         return out, None
     selections = () if selected is None else (None, None, None, selected)
     return torch.ops.armllm.attention(query, key, value, *arguments, *selections), None
+
+
+def _attention_to_encoder(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    bias: Tensor | None,
+    *others: Any,
+) -> tuple[Tensor, None]:
+    """Inserts the marker op of attention to an encoder's tokens, whose number no step changes."""
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or mask is not None or any(other is not None for other in others):
+        raise UnsupportedAttention(f"{type(module).__name__} attends to an encoder in an unknown way")
+    scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
+    return torch.ops.armllm.encoder_attention(query, key, value, int(layer), scale, bias), None
 
 
 def register() -> None:

@@ -19,6 +19,7 @@ from torch.fx.node import Node
 from torch_armllm.capture.attention_operands import insert_call
 from torch_armllm.capture.markers import key_bias
 from torch_armllm.capture.markers.attention import UnsupportedAttention, mixed_profiles
+from torch_armllm.capture.markers.encoder_states import encoder_attentions
 from torch_armllm.capture.probing import is_op, module_name, tensor_of
 
 _aten = torch.ops.aten
@@ -97,7 +98,7 @@ def mark_distance_biases(model: nn.Module) -> Iterator[None]:
 def resolve_biases(graph: fx.Graph) -> bool:
     """Gives attention the factors and profiles of its bias, in place of one number for each pair of tokens.
 
-    A bias of the key alone becomes an element of the key.
+    A bias of the key alone becomes an element of the key.  Zeros that are added to an encoder's tokens go.
 
     Returns:
         True if keys have one more element.
@@ -108,13 +109,16 @@ def resolve_biases(graph: fx.Graph) -> bool:
     longer_keys = False
     nodes = [n for n in graph.nodes if n.target is torch.ops.armllm.biased_attention.default]
     for node in nodes:
-        q, k, v, layer, scale, *arguments, bias = node.args
+        q, k, v, layer, scale, *arguments, bias, ahead = (*node.args, 0)[:10]
         with graph.inserting_before(node):
-            operands, mixed = key_bias.joined(graph, q, k, scale, bias), _NO_PROFILES
-            if operands is None:
-                operands, mixed = (q, k), (None, *_factors(graph, bias))
+            if is_op(bias, torch.ops.armllm.relative_bias):
+                operands, mixed = (q, k), (*[None] * 4, ahead, bias.args[0])
+            elif ahead:
+                raise UnsupportedAttention(f"{module_name(node)} attends to later tokens and adds a bias")
+            elif (joined := key_bias.joined(graph, q, k, scale, bias)) is not None:
+                operands, mixed, longer_keys = joined, _NO_PROFILES, True
             else:
-                longer_keys = True
+                operands, mixed = (q, k), (None, *_factors(graph, bias))
             marker = insert_call(
                 *(graph, torch.ops.armllm.attention.default, *operands, v, layer, scale),
                 *(*arguments, *mixed),
@@ -122,12 +126,26 @@ def resolve_biases(graph: fx.Graph) -> bool:
         marker.meta.update({k: v for k, v in node.meta.items() if k != "val"})
         node.replace_all_uses_with(marker)
         graph.erase_node(node)
-    if nodes:
+    if _drop_zero_biases(graph) or nodes:
         for node in list(graph.nodes):
             if is_op(node, _aten._assert_tensor_metadata):  # such a node keeps the biases alive
                 graph.erase_node(node)
         graph.eliminate_dead_code()
     return longer_keys
+
+
+def _drop_zero_biases(graph: fx.Graph) -> int:
+    """Removes biases that are zeros from attentions to an encoder's tokens; returns their number.
+
+    Raises:
+        UnsupportedAttention: a bias is something else; the message names its module.
+    """
+    nodes = [n for n in encoder_attentions(graph) if len(n.args) > 5 and n.args[5] is not None]
+    for node in nodes:
+        if not is_op(node.args[5], _aten.zeros):
+            raise UnsupportedAttention(f"{module_name(node)} adds a bias to an encoder's tokens")
+        node.args = node.args[:5]
+    return len(nodes)
 
 
 def _factors(graph: fx.Graph, bias: Any) -> tuple[Node, Node]:

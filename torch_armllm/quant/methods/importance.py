@@ -42,7 +42,7 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
     """Runs the model once on random tokens and measures the inputs of each layer.
 
     Args:
-        model: a transformers model; for any other the result is empty.
+        model: a transformers model of text; for any other the result is empty.
         layers: the layers to measure; heads are skipped, as they do not run.
 
     Returns:
@@ -50,7 +50,7 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
         Layers that no token reached are missing.  The result is empty, with a warning, if the model does not
         run on tokens alone.
     """
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, PreTrainedModel) or model.main_input_name not in ("input_ids", "inputs_embeds"):
         return {}
     base = base_model_of(model)
     sums: dict[str, Tensor] = {}
@@ -68,7 +68,9 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
     measured = [layer for layer in layers if layer.reason is None and layer.kind != "head"]
     hooks = [layer.module.register_forward_pre_hook(watch(layer.name)) for layer in measured]
     try:
-        base(input_ids=random_tokens(model).view(1, -1)[:, : _limit(model)], use_cache=False)
+        tokens = random_tokens(model).view(1, -1)[:, : _limit(model)]
+        two_stacks = getattr(model.config, "is_encoder_decoder", False)
+        base(input_ids=tokens, use_cache=False, **({"decoder_input_ids": tokens} if two_stacks else {}))
     except Exception as error:  # a model may need more than tokens, and fail in any way
         warnings.warn(f"weights are rounded without input importance: {error}", stacklevel=3)
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from starlette.datastructures import Headers
@@ -24,21 +24,26 @@ class BodyLimit:
         app: the application that reads the bodies.
         max_bytes: largest body.
         timeout: seconds from the first byte to the last.
+        larger: largest bodies of single paths.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, timeout: float, larger: Mapping[str, int] | None = None
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._timeout = timeout
+        self._larger = dict(larger or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        most = self._larger.get(scope["path"], self._max_bytes)
         length = Headers(scope=scope).get("content-length", "")
-        if length.isdigit() and int(length) > self._max_bytes:
-            await self._too_large().response()(scope, receive, send)
+        if length.isdigit() and int(length) > most:
+            await _too_large(most).response()(scope, receive, send)
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
@@ -56,16 +61,17 @@ class BodyLimit:
                 raise HTTPException(408, text, {"Connection": "close"}) from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                error = self._too_large()
+            if received > most:
+                error = _too_large(most)
                 raise HTTPException(error.status, error.message, error.headers)
             return message
 
         await self._app(scope, limited, send)
 
-    def _too_large(self) -> ApiError:
-        text = f"the request body is too large: at most {self._max_bytes} bytes are accepted"
-        return ApiError(413, text, headers={"Connection": "close"})
+
+def _too_large(most: int) -> ApiError:
+    text = f"the request body is too large: at most {most} bytes are accepted"
+    return ApiError(413, text, headers={"Connection": "close"})
 
 
 class Admission:

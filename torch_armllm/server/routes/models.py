@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.server.model_leases import registry_of
 from torch_armllm.server.served_model import ServedModel
+from torch_armllm.server.speech_model import SpeechModel
 
 router = APIRouter()
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -18,18 +19,34 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Lists all models."""
-    cards = []
-    for served in registry_of(request):
+    registry, cards = registry_of(request), []
+    for served in registry:
         cards.append(model_card(served))
         cards += [adapter_card(served, adapter) for adapter in served.adapters.values()]
+    cards += map(_speech_card, registry.speech.values())
     return {"object": "list", "data": cards}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> dict[str, Any]:
     """Returns a model or an adapter by its name."""
-    served, adapter = registry_of(request).find_with_adapter(name)
+    registry = registry_of(request)
+    if name in registry.speech:
+        return _speech_card(registry.speech[name])
+    served, adapter = registry.find_with_adapter(name)
     return model_card(served) if adapter is None else adapter_card(served, adapter)
+
+
+def _speech_card(served: SpeechModel) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "torch_armllm",
+        "root": served.source or served.name,
+        "parent": None,
+        "tasks": ["transcribe", "translate"] if served.transcriber.languages else ["transcribe"],
+    }
 
 
 def model_card(served: ServedModel) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""Routes of models that transcribe, by OpenAI's client: formats, limits, and errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from tests.support.server_live import NAME, Live, live
+from tests.support.whisper_folder import sound, whisper_folder
+from torch_armllm import AsyncLLM
+from torch_armllm.speech.transcriber import Transcriber
+
+PATH = "/v1/audio/transcriptions"
+
+
+@pytest.fixture(scope="module")
+def transcriber(tmp_path_factory: pytest.TempPathFactory) -> Transcriber:
+    return Transcriber(str(whisper_folder(tmp_path_factory.mktemp("whisper"))), progress=False)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llm: AsyncLLM, transcriber: Transcriber) -> Iterator[Live]:
+    """A server of a language model and one that transcribes."""
+    with live(tiny_llm, max_audio_bytes=200_000, max_request_bytes=5000, max_queue=2) as server:
+        server.registry.add_speech(transcriber, "whisper", "")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Live) -> OpenAI:
+    return OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
+
+
+def test_formats(client: OpenAI, transcriber: Transcriber) -> None:
+    audio = sound(2.0)
+    expected = transcriber(audio, language="en")
+    create = client.audio.transcriptions.create
+    arguments = {"model": "whisper", "file": ("a.wav", audio), "language": "en"}
+    assert create(**arguments).text == expected.text  # type: ignore[call-overload]
+    assert create(**arguments, response_format="text").strip() == expected.text  # type: ignore[call-overload]
+    found = create(  # type: ignore[call-overload]
+        **arguments, response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    assert (found.text, found.language, found.duration) == (expected.text, "en", 2.0)
+    assert [each.text for each in found.segments] == [each.text for each in expected.segments]
+    assert [each.end for each in found.segments] == [round(each.end, 2) for each in expected.segments]
+    translated = client.audio.translations.create(model="whisper", file=("a.flac", sound(1.0, kind="FLAC")))
+    assert translated.text == transcriber(sound(1.0, kind="FLAC"), task="translate").text
+
+
+def test_models_are_listed_and_of_one_kind(client: OpenAI, server: Live) -> None:
+    cards = {each.id: each.model_dump() for each in client.models.list()}
+    assert cards["whisper"]["tasks"] == ["transcribe", "translate"] and NAME in cards
+    assert client.models.retrieve("whisper").id == "whisper"
+    with pytest.raises(BadRequestError, match="transcribes: send audio to /v1/audio/transcriptions"):
+        client.completions.create(model="whisper", prompt="a")
+    with pytest.raises(BadRequestError, match="does not transcribe; models that do: 'whisper'"):
+        client.audio.transcriptions.create(model=NAME, file=("a.wav", sound(1.0)))
+    with pytest.raises(NotFoundError, match="models that transcribe: 'whisper'"):
+        client.audio.transcriptions.create(model="other", file=("a.wav", sound(1.0)))
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "message"),
+    [
+        (b"", {}, "the audio file is empty"),
+        (b"\0" * 500, {}, "no audio that can be decoded"),
+        (sound(1.0)[:20], {}, "no audio that can be decoded"),
+        (sound(0.0), {}, "the audio has no samples"),
+        (sound(0.1), {"language": "xx"}, "language 'xx' is not one of"),
+        (sound(0.1), {"response_format": "srt"}, "response_format"),
+        (sound(0.1), {"temperature": "2"}, "temperature"),
+        (sound(0.1), {"stream": "true"}, "stream"),
+        (sound(0.1), {"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        (sound(0.1), {"unknown": "1"}, "unknown"),
+    ],
+)
+def test_bad_requests_are_the_clients_fault(
+    server: Live, data: bytes, fields: dict[str, str], message: str
+) -> None:
+    got = httpx.post(server.base + PATH, files={"file": ("a.wav", data)}, data=fields, timeout=60)
+    assert got.status_code == 400 and message in got.json()["error"]["message"], got.text
+
+
+def test_forms_without_a_file(server: Live) -> None:
+    for options in ({"json": {"model": "whisper"}}, {"data": {"file": "text"}}, {"content": b"x"}):
+        got = httpx.post(server.base + PATH, **options)  # type: ignore[arg-type]
+        assert got.status_code == 400, got.text
+    broken = {"Content-Type": "multipart/form-data; boundary=x"}
+    got = httpx.post(server.base + PATH, content=b"--y\r\nno form", headers=broken)
+    assert got.status_code == 400, got.text
+    twice = [("file", ("a.wav", b"1")), ("file", ("b.wav", b"2"))]
+    assert httpx.post(server.base + PATH, files=twice).status_code == 400
+
+
+def test_files_that_are_too_large_are_refused(server: Live) -> None:
+    got = httpx.post(server.base + PATH, files={"file": ("a.wav", b"\0" * 100_000_000)}, timeout=60)
+    assert got.status_code == 413 and "at most 200000 bytes" in got.json()["error"]["message"]
+    got = httpx.post(server.base + "/v1/completions", content=b" " * 6000)
+    assert got.status_code == 413 and "at most 5000 bytes" in got.json()["error"]["message"]
+
+
+def test_a_full_queue_refuses_and_late_requests_end(
+    tiny_llm: AsyncLLM, transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    inputs = transcriber._inputs
+    monkeypatch.setattr(transcriber, "_inputs", lambda audio: held.wait(30) and inputs(audio))
+    with live(tiny_llm, max_queue=1, request_timeout=0.5) as server, ThreadPoolExecutor(2) as pool:
+        server.registry.add_speech(transcriber, "whisper", "")
+
+        def post() -> httpx.Response:
+            return httpx.post(server.base + PATH, files={"file": ("a.wav", sound(1.0))}, timeout=60)
+
+        waiting = [pool.submit(post) for _ in range(2)]
+        served = server.registry.speech["whisper"]
+        while served.admission.num_admitted < 2:
+            threading.Event().wait(0.01)
+        assert post().status_code == 429
+        threading.Event().wait(0.6)
+        held.set()
+        assert [each.result().status_code for each in waiting] == [504, 504]
+
+
+def test_a_server_without_such_a_model_says_so(tiny_llm: AsyncLLM) -> None:
+    with live(tiny_llm) as server:
+        got = httpx.post(server.base + PATH, files={"file": ("a.wav", sound(0.1))})
+        assert got.status_code == 400 and "no served model transcribes" in got.json()["error"]["message"]

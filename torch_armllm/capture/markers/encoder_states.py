@@ -1,0 +1,119 @@
+"""Markers of a decoder that attends to an encoder's tokens: their hidden states, and attention to them.
+
+An encoder's tokens are the same in all steps, so a step reads their keys and values and does not compute
+them.  Outside of a step the encoder's hidden states are a fixed sample of a few tokens, which lets every
+check of a graph or a plan run as on other models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+_TOKENS = 11
+_library = torch.library.Library("armllm", "FRAGMENT")
+_library.define("encoder_states(Tensor input_ids, int columns, ScalarType dtype) -> Tensor")
+_library.define(
+    "encoder_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, Tensor? bias=None) -> Tensor"
+)
+
+_decoders: list[nn.Module] = []
+
+
+def _sample_states(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """Returns the sample ``(1, 11, columns)``."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, _TOKENS, columns, generator=generator, dtype=torch.float32).to(dtype)
+
+
+def _fake_states(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    return input_ids.new_empty((1, _TOKENS, columns), dtype=dtype)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, bias: Tensor | None = None
+) -> Tensor:
+    """Computes attention of each token to all of the encoder's, in float32.
+
+    Args:
+        q: queries, ``(1, q_heads, T, head_size)``.
+        k: keys of the encoder's tokens, ``(1, kv_heads, S, head_size)``.
+        v: values, ``(1, kv_heads, S, value_size)``.
+        layer: index of the cache layer; unused here.
+        scale: factor of the scores.
+        bias: added to the scores; `resolve_biases` removes those of zeros and refuses others.
+
+    Returns:
+        ``(1, T, q_heads, value_size)`` in the dtype of ``q``.
+    """
+    groups = q.shape[1] // k.shape[1]
+    scores = (q.float() * scale) @ k.float().repeat_interleave(groups, 1).transpose(2, 3)
+    if bias is not None:
+        scores = scores + bias.float()
+    out = scores.softmax(-1) @ v.float().repeat_interleave(groups, 1)
+    return out.transpose(1, 2).contiguous().to(q.dtype)
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+_library.impl("encoder_states", _sample_states, "CompositeExplicitAutograd")
+_library.impl("encoder_attention", _attention, "CompositeExplicitAutograd")
+torch.library.register_fake("armllm::encoder_states", _fake_states, lib=_library)
+torch.library.register_fake("armllm::encoder_attention", _fake, lib=_library)
+
+
+@contextmanager
+def with_encoder(decoder: nn.Module) -> Iterator[None]:
+    """Gives a decoder the sample of an encoder's hidden states in captures and checks within the context."""
+    _decoders.append(decoder)
+    try:
+        yield
+    finally:
+        _decoders.remove(decoder)
+
+
+def encoder_arguments(base: Any, input_ids: Tensor) -> dict[str, Tensor]:
+    """Returns the argument of a decoder that holds an encoder's hidden states; none for other models."""
+    if not any(base is decoder for decoder in _decoders):
+        return {}
+    columns, dtype = base.get_input_embeddings().embedding_dim, next(base.parameters()).dtype
+    return {"encoder_hidden_states": torch.ops.armllm.encoder_states(input_ids, columns, dtype)}
+
+
+def encoder_attentions(graph: fx.Graph) -> list[fx.Node]:
+    """Returns the attentions of a graph to an encoder's tokens."""
+    target = torch.ops.armllm.encoder_attention.default
+    return list(graph.find_nodes(op="call_function", target=target))
+
+
+class _KeysAndValues(fx.Interpreter):
+    """Runs a graph and keeps the keys and values of attentions to an encoder's tokens, by layer."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch.ops.armllm.encoder_attention.default:
+            self.found[args[3]] = args[1][0], args[2][0]
+        return super().call_function(target, args, kwargs)
+
+
+def sample_keys(module: fx.GraphModule, *inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Returns keys and values ``(heads, S, size)`` of the sample of an encoder's tokens, layer by layer.
+
+    Args:
+        module: a captured graph, before any pass.
+        inputs: the graph's inputs.
+    """
+    if not encoder_attentions(module.graph):
+        return []
+    run = _KeysAndValues(module)
+    run.run(*inputs)
+    return [run.found[layer] for layer in sorted(run.found)]

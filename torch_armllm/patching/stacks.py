@@ -1,0 +1,146 @@
+"""Installs the plans of a model of two stacks: an encoder, and a decoder that attends to its tokens."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections import Counter
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from torch_armllm.capture.export import CaptureError
+from torch_armllm.capture.markers.encoder_states import with_encoder
+from torch_armllm.capture.sample import sample_ids
+from torch_armllm.patching.audio_encoder import AudioEncoderForward, EncoderLayers, is_close
+from torch_armllm.patching.build_plan import build_plan
+from torch_armllm.patching.decoder_forward import DecoderForward
+from torch_armllm.patching.encoder_forward import EncoderForward
+from torch_armllm.patching.forward import with_gradients_by_modules
+from torch_armllm.patching.op_counts import op_counts
+from torch_armllm.quant.inspection import is_packed
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.report import Report
+
+_TOKENS = 14
+
+
+def install_stacks(model: Any, report: Report) -> tuple[DecoderForward | None, nn.Module | None]:
+    """Replaces the ``forward`` of a model's encoder and decoder by plans.
+
+    Args:
+        model: a model that generates with two stacks.
+        report: gets the reasons of stacks that keep their modules, by name.
+
+    Returns:
+        The decoder's new ``forward``, None if it keeps its modules; and the encoder, None if it keeps its.
+    """
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    ops: Counter[str] = Counter()
+    if encoder is model or decoder is model or not hasattr(decoder, "config"):
+        report.capture_reason = (
+            f"{type(model).__name__} has no encoder and decoder that are models themselves"
+        )
+        return None, None
+    try:
+        forward = _decoder_forward(decoder, is_packed(model), report, ops)
+    except CaptureError as error:
+        report.capture_reason = f"{type(decoder).__name__}: {error}"
+        return None, None
+    encoding = _encoder_forward(encoder, report, ops)
+    decoder.forward = forward
+    if (reason := _misuse(model, forward)) is not None:
+        del decoder.forward
+        report.capture_reason = reason
+        return None, None
+    model.forward = with_gradients_by_modules(model, *(f for f in (forward, encoding) if f is not None))
+    if encoding is not None:
+        encoder.forward = encoding
+    report.captured, report.ops = True, dict(ops)
+    report.kv_bytes = forward.shape.bytes_per_token
+    return forward, encoder if encoding is not None else None
+
+
+def _decoder_forward(decoder: Any, quantized: bool, report: Report, ops: Counter[str]) -> DecoderForward:
+    """Returns the ``forward`` of a decoder's plan.
+
+    Raises:
+        CaptureError: it has none, or computes something else.
+    """
+    with with_encoder(decoder):
+        built = build_plan(decoder, quantized, None)
+    if built.looks_ahead:
+        raise CaptureError("its tokens attend to later ones")
+    vocabulary = decoder.get_input_embeddings().num_embeddings
+    forward = DecoderForward(decoder, built.plan, built.shape, vocabulary, built.most_tokens)
+    ids = sample_ids(vocabulary, _TOKENS).expand(2, -1)
+    states = torch.ops.armllm.encoder_states(ids, decoder.get_input_embeddings().embedding_dim, decoder.dtype)
+    arguments = {"encoder_hidden_states": torch.cat([states, states.flip(1)]), "use_cache": False}
+    expected = decoder(input_ids=ids, **arguments).last_hidden_state
+    if not is_close(forward(input_ids=ids, **arguments).last_hidden_state, expected):
+        raise CaptureError("it computes something else from its own cache than from its modules'")
+    report.notes += built.notes
+    ops.update(op_counts(built.graph))
+    return forward
+
+
+def _misuse(model: Any, forward: DecoderForward) -> str | None:
+    """Returns the reason why a model cannot use the hidden states of a decoder's plan; None if it can."""
+    kind, inner = type(model).__name__, type(forward.base).__name__
+    ids = sample_ids(forward.vocab_size, _TOKENS)
+    columns = model.get_decoder().get_input_embeddings().embedding_dim
+    states = torch.ops.armllm.encoder_states(ids, columns, model.dtype)
+    outputs = BaseModelOutput(last_hidden_state=states)
+    found = []
+    try:
+        for by_modules in (True, False):
+            with forward.by_modules("a check") if by_modules else nullcontext(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                out = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
+                found.append(out.logits)
+    except Exception as error:  # noqa: BLE001 - it may fail in any way where a result is missing
+        return f"{kind} reads more than the last hidden states of its {inner}: {error}"
+    return None if is_close(found[1], found[0]) else f"{kind} computes other logits from its {inner}"
+
+
+def _encoder_forward(encoder: Any, report: Report, ops: Counter[str]) -> EncoderForward | None:
+    """Returns the ``forward`` of an encoder's plan; None if it keeps its modules, which a note says."""
+    kind = type(encoder).__name__
+    takes_ids = "input_ids" in inspect.signature(encoder.forward).parameters
+    try:
+        if not takes_ids and not isinstance(getattr(encoder, "layers", None), nn.ModuleList):
+            raise CaptureError("its inputs are no token ids, and it has no list of layers")
+        stack: Any = encoder if takes_ids else EncoderLayers(encoder)
+        built = build_plan(stack, any(isinstance(m, QuantLinear) for m in encoder.modules()), None)
+        if not built.looks_ahead:
+            raise CaptureError("its tokens do not attend to later ones")
+        vocabulary = int(stack.get_input_embeddings().num_embeddings)
+        made = EncoderForward if takes_ids else AudioEncoderForward
+        forward = made(encoder, built.plan, built.shape, vocabulary, built.most_tokens, False)
+        inputs = sample_ids(vocabulary, _TOKENS) if takes_ids else _features(encoder)
+        if not is_close(forward(inputs).last_hidden_state, encoder(inputs).last_hidden_state):
+            raise CaptureError("it does more than to run its layers one after the other")
+    except CaptureError as error:
+        report.notes.append(f"{kind} runs by its modules: {error}")
+        return None
+    report.notes += built.notes
+    ops.update(op_counts(built.graph))
+    return forward
+
+
+def _features(encoder: Any) -> Tensor:
+    """Returns features of noise for an encoder of audio.
+
+    Raises:
+        CaptureError: their size is not known.
+    """
+    bins, positions = (
+        getattr(encoder.config, name, None) for name in ("num_mel_bins", "max_source_positions")
+    )
+    if encoder.main_input_name != "input_features" or bins is None or positions is None:
+        raise CaptureError("its inputs are no token ids, and no features of a known size")
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, bins, 2 * positions, generator=generator).to(encoder.dtype)
