@@ -35,7 +35,7 @@ def save_adapter(layers: dict[str, LoraSlots], rank: int, folder: Path, seed: in
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, layer in layers.items():
-        sizes = {"A": (rank, layer.a.shape[2]), "B": (layer.b.shape[2], rank)}
+        sizes = {"A": (rank, layer.in_features), "B": (layer.out_features, rank)}
         for factor, shape in sizes.items():
             values = torch.randn(shape, generator=generator) * 0.01
             tensors[f"base_model.model.{name}.lora_{factor}.weight"] = values.bfloat16()

@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["lora_linear", "reference_lora_linear"]
+__all__ = ["lora_blocks", "lora_linear", "reference_lora_linear"]
+
+BLOCK = 64
+"""Columns of the second factor that are adjacent for all ranks, so that memory is read in long runs."""
+
+
+def lora_blocks(b: Tensor) -> Tensor:
+    """Returns second factors ``(..., R, N)`` as blocks of columns ``(..., ⌈N / 64⌉, R, 64)``, zero-filled."""
+    padded = torch.nn.functional.pad(b, (0, -b.shape[-1] % BLOCK))
+    blocks: Tensor = padded.unflatten(-1, (-1, BLOCK))
+    return blocks.transpose(-2, -3).contiguous()
 
 
 def lora_linear(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor) -> Tensor:
@@ -18,7 +28,7 @@ def lora_linear(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, ad
         base: ``(..., N)`` in float32, bfloat16 or float16: the result of a linear layer.
         x: ``(..., K)``, the input of the layer, of any of these dtypes.
         a: ``(slots, R, K)``, contiguous.
-        b: ``(slots, R, N)``, contiguous, of the dtype of ``a``.
+        b: ``(slots, ⌈N / 64⌉, R, 64)``, as :func:`lora_blocks` makes it, of the dtype of ``a``.
         ranks: int32 ``(slots,)``: ranks in use, at most R; 0: the adapter has no part in this layer.
         adapters: int32 ``(L,)``: slot of each row, −1 for none.  Rows from L on have none.
 
@@ -37,10 +47,11 @@ def reference_lora_linear(
 ) -> Tensor:
     """Reference of :func:`lora_linear` in float32 PyTorch."""
     rows, out = x.reshape(-1, x.shape[-1]).float(), base.float().reshape(-1, base.shape[-1]).clone()
+    columns = b.transpose(-2, -3).flatten(-2)[..., : base.shape[-1]].float()
     for row, slot in enumerate(adapters[: len(rows)].tolist()):
         if slot >= 0:
             rank = int(ranks[slot])
-            out[row] += (rows[row] @ a[slot, :rank].float().T) @ b[slot, :rank].float()
+            out[row] += (rows[row] @ a[slot, :rank].float().T) @ columns[slot, :rank]
     return out.view(base.shape).to(base.dtype)
 
 

@@ -10,13 +10,14 @@ namespace armllm {
 
 constexpr int64_t kLoraRanks = 4;      // rows of A per tile
 constexpr int64_t kLoraColumns = 256;  // columns of B per tile
-constexpr int64_t kLoraRows = 16;      // most rows of tokens per tile
+constexpr int64_t kLoraBlock = 64;  // columns of B that are adjacent for all ranks: they are read as one run
+constexpr int64_t kLoraRows = 16;   // most rows of tokens per tile
 
 // out[t] += (x[t] · A[s]ᵀ) · B[s] with s = adapters[t].  Rows of −1, and those past `listed`, stay.
 struct LoraArgs {
   Rows x, out;
   const char* a = nullptr;            // [slots][most_rank][in_features]
-  const char* b = nullptr;            // [slots][most_rank][out_features]
+  const char* b = nullptr;            // [slots][blocks of kLoraBlock columns][most_rank][kLoraBlock]
   const int32_t* ranks = nullptr;     // [slots]; 0: the adapter leaves this layer alone
   const int32_t* adapters = nullptr;  // [listed]: slot of each row
   DType type = DType::f32;            // of a and b

@@ -48,12 +48,12 @@ void shrink_as(const LoraArgs& args, const LoraGroup& group, int64_t first_rank,
   }
 }
 
-// Adds to Blocks × kLanes columns, from `first` on, or to fewer than kLanes.  Several blocks read whole cache
-// lines of B, and keep as many sums in flight.
+// Adds to Blocks × kLanes columns of one block of B, from `first` on, or to fewer than kLanes.
 template <int Blocks, typename X, typename W>
 ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const LoraGroup& group, int64_t first,
                                       int lanes) {
-  const W* b = reinterpret_cast<const W*>(args.b) + group.slot * args.most_rank * args.out_features + first;
+  const int64_t block = group.slot * ceil_div(args.out_features, kLoraBlock) + first / kLoraBlock;
+  const W* b = reinterpret_cast<const W*>(args.b) + block * args.most_rank * kLoraBlock + first % kLoraBlock;
   const int32_t rank = args.ranks[group.slot];
   for (int64_t i = 0; i < group.count; ++i) {
     const float* sums = sums_of(args, group.rows[i]);
@@ -62,7 +62,7 @@ ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const LoraGroup& gro
     for (F32& sum : added) sum = zero();
     for (int32_t r = 0; r < rank; ++r) {
       const F32 sum = set1(sums[r]);
-      const W* row = b + r * args.out_features;
+      const W* row = b + r * kLoraBlock;
       for (int n = 0; n < Blocks; ++n) added[n] = fma(sum, load_lanes(row + n * kLanes, lanes), added[n]);
     }
     for (int n = 0; n < Blocks; ++n)
@@ -73,6 +73,7 @@ ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const LoraGroup& gro
 template <typename X, typename W>
 void expand_as(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns) {
   constexpr int64_t kWide = 4 * kLanes;
+  static_assert(kWide == kLoraBlock && kLoraColumns % kLoraBlock == 0);
   const int64_t whole = columns / kWide * kWide;
   for (int64_t c = 0; c < whole; c += kWide) add_columns<4, X, W>(args, group, first_column + c, kLanes);
   for_blocks(columns - whole, [&](int64_t c, int lanes) ARMLLM_INLINE {

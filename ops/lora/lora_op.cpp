@@ -20,9 +20,11 @@ Tensor lora_linear(Tensor base, Tensor given_x, Tensor a, Tensor b, Tensor ranks
                     "; they must agree in all dimensions except the last");
   STD_TORCH_CHECK(a.dim() == 3 && a.is_contiguous() && a.size(2) == last_size(x),
                   "a must be contiguous, of shape (slots, rank, ", last_size(x), ")");
-  STD_TORCH_CHECK(b.dim() == 3 && b.is_contiguous() && b.size(0) == a.size(0) && b.size(1) == a.size(1) &&
-                      b.size(2) == last_size(base),
-                  "b must be contiguous, of shape (", a.size(0), ", ", a.size(1), ", ", last_size(base), ")");
+  const int64_t blocks = ceil_div(last_size(base), kLoraBlock);
+  STD_TORCH_CHECK(b.dim() == 4 && b.is_contiguous() && b.size(0) == a.size(0) && b.size(1) == blocks &&
+                      b.size(2) == a.size(1) && b.size(3) == kLoraBlock,
+                  "b must be contiguous, of shape (", a.size(0), ", ", blocks, ", ", a.size(1), ", ",
+                  kLoraBlock, ")");
   STD_TORCH_CHECK(type_of(a) == type_of(b), "a and b must have the same dtype");
   const int64_t tokens = last_size(x) == 0 || last_size(base) == 0 ? 0 : row_count(x);
   Lora lora;
@@ -42,7 +44,7 @@ Tensor lora_linear(Tensor base, Tensor given_x, Tensor a, Tensor b, Tensor ranks
   args.slots = a.size(0);
   args.most_rank = a.size(1);
   args.in_features = a.size(2);
-  args.out_features = b.size(2);
+  args.out_features = last_size(base);
   const Scratch scratch(Lora::scratch_bytes(args));
   args.scratch = scratch.data();
   run(lora);

@@ -2,6 +2,7 @@
 // that a program says is trusted.
 #include <cstring>
 
+#include "lora/lora.h"
 #include "plan/instruction_fields.h"
 #include "plan/operand_checks.h"
 #include "plan/state_layers.h"
@@ -145,7 +146,7 @@ void check_fields(const Checks& c, const fields::lora& op) {
   c.rows(op.x, op.in_features);
   c.rows(op.out, op.out_features);
   c.floats(op.a, double(op.slots) * op.most_rank * op.in_features);
-  c.floats(op.b, double(op.slots) * op.most_rank * op.out_features);
+  c.floats(op.b, double(op.slots) * op.most_rank * round_up(op.out_features, kLoraBlock));
   c.same_type({op.a, op.b});
   c.vector(op.ranks, op.slots, ElementType::i32);
   c.vector(op.adapters, op.listed, ElementType::i32);

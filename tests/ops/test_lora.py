@@ -17,7 +17,7 @@ RUNNABLE = variants.machine().distinct("lora")
 
 def factors(slots: int, rank: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     a = torch.randn(slots, rank, inputs) / inputs**0.5
-    return a.to(dtype), (torch.randn(slots, rank, outputs) / rank**0.5).to(dtype)
+    return a.to(dtype), lora.lora_blocks((torch.randn(slots, rank, outputs) / rank**0.5).to(dtype))
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,8 +87,8 @@ def test_schema() -> None:
         ({"x": torch.randn(4, 20)}, "must agree"),
         ({"x": torch.tensor(1.0)}, "dimensions"),
         ({"a": torch.randn(2, 3, 21)}, r"\(slots, rank, 20\)"),
-        ({"b": torch.randn(2, 4, 9)}, r"\(2, 3, 9\)"),
-        ({"b": torch.randn(2, 3, 9).bfloat16()}, "same dtype"),
+        ({"b": torch.randn(2, 1, 4, 64)}, r"\(2, 1, 3, 64\)"),
+        ({"b": torch.randn(2, 1, 3, 64).bfloat16()}, "same dtype"),
         ({"ranks": torch.zeros(3, dtype=torch.int32)}, "each of the 2 slots"),
         ({"ranks": torch.zeros(2)}, "int32 vector"),
         ({"ranks": torch.full((2,), 4, dtype=torch.int32)}, "has the rank 4"),

@@ -31,7 +31,7 @@ def packed(rows: int, columns: int, scheme: str = "g32i", count: int = 1) -> Ten
 
 def adapters() -> tuple[Tensor, ...]:
     ranks, slots = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([1, -1, 0], dtype=torch.int32)
-    return torch.randn(2, 3, 32), torch.randn(2, 3, 32), ranks, slots
+    return torch.randn(2, 3, 32), torch.randn(2, 1, 3, 64), ranks, slots
 
 
 def both(scheme: str = "g32i", count: int = 1) -> Tensor:

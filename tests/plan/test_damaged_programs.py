@@ -196,7 +196,7 @@ def lora(**damage: Any) -> torch.Tensor:
     program, rows = begun()
     constants = {
         "a": torch.randn(2, 3, WIDTH),
-        "b": torch.randn(2, 3, WIDTH),
+        "b": torch.randn(2, 1, 3, 64),
         "ranks": torch.tensor([3, 2], dtype=torch.int32),
         "adapters": torch.tensor([1, -1], dtype=torch.int32),
     }
@@ -220,7 +220,7 @@ def test_adapters_that_fit_run() -> None:
         ({"listed": MANY}, "bytes of a memory"),
         ({"in_features": 0}, "a size of adapters is 0"),
         ({"out_features": WIDTH + 1}, "bytes of a memory"),
-        ({"b": torch.randn(2, 3, WIDTH).bfloat16()}, "different element types"),
+        ({"b": torch.randn(2, 1, 3, 64).bfloat16()}, "different element types"),
         ({"ranks": torch.zeros(2, dtype=torch.int64)}, "another element type"),
         ({"ranks": torch.tensor([3, 4], dtype=torch.int32)}, "has the rank 4"),
         ({"adapters": torch.tensor([2, 0], dtype=torch.int32)}, "has the adapter 2"),

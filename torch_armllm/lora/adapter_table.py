@@ -139,7 +139,7 @@ class AdapterTable:
                     "another model, or one of the head, an embedding, experts or expanded latents, which are "
                     "not supported"
                 )
-            sizes, own = (a.shape[1], b.shape[1]), (layer.a.shape[2], layer.b.shape[2])
+            sizes, own = (a.shape[1], b.shape[1]), (layer.in_features, layer.out_features)
             if sizes != own:
                 raise ValueError(
                     f"{where} with {sizes[0]} inputs and {sizes[1]} outputs; this model's layer has {own[0]} "

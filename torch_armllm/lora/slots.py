@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import base_model_of
-from torch_armllm.ops.lora import lora_linear
+from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_linear
 from torch_armllm.quant.modules.linear import QuantLinear
 
 
@@ -31,7 +31,8 @@ class LoraSlots(nn.Module):
 
     Attributes:
         a: ``(slots, R, in_features)``: the first factor of each adapter.
-        b: ``(slots, R, out_features)``: the second one, transposed and scaled.
+        b: ``(slots, ⌈out_features / 64⌉, R, 64)``: the second one, transposed and scaled, in blocks.
+        in_features, out_features: sizes of the layer.
         ranks: int32 ``(slots,)``: ranks in use; 0: the slot's adapter leaves the layer alone.
         adapters: int32 ``(L,)``: slot of each row of the step, −1 for none; one tensor for all layers.
     """
@@ -43,9 +44,12 @@ class LoraSlots(nn.Module):
 
     def __init__(self, layer: QuantLinear, sizes: AdapterSlots, dtype: torch.dtype, rows: Tensor) -> None:
         super().__init__()
-        for name, width in {"a": layer.in_features, "b": layer.out_features}.items():
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        blocks = -(-layer.out_features // BLOCK)
+        shapes = {"a": (sizes.rank, layer.in_features), "b": (blocks, sizes.rank, BLOCK)}
+        for name, shape in shapes.items():
             # written at once, so that the memory counts as used before the KV cache is sized
-            factor = torch.empty(sizes.slots, sizes.rank, width, dtype=dtype).zero_()
+            factor = torch.empty(sizes.slots, *shape, dtype=dtype).zero_()
             self.register_buffer(name, factor, persistent=False)
         self.register_buffer("ranks", torch.zeros(sizes.slots, dtype=torch.int32), persistent=False)
         self.register_buffer("adapters", rows, persistent=False)
@@ -62,7 +66,7 @@ class LoraSlots(nn.Module):
     def write(self, slot: int, a: Tensor, b: Tensor) -> None:
         """Writes an adapter's factors ``(r, in_features)`` and ``(r, out_features)`` to a slot."""
         rank = len(a)
-        self.a[slot, :rank], self.b[slot, :rank], self.ranks[slot] = a, b, rank
+        self.a[slot, :rank], self.b[slot, :, :rank], self.ranks[slot] = a, lora_blocks(b), rank
 
     def clear(self, slot: int) -> None:
         """Empties a slot."""

@@ -136,7 +136,8 @@ def pieces() -> Recorded:
     dense = p.constant(torch.randn(heads, 5, 20, generator=generator))
     p.emit("dense_heads", x=wide, out=narrow, weight=dense, heads=heads, in_features=20, out_features=5,
            x_head_stride=20)  # fmt: skip
-    a, b = (p.constant(torch.randn(2, 4, n, generator=generator).bfloat16()) for n in (40, 10))
+    a = p.constant(torch.randn(2, 4, 40, generator=generator).bfloat16())
+    b = p.constant(torch.randn(2, 1, 4, 64, generator=generator).bfloat16())
     ranks, slots = (p.constant(torch.tensor(n, dtype=torch.int32)) for n in ([4, 3], [1, -1, 0]))
     p.emit("lora", x=wide, out=narrow, a=a, b=b, ranks=ranks, adapters=slots, slots=2, most_rank=4, listed=3,
            in_features=40, out_features=10)  # fmt: skip

@@ -108,7 +108,7 @@ def _lora_linear(draw: Random) -> Call:
         "base": Spec((*rows, n), any_float(draw)),
         "x": Spec((*rows, k), any_float(draw)),
         "a": Spec((slots, rank, k), dtype),
-        "b": Spec((slots, rank, n), dtype),
+        "b": Spec((slots, -(-n // 64), rank, 64), dtype),
         "ranks": Spec((slots,), torch.int32, (0, rank)),
         "adapters": Spec((draw.choice(TOKENS),), torch.int32, (-1, slots - 1)),
     }
