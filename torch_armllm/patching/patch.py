@@ -279,8 +279,8 @@ def unpatch(model: nn.Module) -> list[str]:
     if forward is not None:
         for module in {id(each): each for each in (state.base, model)}.values():
             del module.forward
-    if state.encoder is not None:
-        del state.encoder.forward
         if isinstance(model.__dict__.get("generate"), PatchedGenerate):
             del model.generate
+    if state.encoder is not None:
+        del state.encoder.forward
     return restore(model) if state.quantized else []
