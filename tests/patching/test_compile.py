@@ -211,6 +211,14 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *(0, 0.25, 3, None, 2),
     ),
     "given_rows": lambda t: (torch.arange(t)[None], 8, torch.bfloat16),
+    "encoder_states": lambda t: (torch.arange(t)[None], 8, torch.bfloat16),
+    "encoder_attention": lambda t: (
+        torch.randn(1, 4, t, 8),
+        torch.randn(1, 2, 3, 8),
+        torch.randn(1, 2, 3, 6),
+        *(1, 0.25, torch.randn(1, 4, t, 3)),
+    ),
+    "relative_bias": lambda t: (torch.randn(3, 9), t),
     "token_types": lambda t: (torch.arange(t)[None], 2),
     "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
     "expand_kv": lambda t: (

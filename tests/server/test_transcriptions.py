@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -125,6 +129,31 @@ def test_a_full_queue_refuses_and_late_requests_end(
         threading.Event().wait(0.6)
         held.set()
         assert [each.result().status_code for each in waiting] == [504, 504]
+
+
+def test_the_command_serves_a_folder(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch_armllm.cli",
+        "serve",
+        str(whisper_folder(tmp_path)),
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = next(line for line in process.stdout if line.startswith("serving")).split()[-1]
+            files = {"file": ("a.wav", sound(1.0))}
+            got = httpx.post(f"{address}/audio/transcriptions", files=files, timeout=60)
+            assert got.status_code == 200 and "text" in got.json()
+            got = httpx.post(f"{address}/completions", json={"prompt": "a"})
+            assert got.status_code == 400 and "transcribes: send audio" in got.text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_a_server_without_such_a_model_says_so(tiny_llm: AsyncLLM) -> None:

@@ -312,8 +312,8 @@ def _remove_plan(model: nn.Module) -> PatchState:
     if forward is not None:
         for module in {id(each): each for each in (state.base, model)}.values():
             del module.forward
-    if state.encoder is not None:
-        del state.encoder.forward
         if isinstance(model.__dict__.get("generate"), PatchedGenerate):
             del model.generate
+    if state.encoder is not None:
+        del state.encoder.forward
     return state

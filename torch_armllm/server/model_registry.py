@@ -83,7 +83,8 @@ class ModelRegistry:
         """
         if name is None and self._served:
             name = next(iter(self._served))
-        if name in self.speech:
+        if name in self.speech or (name is None and self.speech):
+            name = next(iter(self.speech)) if name is None else name
             text = f"the model {name!r} transcribes: send audio to /v1/audio/transcriptions"
             raise ApiError(400, text, "model", "wrong_kind_of_model")
         if name not in self._served:

@@ -61,8 +61,9 @@ def read_audio(data: bytes, rate: int, most_seconds: float = MOST_SECONDS) -> ND
             if resampling is not None:
                 parts.append(resampling.resample_chunk(np.zeros(0, np.float32), last=True))
     except (soundfile.LibsndfileError, RuntimeError) as error:
+        reason = getattr(error, "error_string", error)  # without the name of the file, which has none
         raise ValueError(
-            f"the file is no audio that can be decoded ({error}): send WAV, FLAC, Ogg or MP3"
+            f"the file is no audio that can be decoded ({reason}): send WAV, FLAC, Ogg or MP3"
         ) from error
     samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     if not len(samples):
