@@ -22,6 +22,8 @@ _SETTINGS = (
     "prefix_cache_dir",
     "prefix_cache_size",
     "swap_space",
+    "limit_mm_per_prompt",
+    "allowed_media_path",
     "seed",
     "threads",
     "pin_threads",
@@ -81,6 +83,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--prefix-cache-size", type=_size, metavar="SIZE", help="most bytes in that folder (10GB)"
     )
     group.add_argument("--swap-space", type=_memory, help="bytes of swap space for preempted sequences")
+    group.add_argument(
+        "--limit-mm-per-prompt",
+        type=json_object,
+        metavar="JSON",
+        help='most pictures of a prompt ({"image": 8})',
+    )
+    group.add_argument(
+        "--allowed-media-path", metavar="DIR", help="folder in which file URLs of pictures may lie"
+    )
     group.add_argument("--seed", type=int, help="seed of requests without their own")
     group.add_argument(
         "--speculative-config",

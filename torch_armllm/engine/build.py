@@ -14,6 +14,7 @@ from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.max_length import resolve_max_model_len
 from torch_armllm.engine.memory_limit import left, memory_limit, with_bytes
+from torch_armllm.engine.pictures.reader import picture_reader
 from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
@@ -49,7 +50,10 @@ logger = logging.getLogger(__name__)
 
 
 def build_engine(
-    model: Any, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    config: EngineConfig | None = None,
+    processor: Any = None,
 ) -> LLMEngine:
     """Builds the engine of a patched model.
 
@@ -57,6 +61,7 @@ def build_engine(
         model: a causal language model that `torch_armllm.patch` was called on.
         tokenizer: its tokenizer; None: prompts and outputs are token ids.
         config: see `EngineConfig`.
+        processor: the model's processor of pictures; None: prompts are texts.
 
     Raises:
         ValueError: the model is not patched, or the settings do not fit it or the memory.
@@ -66,6 +71,7 @@ def build_engine(
     team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
     trace = trace_to(config.trace)
+    pictures = picture_reader(model, processor, config.most_pictures, config.max_num_batched_tokens)
     servable = servable_model(model)
     runner: Runner
     if servable is None:
@@ -110,6 +116,7 @@ def build_engine(
         runner = PlanRunner(
             *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
             kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
+            spare=None if isinstance(pictures, str) else pictures.spare,
         )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
@@ -127,7 +134,7 @@ def build_engine(
     scheduler = Scheduler(_limits(config, max_model_len, max_num_seqs), blocks, config.scheduling_policy)
     ends = find_eos_token_ids(tokenizer, getattr(model, "generation_config", None))
     sampler = Sampler(drawable, ends, tokenizer)
-    preprocessor = Preprocessor(tokenizer, max_model_len, sampler.check, config.seed)
+    preprocessor = Preprocessor(tokenizer, max_model_len, sampler.check, config.seed, pictures)
 
     pieces = None if tokenizer is None else (TokenPieces(tokenizer, False), TokenPieces(tokenizer, True))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from torch_armllm.engine.outputs import FinishReason, Logprobs, RequestMetrics
+from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.sampling_params import SamplingParams
 
 
@@ -37,6 +38,7 @@ class Request:
         seed: `params.seed`, or a seed drawn at submission.
         priority: smaller values are served first; equal ones in order of arrival.
         sequences: one until the prompt is computed, then `params.num_sequences`.
+        pictures: embeddings of the prompt's picture tokens; None: it has none.
     """
 
     request_id: str
@@ -49,6 +51,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[Logprobs | None] | None = None
     num_cached_tokens: int = 0
+    pictures: PictureRows | None = None
 
     def __post_init__(self) -> None:
         if not self.sequences:
@@ -102,6 +105,12 @@ class Sequence:
     def params(self) -> SamplingParams:
         """Sampling parameters of the request."""
         return self.request.params
+
+    @property
+    def cache_ids(self) -> list[int]:
+        """Numbers by which the prefix cache tells tokens apart: their ids, and the keys of pictures."""
+        pictures = self.request.pictures
+        return self.token_ids if pictures is None else pictures.cache_ids(self.token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:

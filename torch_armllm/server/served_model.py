@@ -80,6 +80,8 @@ class ServedModel:
             llm.get_tokenizer(),
             model_settings.chat_template,
             PromptLimit(llm.get_tokenizer(), llm.max_model_len),
+            None if llm.pooling_engine is not None else llm.picture_reader,
+            llm.allowed_media_path,
         )
         self.reasoning = reasoning_tags(
             model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()

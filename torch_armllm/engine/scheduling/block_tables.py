@@ -76,9 +76,9 @@ class BlockTables:
         """
         cacheable = self._cacheable(sequence)
         if self.states is None or sequence in self.swapped:
-            found = self.blocks.find(sequence.token_ids, cacheable)
+            found = self.blocks.find(sequence.cache_ids, cacheable)
             return found, None, len(found) * self.blocks.block_size
-        found, checkpoint, known = self.blocks.find_checkpoint(sequence.token_ids, cacheable)
+        found, checkpoint, known = self.blocks.find_checkpoint(sequence.cache_ids, cacheable)
         return found, checkpoint, len(known) * self.blocks.block_size
 
     def fits(self, sequence: Sequence, reserve: int, max_uncomputed: int) -> bool:
@@ -177,7 +177,7 @@ class BlockTables:
             computed = end
         sequence.computed = computed
         if computed // size != start // size:
-            self.blocks.cache_full_blocks(sequence.blocks, sequence.token_ids, start, computed)
+            self.blocks.cache_full_blocks(sequence.blocks, sequence.cache_ids, start, computed)
         if sequence.saves:
             assert self.states is not None
             self.states.commit(sequence, end)
@@ -213,7 +213,7 @@ class BlockTables:
 
     def _deallocate(self, sequence: Sequence) -> None:
         self._arriving.pop(sequence, None)
-        if self.on_leave is not None and sequence.blocks:
+        if self.on_leave is not None and sequence.blocks and sequence.request.pictures is None:
             self.on_leave(sequence.token_ids, sequence.computed)
         self.blocks.deallocate(sequence.blocks)
         if self.states is not None:
