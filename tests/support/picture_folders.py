@@ -12,6 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     CLIPImageProcessor,
     CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3ImageProcessor,
@@ -27,6 +29,10 @@ from transformers import (
     PixtralProcessor,
     PixtralVisionConfig,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
 )
 
 TEMPLATE = (
@@ -55,8 +61,8 @@ _TEXT: dict[str, Any] = {
 }
 _TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
-PLACEHOLDERS = {"llava": "<image>", "idefics3": "<image>", "mistral3": "[IMG]"}
-"""What stands for a picture in the texts of each kind of model."""
+PLACEHOLDERS = {"llava": "<image>", "idefics3": "<image>", "mistral3": "[IMG]", "smolvlm": "<image>"}
+"""Stand for a picture in the texts of each kind of model."""
 NEED_TORCHVISION = ("mistral3",)
 """Kinds whose processors transformers makes with torchvision only."""
 
@@ -70,7 +76,8 @@ def picture(number: int, width: int = 33, height: int = 40) -> Image.Image:
 def picture_folder(folder: Path, kind: str) -> Path:
     """Saves a tiny random model and its processor."""
     torch.manual_seed(1)
-    model, processor = {"llava": _llava, "idefics3": _idefics3, "mistral3": _mistral3}[kind](_tokenizer())
+    makers = {"llava": _llava, "idefics3": _idefics3, "smolvlm": _smolvlm, "mistral3": _mistral3}
+    model, processor = makers[kind](_tokenizer())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
     model.float().eval().save_pretrained(folder)
@@ -126,6 +133,40 @@ def _idefics3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     template = TEMPLATE.replace("IMAGE", "<image>")
     processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
     return Idefics3ForConditionalGeneration(config), processor
+
+
+def _smolvlm(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """Returns a SmolVLM with the processor of Idefics3, which does the same with pictures."""
+    config = SmolVLMConfig(
+        vision_config={**_TOWER, "image_size": 32, "patch_size": 8},
+        text_config=LlamaConfig(**_TEXT),
+        image_token_id=_IDS["<image>"],
+        scale_factor=2,
+        tie_word_embeddings=False,
+        pad_token_id=3,
+    )
+    _, processor = _idefics3(tokenizer)
+    return SmolVLMForConditionalGeneration(config), processor
+
+
+def unserved_model(kind: str) -> Any:
+    """Returns a tiny model of pictures whose language model needs more than rows of embeddings."""
+    torch.manual_seed(1)
+    text = {**_TEXT, "num_hidden_layers": 2}
+    if kind == "gemma3":
+        gemma = Gemma3Config(
+            text_config=text,
+            vision_config={**_TOWER, "image_size": 28, "patch_size": 14},
+            mm_tokens_per_image=4,
+            image_token_index=4,
+        )
+        return Gemma3ForConditionalGeneration(gemma).eval()
+    qwen = Qwen2_5_VLConfig(
+        text_config={**text, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+        vision_config={"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
+        image_token_id=4,
+    )
+    return Qwen2_5_VLForConditionalGeneration(qwen).eval()
 
 
 def _mistral3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:

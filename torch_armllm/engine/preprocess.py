@@ -81,6 +81,10 @@ class Preprocessor:
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
+            if prompt.get("multi_modal_data"):
+                raise ValueError(
+                    "a prompt with pictures can only be generated from: its tokens are not all of it"
+                )
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), list(prompt["prompt_token_ids"])
             if "prompt" not in prompt:

@@ -17,6 +17,7 @@ from tests.support.picture_folders import (  # noqa: E402
     PLACEHOLDERS,
     picture,
     picture_folder,
+    unserved_model,
 )
 from torch_armllm import LLM, SamplingParams  # noqa: E402
 
@@ -153,3 +154,24 @@ def test_limit_of_zero_serves_text_only(llava: Path) -> None:
     llm = engine(llava, limit_mm_per_prompt={"image": 0})
     with pytest.raises(ValueError, match="allows no pictures"):
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(0)}}, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("gemma3", "attend to later ones"), ("qwen2_5_vl", "M-RoPE")])
+def test_other_families_are_refused_by_name(kind: str, said: str) -> None:
+    llm = LLM(
+        unserved_model(kind),
+        quantization=None,
+        skip_tokenizer_init=True,
+        kv_cache_memory=4 << 20,
+        progress=False,
+    )
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture(0)}}
+    with pytest.raises(ValueError, match=f"served for text only: .*{said}"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_sessions_hold_no_pictures(llava: Path, tmp_path: Path) -> None:
+    llm = engine(llava)
+    prompt = {"prompt": "<image> what", "multi_modal_data": {"image": picture(0)}}
+    with pytest.raises(ValueError, match="can only be generated from"):
+        llm.save_session(tmp_path / "session", prompt)

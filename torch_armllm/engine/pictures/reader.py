@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = ("llava", "idefics3", "smolvlm", "mistral3", "internvl")
+FAMILIES = ("llava", "idefics3", "smolvlm", "mistral3")
 """Model types whose picture tokens are rows like any others: causal, at one position each."""
 _REASONS = {
     "gemma3": "picture tokens attend to later ones of their picture, which plans do not compute",
