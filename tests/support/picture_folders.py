@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,13 @@ def picture(number: int, width: int = 33, height: int = 40) -> Image.Image:
 def picture_folder(folder: Path, kind: str) -> Path:
     """Saves a tiny random model and its processor."""
     torch.manual_seed(1)
-    makers = {"llava": _llava, "idefics3": _idefics3, "smolvlm": _smolvlm, "mistral3": _mistral3}
+    makers = {
+        "llava": _llava,
+        "tied": partial(_llava, tied=True),
+        "idefics3": _idefics3,
+        "smolvlm": _smolvlm,
+        "mistral3": _mistral3,
+    }
     model, processor = makers[kind](_tokenizer())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
@@ -98,13 +105,13 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _llava(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+def _llava(tokenizer: PreTrainedTokenizerFast, tied: bool = False) -> tuple[Any, Any]:
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(**_TOWER, image_size=28, patch_size=14),
-        text_config=LlamaConfig(**_TEXT),
+        text_config=LlamaConfig(**{**_TEXT, "tie_word_embeddings": tied}),
         image_token_index=_IDS["<image>"],
         vision_feature_layer=-1,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
     )
     processor = LlavaProcessor(
         CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),

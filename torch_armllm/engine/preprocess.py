@@ -59,7 +59,7 @@ class Preprocessor:
         """
         rows = None
         if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
-            tokens, rows = self.picture_reader().read(prompt)
+            tokens, rows = self.picture_reader().read(prompt, self._check_length)
             text = prompt["prompt"]
         else:
             text, tokens = self._tokens(prompt)

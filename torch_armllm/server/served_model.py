@@ -137,12 +137,16 @@ class ServedModel:
             ApiError: the request is invalid or took too long, or the engine is dead.
         """
         request_metrics = RequestMetrics(self.metrics, params)
-        self.clients.charge(len(prompt.get("prompt_token_ids", ())))
+        charged = len(prompt.get("prompt_token_ids", ()))
+        self.clients.charge(charged)
         try:
             with self._tracked(request_id):
                 async with aclosing(self.llm.generate(prompt, params, request_id, priority)) as outputs:
                     async for output in outputs:
                         request_metrics.record(output)
+                        # the tokens of pictures are known when the engine has read them
+                        self.clients.charge(len(output.prompt_token_ids) - charged)
+                        charged = len(output.prompt_token_ids)
                         self.clients.charge(sum(len(completion.token_ids) for completion in output.outputs))
                         if output.finished and (reason := self._ended.get(request_id)):
                             raise reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from tests.support.picture_folders import (  # noqa: E402
     picture_folder,
     unserved_model,
 )
-from torch_armllm import LLM, SamplingParams  # noqa: E402
+from torch_armllm import LLM, Recipe, SamplingParams  # noqa: E402
+from torch_armllm.patching.state import patched_forward  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -175,3 +177,61 @@ def test_sessions_hold_no_pictures(llava: Path, tmp_path: Path) -> None:
     prompt = {"prompt": "<image> what", "multi_modal_data": {"image": picture(0)}}
     with pytest.raises(ValueError, match="can only be generated from"):
         llm.save_session(tmp_path / "session", prompt)
+
+
+def test_the_disk_cache_keeps_no_pictures(llava: Path, tmp_path: Path) -> None:
+    """Its keys are token ids, which are the same for all pictures."""
+    text = "<image> " * 8 + "what"
+    prompts: list[Any] = [
+        {"prompt": text, "multi_modal_data": {"image": [picture(first + n) for n in range(8)]}}
+        for first in (0, 20)
+    ]
+    wanted = expected(llava, prompts)
+    for n in (0, 1, 0):
+        llm = engine(llava, prefix_cache_dir=tmp_path)
+        output = llm.generate(prompts[n], GREEDY, use_tqdm=False)[0]
+        assert output.outputs[0].token_ids == wanted[n] and not output.num_cached_tokens
+        llm.llm_engine.disk.close()
+
+
+def test_long_prompts_are_refused_before_the_tower_runs(llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = engine(llava, max_model_len=16)
+    monkeypatch.setattr(llm.picture_reader(), "_embeddings", lambda inputs: pytest.fail("it ran"))
+    prompt = {"prompt": "<image> " * 4, "multi_modal_data": {"image": [picture(0)] * 4}}
+    with pytest.raises(ValueError, match="max_model_len is 16"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_shared_quantized_embeddings_are_refused(tmp_path: Path) -> None:
+    """Those of floats are not."""
+    folder = picture_folder(tmp_path, "tied")
+    prompt = {"prompt": "what is <image> this", "multi_modal_data": {"image": picture(0)}}
+    (wanted,) = expected(folder, [prompt])
+    assert engine(folder).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == wanted
+    settings: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_memory": 4 << 20, "progress": False}
+    with pytest.raises(ValueError, match="share the quantized weights"):
+        LLM(str(folder), quantization="int8", **settings).generate(prompt, GREEDY, use_tqdm=False)
+    remedy = LLM(str(folder), quantization=Recipe("int8", head=None), **settings)
+    assert remedy.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_quantized_plans_compute_what_quantized_modules_do(llava: Path, quantization: str) -> None:
+    settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
+    llm = LLM(str(llava), quantization=quantization, **settings)
+    forward = patched_forward(llm.model)
+    assert forward is not None
+    processor = AutoProcessor.from_pretrained(llava)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+    for number in (0, 5):
+        text, shown = "what is <image> this", picture(number)
+        (output,) = llm.generate(
+            {"prompt": text, "multi_modal_data": {"image": shown}}, params, use_tqdm=False
+        )
+        inputs = processor(text=[text], images=[[shown]], return_tensors="pt")
+        with torch.no_grad(), forward.by_modules("the test compares with them"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logits = llm.model(**inputs).logits[0, -1]
+        found = output.outputs[0].logprobs[0]
+        for token, value in found.items():
+            assert value.logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=2e-3)

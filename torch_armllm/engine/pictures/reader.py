@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +74,15 @@ class PictureReader:
         template = getattr(self.processor, "chat_template", None)
         return template if isinstance(template, str) else None
 
-    def read(self, prompt: Mapping[str, Any]) -> tuple[list[int], PictureRows | None]:
+    def read(
+        self, prompt: Mapping[str, Any], check: Callable[[list[int]], None]
+    ) -> tuple[list[int], PictureRows | None]:
         """Returns the tokens and the picture rows of a prompt.
 
         Args:
             prompt: ``{"prompt": text, "multi_modal_data": {"image": picture or pictures}}``; its
                 ``mm_processor_kwargs`` are arguments of the processor.
+            check: raises ValueError for tokens that the engine cannot serve, before the tower runs.
 
         Raises:
             ValueError: the text and the pictures do not fit each other or the model.
@@ -94,10 +97,13 @@ class PictureReader:
         except Exception as error:
             raise ValueError(f"the processor of {self.name} refuses the prompt: {error}") from error
         ids = inputs["input_ids"]
+        check(ids[0].tolist())
         try:
             with torch.no_grad():
                 embeddings = self._embeddings(dict(inputs))
-        except ValueError as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # pictures of odd shapes fail anywhere in the model
             raise ValueError(f"{self.name} refuses the pictures: {error}") from error
         positions = (ids[0] == self._token).nonzero()[:, 0].tolist()
         if not positions:
