@@ -20,7 +20,7 @@ from tests.support.picture_folders import (  # noqa: E402
     picture_folder,
     unserved_model,
 )
-from torch_armllm import LLM, Recipe, SamplingParams  # noqa: E402
+from torch_armllm import LLM, Recipe, SamplingParams, load  # noqa: E402
 from torch_armllm.patching.state import patched_forward  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -235,3 +235,15 @@ def test_quantized_plans_compute_what_quantized_modules_do(llava: Path, quantiza
         found = output.outputs[0].logprobs[0]
         for token, value in found.items():
             assert value.logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=2e-3)
+
+
+def test_saved_folders_take_pictures_at_every_start(llava: Path, tmp_path: Path) -> None:
+    """Their plan is not cached, which would leave the vision tower out."""
+    load(str(llava), "int8").save_pretrained(tmp_path)
+    AutoProcessor.from_pretrained(llava).save_pretrained(tmp_path)
+    prompt = {"prompt": "what is <image> this", "multi_modal_data": {"image": picture(0)}}
+    answers = []
+    for _ in range(2):
+        llm = LLM(str(tmp_path), kv_cache_memory=4 << 20, progress=False)
+        answers.append(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
+    assert answers[0] == answers[1] and llm.has_model
