@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -101,7 +104,7 @@ def load(
         else:
             changes = {"fuse": fuse} | ({} if kv_cache_dtype is None else {"kv_cache": kv_cache_dtype})
             options = {"config": _with_settings(saved, changes)}
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = auto_class(saved).from_pretrained(
             path, dtype=dtype, trust_remote_code=False, **options
         )
     return model.eval()
@@ -165,10 +168,17 @@ def load_model(
         layerwise = replace(quantization, importance=None)
         options["quantization_config"] = ArmInt4Config(layerwise, kv_cache_dtype=kv_cache_dtype)
     with config_errors(path):
-        model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options).eval()
+        model = auto_class(config).from_pretrained(path, trust_remote_code=False, **options).eval()
     if not hasattr(model, "hf_quantizer"):
         check_small_tensors(model, lambda name: path)
     return upcycle(model, progress=progress) if source == MOE else model
+
+
+def auto_class(config: Any) -> Any:
+    """Returns the class that makes a model of a configuration: models of text and pictures have their own."""
+    kind = type(config)
+    only_pictures = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if only_pictures else AutoModelForCausalLM
 
 
 def verify_source(source: str) -> int:

@@ -25,6 +25,8 @@ _SETTINGS = (
     "enable_lora",
     "max_loras",
     "max_lora_rank",
+    "limit_mm_per_prompt",
+    "allowed_media_path",
     "seed",
     "threads",
     "pin_threads",
@@ -87,6 +89,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--enable-lora", action=switch, help="let requests use LoRA adapters")
     group.add_argument("--max-loras", type=int, help="most adapters that are loaded at a time (1)")
     group.add_argument("--max-lora-rank", type=int, help="highest rank of an adapter (16)")
+    group.add_argument(
+        "--limit-mm-per-prompt",
+        type=json_object,
+        metavar="JSON",
+        help='most pictures of a prompt ({"image": 8})',
+    )
+    group.add_argument(
+        "--allowed-media-path", metavar="DIR", help="folder in which file URLs of pictures may lie"
+    )
     group.add_argument("--seed", type=int, help="seed of requests without their own")
     group.add_argument(
         "--speculative-config",

@@ -15,6 +15,7 @@ from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.max_length import resolve_max_model_len
 from torch_armllm.engine.memory_limit import left, memory_limit, with_bytes
+from torch_armllm.engine.pictures.reader import picture_reader
 from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
@@ -51,7 +52,10 @@ logger = logging.getLogger(__name__)
 
 
 def build_engine(
-    model: Any, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    config: EngineConfig | None = None,
+    processor: Any = None,
 ) -> LLMEngine:
     """Builds the engine of a patched model.
 
@@ -59,6 +63,7 @@ def build_engine(
         model: a causal language model that `torch_armllm.patch` was called on.
         tokenizer: its tokenizer; None: prompts and outputs are token ids.
         config: see `EngineConfig`.
+        processor: the model's processor of pictures; None: prompts are texts.
 
     Raises:
         ValueError: the model is not patched, or the settings do not fit it or the memory.
@@ -68,6 +73,7 @@ def build_engine(
     team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
     trace = trace_to(config.trace)
+    pictures = picture_reader(model, processor, config.most_pictures, config.max_num_batched_tokens)
     servable = servable_model(model)
     runner: Runner
     if servable is None:
@@ -114,6 +120,7 @@ def build_engine(
             *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
             kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
             adapters=None if adapters is None else AdapterRows(adapters.rows),
+            spare=None if isinstance(pictures, str) else pictures.spare,
         )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
@@ -131,7 +138,7 @@ def build_engine(
     scheduler = Scheduler(_limits(config, max_model_len, max_num_seqs), blocks, config.scheduling_policy)
     ends = find_eos_token_ids(tokenizer, getattr(model, "generation_config", None))
     sampler = Sampler(drawable, ends, tokenizer)
-    preprocessor = Preprocessor(tokenizer, max_model_len, sampler.check, config.seed)
+    preprocessor = Preprocessor(tokenizer, max_model_len, sampler.check, config.seed, pictures)
 
     pieces = None if tokenizer is None else (TokenPieces(tokenizer, False), TokenPieces(tokenizer, True))
 

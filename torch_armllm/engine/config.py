@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any, Literal
@@ -41,6 +42,9 @@ class EngineConfig:
             removed.
         swap_space: bytes of ordinary memory for the blocks of preempted sequences; if it is 0 or full, they
             are recomputed.
+        limit_mm_per_prompt: most pictures of a prompt, ``{"image": 8}``; more are refused. With 0 a model
+            is served for text only, and its embedding table gets no further rows.
+        allowed_media_path: folder in which ``file://`` URLs of pictures may lie; None: they are refused.
         promised_memory: bytes that are reserved for other parts of this process and may not be written yet;
             they count as used, though the system reports them as free.
         scheduling_policy: order of requests; None: by priority, then by arrival.
@@ -75,6 +79,8 @@ class EngineConfig:
     prefix_cache_dir: str | PathLike[str] | None = None
     prefix_cache_size: int = 10 * 10**9
     swap_space: int = 0
+    limit_mm_per_prompt: Mapping[str, int] | None = None
+    allowed_media_path: str | PathLike[str] | None = None
     promised_memory: int = 0
     scheduling_policy: Policy | None = None
     seed: int | None = 0
@@ -89,3 +95,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_settings({field.name: getattr(self, field.name) for field in fields(self)})
+
+    @property
+    def most_pictures(self) -> int:
+        """Most pictures of a prompt."""
+        return (self.limit_mm_per_prompt or {}).get("image", 8)

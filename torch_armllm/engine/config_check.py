@@ -87,6 +87,14 @@ def _check_objects(given: Mapping[str, Any]) -> None:
         raise TypeError(f"speculative_config = {drafts!r}: give a dict, 'auto', or None for no draft tokens")
     if "scheduling_policy" in given and not hasattr(given["scheduling_policy"], "sort_key"):
         raise TypeError(f"scheduling_policy = {given['scheduling_policy']!r} has no method sort_key")
+    limits = given.get("limit_mm_per_prompt", {})
+    if not isinstance(limits, Mapping) or set(limits) - {"image"}:
+        raise TypeError(f'limit_mm_per_prompt = {limits!r}: give {{"image": number}}')
+    for value in limits.values():
+        _check_integer("limit_mm_per_prompt", value, 0, None)
+    media = given.get("allowed_media_path", "")
+    if not isinstance(media, (str, os.PathLike)):
+        raise TypeError(f"allowed_media_path = {media!r}: give the path of a folder")
     folder = given.get("prefix_cache_dir", "")
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"prefix_cache_dir = {folder!r}: give the path of a folder")

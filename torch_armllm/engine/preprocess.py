@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.outputs import RequestMetrics
+from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its tokens, ``{"prompt": text}`` or ``{"prompt_token_ids": tokens}``."""
+"""A text, its tokens, ``{"prompt": text}`` or ``{"prompt_token_ids": tokens}``.  A text with pictures is
+``{"prompt": text, "multi_modal_data": {"image": picture or pictures}}``."""
 
 _NUM_SEEDS = 2**63
 
@@ -29,6 +31,7 @@ class Preprocessor:
         max_model_len: most tokens of prompt and output.
         check: raises ValueError for parameters or prompts that the model cannot serve; see `Sampler.check`.
         seed: source of the seeds of requests without their own; None: system entropy.
+        pictures: reads prompts with pictures; or the reason why the model takes none.
     """
 
     def __init__(
@@ -37,12 +40,14 @@ class Preprocessor:
         max_model_len: int,
         check: Callable[[SamplingParams, list[int]], None],
         seed: int | None,
+        pictures: PictureReader | str = "this engine takes no pictures",
     ) -> None:
         self.tokenizer = tokenizer
         self._check_params = check
         self.max_model_len = max_model_len
         self.prompt_limit = None if tokenizer is None else PromptLimit(tokenizer, max_model_len)
         self._seeds = random.Random(seed)
+        self.pictures = pictures
 
     def build_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0
@@ -52,15 +57,34 @@ class Preprocessor:
         Raises:
             ValueError: the prompt is empty, too long or holds unknown tokens, or a parameter is invalid.
         """
-        text, tokens = self._tokens(prompt)
+        rows = None
+        if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
+            tokens, rows = self.picture_reader().read(prompt, self._check_length)
+            text = prompt["prompt"]
+        else:
+            text, tokens = self._tokens(prompt)
         self._check_length(tokens)
         self._check_params(params, tokens)
         seed = params.seed if params.seed is not None else self._seeds.randrange(_NUM_SEEDS)
         arrival = RequestMetrics(arrival_time=time.monotonic())
-        return Request(request_id, tokens, params, seed, text, priority, arrival)
+        return Request(request_id, tokens, params, seed, text, priority, arrival, pictures=rows)
+
+    def picture_reader(self) -> PictureReader:
+        """Returns what reads prompts with pictures.
+
+        Raises:
+            ValueError: the model takes no pictures.
+        """
+        if isinstance(self.pictures, str):
+            raise ValueError(self.pictures)
+        return self.pictures
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
+            if prompt.get("multi_modal_data"):
+                raise ValueError(
+                    "a prompt with pictures can only be generated from: its tokens are not all of it"
+                )
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), list(prompt["prompt_token_ids"])
             if "prompt" not in prompt:

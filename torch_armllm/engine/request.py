@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from torch_armllm.engine.outputs import FinishReason, Logprobs, RequestMetrics
+from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.prefix_cache import NOTHING
 
@@ -43,6 +44,7 @@ class Request:
         priority: smaller values are served first; equal ones in order of arrival.
         adapter: that its tokens are computed with; None: the model alone.
         sequences: one until the prompt is computed, then `params.num_sequences`.
+        pictures: embeddings of the prompt's picture tokens; None: it has none.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class Request:
     prompt_logprobs: list[Logprobs | None] | None = None
     num_cached_tokens: int = 0
     adapter: LoadedAdapter | None = None
+    pictures: PictureRows | None = None
 
     def __post_init__(self) -> None:
         if not self.sequences:
@@ -115,6 +118,12 @@ class Sequence:
         """Number in front of its tokens in the prefix cache, which holds them for each adapter."""
         adapter = self.request.adapter
         return NOTHING if adapter is None else adapter.prefix
+
+    @property
+    def cache_ids(self) -> list[int]:
+        """Numbers by which the prefix cache tells tokens apart: their ids, and the keys of pictures."""
+        pictures = self.request.pictures
+        return self.token_ids if pictures is None else pictures.cache_ids(self.token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:

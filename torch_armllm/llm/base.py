@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
@@ -66,6 +67,7 @@ class LLMBase:
         **settings: Any,
     ) -> None:
         config = engine_config({**self._DEFAULTS, **settings})
+        self.allowed_media_path = config.allowed_media_path
         self._model_lock = threading.Lock()
         self.pooling_engine: PoolingEngine | None = None
         if choose_runner(model, runner) == "pooling":
@@ -183,6 +185,14 @@ class LLMBase:
         if self._tokenizer is None:
             raise ValueError("there is no tokenizer")
         return self._tokenizer
+
+    def picture_reader(self) -> PictureReader:
+        """Returns what reads prompts with pictures.
+
+        Raises:
+            ValueError: the model takes none.
+        """
+        return self.llm_engine.preprocessor.picture_reader()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that the model's generation config recommends."""

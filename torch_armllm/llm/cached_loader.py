@@ -151,6 +151,10 @@ def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanK
 
 def _store(key: PlanKey, loaded: LoadedEngine, own_tokenizer: bool) -> str | None:
     """Stores a plan; returns the reason if it fails: the next process then captures the model again."""
+    if not isinstance(loaded.engine.preprocessor.pictures, str):
+        no_tower = "its engine takes pictures, and a stored plan has no vision tower"
+        logger.info("the plan is not cached: %s", no_tower)
+        return no_tower
     try:
         reason = store(key, loaded.model, loaded.engine.runner, loaded.tokenizer if own_tokenizer else None)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:

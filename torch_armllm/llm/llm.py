@@ -13,6 +13,8 @@ from typing import Any
 
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.pictures.chat import render_pictures
+from torch_armllm.engine.pictures.media import has_pictures, with_pictures
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
@@ -131,7 +133,8 @@ class LLM(PoolingCalls):
         """Generates replies to conversations; common beginnings share their prefill (prefix cache).
 
         Args:
-            messages: one conversation, a list of ``{"role": …, "content": …}``, or several.
+            messages: one conversation, a list of ``{"role": …, "content": …}``, or several; contents may hold
+                pictures, ``{"type": "image_url", …}`` or ``{"type": "image_pil", "image_pil": picture}``.
             sampling_params: see `generate`.
             use_tqdm: see `generate`.
             chat_template: instead of the tokenizer's own.
@@ -155,8 +158,15 @@ class LLM(PoolingCalls):
         prompts = []
         for index, conversation in enumerate(several):
             with named_errors("conversation", index, len(several)):
-                prompts.append(render_chat(self._tokenizer, list(conversation), **options))  # type: ignore[arg-type]
+                prompts.append(self._chat_prompt(list(conversation), options))  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
+
+    def _chat_prompt(self, conversation: Conversation, options: Mapping[str, Any]) -> Prompt:
+        if not has_pictures(conversation):
+            return render_chat(self._tokenizer, conversation, **options)
+        reader = self.picture_reader()  # a model that takes none says so before anything is decoded
+        messages, pictures = with_pictures(conversation, self.allowed_media_path, reader.limit)
+        return render_pictures(reader, self._tokenizer, messages, pictures, **options)
 
     def stream(
         self,

@@ -14,6 +14,7 @@ from torch_armllm.checkpoint.bundled_model import with_own_integers
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.pictures.reader import FAMILIES
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
@@ -72,7 +73,21 @@ def load_engine(
     loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype, _slots(config))
     if config.speculative_config == "auto" and isinstance(model, str):
         _suggest_drafts(loaded, Path(model).expanduser())
-    return LoadedEngine(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
+    processor = _processor(loaded, source) if config.most_pictures else None
+    return LoadedEngine(build_engine(loaded, own_tokenizer, config, processor), loaded, own_tokenizer)
+
+
+def _processor(model: Any, source: str) -> Any:
+    """Returns the processor of a model that takes pictures; None if its files or a package are missing."""
+    if getattr(model.config, "model_type", "") not in FAMILIES or not source:
+        return None
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        logger.warning("%s is served for text only, as its processor cannot be loaded: %s", source, error)
+        return None
 
 
 def load_pooling_engine(

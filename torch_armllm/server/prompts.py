@@ -6,8 +6,12 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from torch_armllm.engine.pictures.chat import render_pictures
+from torch_armllm.engine.pictures.media import with_pictures
+from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.template_process import SHARED
@@ -40,12 +44,21 @@ class PromptBuilder:
         tokenizer: the model's tokenizer.
         chat_template: replaces the tokenizer's own template.
         limit: bounds the characters of a prompt.
+        reader: returns the reader of the model's pictures; None: it takes none.
+        media: folder in which file URLs of pictures may lie; None: they are refused.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None, limit: PromptLimit
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str | None,
+        limit: PromptLimit,
+        reader: Callable[[], PictureReader] | None = None,
+        media: str | PathLike[str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._reader = reader
+        self._media = media
         self._limit = limit
         self.template = str(chat_template or tokenizer.chat_template or "")
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
@@ -68,7 +81,8 @@ class PromptBuilder:
         """
         knows_developer = "developer" in self.template
         messages = [_message(message, knows_developer) for message in body.messages]
-        texts = [text for message in messages for text in (message["content"], message.get("reasoning", ""))]
+        contents = [message.text() for message in body.messages]
+        texts = [*contents, *(message.get("reasoning", "") for message in messages)]
         self._check_size(sum(map(len, texts)), "messages")
         variables = body.template_variables()
         options: dict[str, Any] = {
@@ -82,9 +96,18 @@ class PromptBuilder:
         if reserved := NOT_VARIABLES & set(variables):
             text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
             raise ApiError(400, text, "chat_template_kwargs")
+        if any(message.has_pictures for message in body.messages):
+            return await self.run(lambda: self._with_pictures(messages, options), "messages")
         return await self.run(
             lambda: render_chat(self.tokenizer, messages, self._limit, **options), "messages"
         )
+
+    def _with_pictures(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
+        if self._reader is None:
+            raise ValueError("this model takes no pictures")
+        reader = self._reader()  # a model that takes none says so before anything is decoded
+        converted, pictures = with_pictures(messages, self._media, reader.limit)
+        return render_pictures(reader, self.tokenizer, converted, pictures, self._limit, **options)
 
     async def from_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
         """Builds the prompt of a text.
@@ -167,13 +190,14 @@ class PromptBuilder:
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except (ValueError, TypeError, UnicodeError) as error:
+        except (ValueError, TypeError, UnicodeError, ImportError) as error:
             raise bad_request(error, param) from error
 
 
 def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
     """Converts a message to the form that chat templates expect."""
-    converted: dict[str, Any] = {"role": message.role, "content": message.text()}
+    content = message.parts() if message.has_pictures else message.text()
+    converted: dict[str, Any] = {"role": message.role, "content": content}
     if message.role == "developer" and not knows_developer:
         converted["role"] = "system"
     for name in ("name", "tool_call_id"):

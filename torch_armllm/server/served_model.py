@@ -90,6 +90,8 @@ class ServedModel:
             llm.get_tokenizer(),
             model_settings.chat_template,
             PromptLimit(llm.get_tokenizer(), llm.max_model_len),
+            None if llm.pooling_engine is not None else llm.picture_reader,
+            llm.allowed_media_path,
         )
         self.reasoning = reasoning_tags(
             model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()
@@ -179,12 +181,16 @@ class ServedModel:
         """
         request_metrics = RequestMetrics(self.metrics, params)
         given = prompt, params, request_id, priority, self.adapter
-        self.clients.charge(len(prompt.get("prompt_token_ids", ())))
+        charged = len(prompt.get("prompt_token_ids", ()))
+        self.clients.charge(charged)
         try:
             with self._tracked(request_id):
                 async with aclosing(self.llm.generate(*given)) as outputs:
                     async for output in outputs:
                         request_metrics.record(output)
+                        # the tokens of pictures are known when the engine has read them
+                        self.clients.charge(len(output.prompt_token_ids) - charged)
+                        charged = len(output.prompt_token_ids)
                         self.clients.charge(sum(len(completion.token_ids) for completion in output.outputs))
                         if output.finished and (reason := self._ended.get(request_id)):
                             raise reason

@@ -42,6 +42,8 @@ class Arrivals:
         self._scheduler.check(request)
         if request.params.prompt_logprobs is not None:
             return False  # the logits of all positions are needed
+        if request.pictures is not None:
+            return False  # the disk knows token ids only
         loading = self.disk.load(request.prompt_token_ids, len(request.prompt_token_ids) - 1)
         if loading is None:
             return False

@@ -17,6 +17,7 @@ from torch_armllm.kv_cache.shapes import Cache, Shape
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.servable_model import ServableModel
+from torch_armllm.plan.spare_rows import SpareRows
 from torch_armllm.plan.step_result import StepResult
 
 
@@ -37,6 +38,7 @@ class PlanRunner:
         drawable: number of token ids that may be sampled; None: all.
         kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
         adapters: the adapters of a step's rows; None: the plan has no slots for adapters.
+        spare: rows of the embedding table for pictures; None: there are no pictures.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class PlanRunner:
         shape: Shape | None = None,
         kept_columns: range | None = None,
         adapters: AdapterRows | None = None,
+        spare: SpareRows | None = None,
     ) -> None:
         self.model = model
         self.plan = model.plan
@@ -65,7 +68,7 @@ class PlanRunner:
         self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
         self.states = self.shape.states.tensors(state_slots)
         self._swapped_states = self.shape.states.tensors(swap_state_slots)
-        self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states)
+        self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states, spare)
         self._drawable = model.vocab_size if drawable is None else drawable
         self._kept = kept_columns
         # further columns follow those of the last hidden state

@@ -12,6 +12,7 @@ from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.block_table import BlockTable
 from torch_armllm.plan.shared_buffer import SharedBuffer
+from torch_armllm.plan.spare_rows import SpareRows
 from torch_armllm.plan.step import StepInputs
 
 
@@ -38,15 +39,22 @@ class StepBuilder:
         block_size: positions per block.
         first_position: position id of a sequence's first token.
         states: states of recurrent layers; empty without.
+        spare: takes the embeddings of picture tokens; None: there are no pictures.
     """
 
     def __init__(
-        self, cache: Cache, block_size: int, first_position: int = 0, states: Sequence[Tensor] = ()
+        self,
+        cache: Cache,
+        block_size: int,
+        first_position: int = 0,
+        states: Sequence[Tensor] = (),
+        spare: SpareRows | None = None,
     ) -> None:
         self.cache = cache
         self.block_size = block_size
         self.first_position = first_position
         self.states = list(states)
+        self._spare = spare
         self._table = BlockTable()
         self._reserve_tokens(512)
         self._reserve_sequences(64)
@@ -172,11 +180,26 @@ class StepBuilder:
         table = self._table.view(len(scheduled))
         if self.states:
             self._write_state_slots(step)
+        if self._spare is not None:
+            self._write_pictures(self._spare, step)
         step_inputs = StepInputs(
             *(input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache),
             *(self.states, self._state_slots_of(len(scheduled)), saves),
         )
         return step_inputs, rows
+
+    def _write_pictures(self, spare: SpareRows, step: Step) -> None:
+        """Writes the embeddings of picture tokens, and their ids in place of the placeholders'."""
+        at = used = 0
+        for sequence, start, count in step.scheduled:
+            pictures = sequence.request.pictures
+            if pictures is not None and start < sequence.prompt_length:
+                found = pictures.within(start, start + count)
+                ids = spare.write(used, pictures.rows[found])
+                used += len(ids)
+                for position, token_id in zip(pictures.positions[found], ids, strict=True):
+                    self._ids[at + position - start] = token_id
+            at += count
 
     def _reserve(self, tokens: int, sequences: int) -> None:
         if tokens > self._by_tokens.capacity:

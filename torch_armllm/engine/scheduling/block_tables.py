@@ -76,10 +76,10 @@ class BlockTables:
         """
         cacheable = self._cacheable(sequence)
         if self.states is None or sequence in self.swapped:
-            found = self.blocks.find(sequence.token_ids, cacheable, sequence.prefix_root)
+            found = self.blocks.find(sequence.cache_ids, cacheable, sequence.prefix_root)
             return found, None, len(found) * self.blocks.block_size
         found, checkpoint, known = self.blocks.find_checkpoint(
-            sequence.token_ids, cacheable, sequence.prefix_root
+            sequence.cache_ids, cacheable, sequence.prefix_root
         )
         return found, checkpoint, len(known) * self.blocks.block_size
 
@@ -179,7 +179,7 @@ class BlockTables:
             computed = end
         sequence.computed = computed
         if computed // size != start // size:
-            tokens_of = sequence.blocks, sequence.token_ids
+            tokens_of = sequence.blocks, sequence.cache_ids
             self.blocks.cache_full_blocks(*tokens_of, start, computed, sequence.prefix_root)
         if sequence.saves:
             assert self.states is not None
@@ -216,7 +216,7 @@ class BlockTables:
 
     def _deallocate(self, sequence: Sequence) -> None:
         self._arriving.pop(sequence, None)
-        if self.on_leave is not None and sequence.blocks:
+        if self.on_leave is not None and sequence.blocks and sequence.request.pictures is None:
             self.on_leave(sequence.token_ids, sequence.computed)
         self.blocks.deallocate(sequence.blocks)
         if self.states is not None:

@@ -163,7 +163,7 @@ class StateTables:
     def _content(self, sequence: Sequence, length: int) -> int | None:
         cache = self._blocks.prefix_cache
         assert cache is not None
-        return cache.content_of(sequence.blocks, sequence.token_ids, length, sequence.prefix_root)
+        return cache.content_of(sequence.blocks, sequence.cache_ids, length, sequence.prefix_root)
 
     def swap_out(self, sequence: Sequence, step: Step) -> int:
         """Moves the states of a sequence to a slot of swap memory, which has one, and returns it."""

@@ -11,11 +11,19 @@ from torch_armllm.server.protocol.body import RequestPart, Schema
 from torch_armllm.server.protocol.sampling import SamplingRequest
 
 
+class PictureUrl(RequestPart):
+    """The URL of a picture; `detail` is accepted and has no effect."""
+
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(RequestPart):
-    """A part of a message; only text is supported."""
+    """A part of a message: a text, or a picture by its URL."""
 
     type: str
     text: str | None = None
+    image_url: PictureUrl | None = None
 
 
 class CalledFunction(RequestPart):
@@ -44,18 +52,42 @@ class Message(RequestPart):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
+    @property
+    def has_pictures(self) -> bool:
+        """True if a part of the content is a picture."""
+        return isinstance(self.content, list) and any(part.type == "image_url" for part in self.content)
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Returns the parts of a content that has pictures.
+
+        Raises:
+            ApiError: a part is neither a text nor a picture, or the message is not the user's.
+        """
+        assert isinstance(self.content, list)
+        if self.role != "user":
+            raise ApiError(400, f"a message of role {self.role!r} cannot hold pictures", "messages")
+        for part in self.content:
+            self._check(part, ("text", "image_url"))
+            if part.type == "image_url" and part.image_url is None:
+                raise ApiError(400, "a part of type 'image_url' needs image_url: {\"url\": …}", "messages")
+        return [part.model_dump(exclude_none=True) for part in self.content]
+
     def text(self) -> str:
-        """Returns the content.
+        """Returns the text of the content, without its pictures.
 
         Raises:
             ApiError: the content holds something else than text.
         """
         if not isinstance(self.content, list):
             return self.content or ""
-        other = next((part.type for part in self.content if part.type != "text"), None)
-        if other is not None:
-            raise ApiError(400, f"content type {other[:50]!r} is not supported; send text only", "messages")
-        return "\n".join(part.text or "" for part in self.content)
+        for part in self.content:
+            self._check(part, ("text", "image_url"))
+        return "\n".join(part.text or "" for part in self.content if part.type == "text")
+
+    def _check(self, part: ContentPart, known: tuple[str, ...]) -> None:
+        if part.type not in known:
+            message = f"content type {part.type[:50]!r} is not supported; send {' and '.join(known)}"
+            raise ApiError(400, message, "messages")
 
 
 class Function(RequestPart):

@@ -1,0 +1,249 @@
+"""Prompts with pictures compute what transformers computes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("PIL", reason="needs the extra vision")
+
+from transformers import AutoModelForImageTextToText, AutoProcessor  # noqa: E402
+
+from tests.support.picture_folders import (  # noqa: E402
+    NEED_TORCHVISION,
+    PLACEHOLDERS,
+    picture,
+    picture_folder,
+    unserved_model,
+)
+from torch_armllm import LLM, Recipe, SamplingParams, load  # noqa: E402
+from torch_armllm.patching.state import patched_forward  # noqa: E402
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=sorted(PLACEHOLDERS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param in NEED_TORCHVISION:
+        pytest.importorskip("torchvision", reason="needs torchvision")
+    return picture_folder(tmp_path_factory.mktemp(request.param) / request.param, request.param)
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return picture_folder(tmp_path_factory.mktemp("llava"), "llava")
+
+
+def engine(folder: Path, **settings: Any) -> LLM:
+    options = {"kv_cache_memory": 4 << 20, "progress": False, **settings}
+    return LLM(str(folder), quantization=None, dtype="float32", **options)
+
+
+def expected(folder: Path, prompts: list[dict[str, Any]]) -> list[list[int]]:
+    """Returns what the model's own ``generate`` continues prompts with."""
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    results = []
+    for prompt in prompts:
+        images = prompt.get("multi_modal_data", {}).get("image")
+        inputs = processor(text=[prompt["prompt"]], images=images and [images], return_tensors="pt")
+        with torch.no_grad():
+            ids = model.generate(**inputs, max_new_tokens=8, do_sample=False, eos_token_id=None)
+        results.append(ids[0, inputs["input_ids"].shape[1] :].tolist())
+    return results
+
+
+def prompts_of(folder: Path) -> list[dict[str, Any]]:
+    """Returns prompts with no, one and two pictures at different places."""
+    mark = PLACEHOLDERS[folder.name]
+    texts = [
+        (f"what is {mark} this", [picture(0)]),
+        (f"what is {mark} this", [picture(1, 60, 31)]),
+        (f"{mark} what {mark}", [picture(0), picture(2)]),
+        (f"{mark} {'cat dog ' * 20} {mark} what", [picture(2), picture(1)]),
+    ]
+    prompts: list[dict[str, Any]] = [{"prompt": t, "multi_modal_data": {"image": p}} for t, p in texts]
+    return [*prompts, {"prompt": "what is this"}]
+
+
+@pytest.mark.parametrize("tokens", [7, 512])
+def test_answers_are_those_of_transformers(folder: Path, tokens: int) -> None:
+    """All at once, in chunks of prompts, and again from the prefix cache."""
+    prompts = prompts_of(folder)
+    wanted = expected(folder, prompts)
+    llm = engine(folder, max_num_batched_tokens=tokens, max_num_seqs=5)
+    for _ in range(2):
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == wanted
+    assert wanted[0] != wanted[1]
+    assert outputs[3].num_cached_tokens > 0
+
+
+def test_pictures_with_the_same_placeholders_share_nothing(llava: Path) -> None:
+    """The placeholders fill whole blocks, which only the same picture may find."""
+    text = "<image> " * 8 + "what"
+    prompts = [
+        {"prompt": text, "multi_modal_data": {"image": [picture(first + n) for n in range(8)]}}
+        for first in (0, 20)
+    ]
+    wanted = expected(llava, prompts)
+    llm = engine(llava)
+    outputs = [llm.generate(prompts[n], GREEDY, use_tqdm=False)[0] for n in (0, 1, 0)]
+    assert [output.outputs[0].token_ids for output in outputs] == [*wanted, wanted[0]]
+    assert wanted[0] != wanted[1]
+    assert [output.num_cached_tokens > 0 for output in outputs] == [False, False, True]
+
+
+@pytest.mark.parametrize("swap_space", [0, 1 << 20])
+def test_preempted_and_forked_prompts_keep_their_pictures(llava: Path, swap_space: int) -> None:
+    prompts = [
+        {"prompt": f"what <image> {'cat ' * n}", "multi_modal_data": {"image": picture(n)}} for n in range(8)
+    ]
+    (wanted,) = expected(llava, prompts[3:4])
+    params = SamplingParams(temperature=1e-4, seed=1, max_tokens=60, ignore_eos=True, n=2)  # greedy, forked
+    alone = engine(llava).generate(prompts, params, use_tqdm=False)
+    # the least memory for two of the sequences at once
+    tight = engine(llava, kv_cache_memory=128 << 10, max_model_len=128, swap_space=swap_space)
+    together = tight.generate(prompts, params, use_tqdm=False)
+    assert tight.llm_engine.scheduler.preemptions > 0
+    for one, other in zip(alone, together, strict=True):
+        assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
+    assert alone[3].outputs[1].token_ids[:8] == wanted
+
+
+def test_chat_takes_pictures(llava: Path) -> None:
+    messages: list[dict[str, Any]] = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_pil", "image_pil": picture(4)},
+                {"type": "text", "text": "what is this"},
+            ],
+        }
+    ]
+    output = engine(llava).chat(messages, GREEDY, use_tqdm=False)[0]
+    prompt = {
+        "prompt": "user : <image> what is this  assistant :",
+        "multi_modal_data": {"image": [picture(4)]},
+    }
+    assert [output.outputs[0].token_ids] == expected(llava, [prompt])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ({"prompt": "<image>", "multi_modal_data": {"video": 1}}, "'video'"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": "cat.png"}}, "is a str"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": [picture(0)] * 3}}, "allows 2"),
+        ({"prompt": "what", "multi_modal_data": {"image": picture(0)}}, "refuses"),
+        ({"prompt": "<image> <image>", "multi_modal_data": {"image": picture(0)}}, "refuses"),
+        ({"prompt_token_ids": [4], "multi_modal_data": {"image": picture(0)}}, "needs its text"),
+    ],
+    ids=["video", "type", "count", "no-placeholder", "two-placeholders", "tokens"],
+)
+def test_bad_prompts_are_refused(llava: Path, prompt: dict[str, Any], said: str) -> None:
+    llm = engine(llava, limit_mm_per_prompt={"image": 2})
+    with pytest.raises(ValueError, match=said):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert llm.generate("what is this", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_limit_of_zero_serves_text_only(llava: Path) -> None:
+    llm = engine(llava, limit_mm_per_prompt={"image": 0})
+    with pytest.raises(ValueError, match="allows no pictures"):
+        llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(0)}}, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("gemma3", "attend to later ones"), ("qwen2_5_vl", "M-RoPE")])
+def test_other_families_are_refused_by_name(kind: str, said: str) -> None:
+    llm = LLM(
+        unserved_model(kind),
+        quantization=None,
+        skip_tokenizer_init=True,
+        kv_cache_memory=4 << 20,
+        progress=False,
+    )
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture(0)}}
+    with pytest.raises(ValueError, match=f"served for text only: .*{said}"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_sessions_hold_no_pictures(llava: Path, tmp_path: Path) -> None:
+    llm = engine(llava)
+    prompt = {"prompt": "<image> what", "multi_modal_data": {"image": picture(0)}}
+    with pytest.raises(ValueError, match="can only be generated from"):
+        llm.save_session(tmp_path / "session", prompt)
+
+
+def test_the_disk_cache_keeps_no_pictures(llava: Path, tmp_path: Path) -> None:
+    """Its keys are token ids, which are the same for all pictures."""
+    text = "<image> " * 8 + "what"
+    prompts: list[Any] = [
+        {"prompt": text, "multi_modal_data": {"image": [picture(first + n) for n in range(8)]}}
+        for first in (0, 20)
+    ]
+    wanted = expected(llava, prompts)
+    for n in (0, 1, 0):
+        llm = engine(llava, prefix_cache_dir=tmp_path)
+        output = llm.generate(prompts[n], GREEDY, use_tqdm=False)[0]
+        assert output.outputs[0].token_ids == wanted[n] and not output.num_cached_tokens
+        llm.llm_engine.disk.close()
+
+
+def test_long_prompts_are_refused_before_the_tower_runs(llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = engine(llava, max_model_len=16)
+    monkeypatch.setattr(llm.picture_reader(), "_embeddings", lambda inputs: pytest.fail("it ran"))
+    prompt = {"prompt": "<image> " * 4, "multi_modal_data": {"image": [picture(0)] * 4}}
+    with pytest.raises(ValueError, match="max_model_len is 16"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_shared_quantized_embeddings_are_refused(tmp_path: Path) -> None:
+    """Those of floats are not."""
+    folder = picture_folder(tmp_path, "tied")
+    prompt = {"prompt": "what is <image> this", "multi_modal_data": {"image": picture(0)}}
+    (wanted,) = expected(folder, [prompt])
+    assert engine(folder).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == wanted
+    settings: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_memory": 4 << 20, "progress": False}
+    with pytest.raises(ValueError, match="share the quantized weights"):
+        LLM(str(folder), quantization="int8", **settings).generate(prompt, GREEDY, use_tqdm=False)
+    remedy = LLM(str(folder), quantization=Recipe("int8", head=None), **settings)
+    assert remedy.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_quantized_plans_compute_what_quantized_modules_do(llava: Path, quantization: str) -> None:
+    settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
+    llm = LLM(str(llava), quantization=quantization, **settings)
+    forward = patched_forward(llm.model)
+    assert forward is not None
+    processor = AutoProcessor.from_pretrained(llava)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+    for number in (0, 5):
+        text, shown = "what is <image> this", picture(number)
+        (output,) = llm.generate(
+            {"prompt": text, "multi_modal_data": {"image": shown}}, params, use_tqdm=False
+        )
+        inputs = processor(text=[text], images=[[shown]], return_tensors="pt")
+        with torch.no_grad(), forward.by_modules("the test compares with them"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logits = llm.model(**inputs).logits[0, -1]
+        found = output.outputs[0].logprobs[0]
+        for token, value in found.items():
+            assert value.logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=2e-3)
+
+
+def test_saved_folders_take_pictures_at_every_start(llava: Path, tmp_path: Path) -> None:
+    """Their plan is not cached, which would leave the vision tower out."""
+    load(str(llava), "int8").save_pretrained(tmp_path)
+    AutoProcessor.from_pretrained(llava).save_pretrained(tmp_path)
+    prompt = {"prompt": "what is <image> this", "multi_modal_data": {"image": picture(0)}}
+    answers = []
+    for _ in range(2):
+        llm = LLM(str(tmp_path), kv_cache_memory=4 << 20, progress=False)
+        answers.append(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
+    assert answers[0] == answers[1] and llm.has_model

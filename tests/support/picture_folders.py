@@ -1,0 +1,195 @@
+"""Tiny models of texts and pictures, saved with processors that are made here."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3ImageProcessor,
+    Idefics3Processor,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    PixtralImageProcessor,
+    PixtralProcessor,
+    PixtralVisionConfig,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} : {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}IMAGE{% else %} {{ part.text }} {% endif %}"
+    "{% endfor %}{% endif %}{% endfor %} assistant :"
+)
+_SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<image>", "<fake_token_around_image>", "<end_of_utterance>"]
+_SPECIAL += ["<global-img>", "<row_1_col_1>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+_WORDS = ["what", "is", "this", "picture", "a", "cat", "dog", "red", "blue", ":", "user", "assistant"]
+_VOCABULARY = [*_SPECIAL, *_WORDS, *(f"w{number}" for number in range(72))]
+_IDS = {word: number for number, word in enumerate(_VOCABULARY)}
+_TEXT: dict[str, Any] = {
+    "vocab_size": len(_VOCABULARY),
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 3,
+}
+_TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+PLACEHOLDERS = {"llava": "<image>", "idefics3": "<image>", "mistral3": "[IMG]", "smolvlm": "<image>"}
+"""Stand for a picture in the texts of each kind of model."""
+NEED_TORCHVISION = ("mistral3",)
+"""Kinds whose processors transformers makes with torchvision only."""
+
+
+def picture(number: int, width: int = 33, height: int = 40) -> Image.Image:
+    """Returns a picture of random pixels."""
+    pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def picture_folder(folder: Path, kind: str) -> Path:
+    """Saves a tiny random model and its processor."""
+    torch.manual_seed(1)
+    makers = {
+        "llava": _llava,
+        "tied": partial(_llava, tied=True),
+        "idefics3": _idefics3,
+        "smolvlm": _smolvlm,
+        "mistral3": _mistral3,
+    }
+    model, processor = makers[kind](_tokenizer())
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+    model.float().eval().save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.WordLevel(_IDS, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=_SPECIAL[4:],
+    )
+
+
+def _llava(tokenizer: PreTrainedTokenizerFast, tied: bool = False) -> tuple[Any, Any]:
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**_TOWER, image_size=28, patch_size=14),
+        text_config=LlamaConfig(**{**_TEXT, "tie_word_embeddings": tied}),
+        image_token_index=_IDS["<image>"],
+        vision_feature_layer=-1,
+        tie_word_embeddings=tied,
+    )
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+        chat_template=TEMPLATE.replace("IMAGE", "<image>"),
+    )
+    return LlavaForConditionalGeneration(config), processor
+
+
+def _idefics3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    config = Idefics3Config(
+        vision_config={**_TOWER, "image_size": 32, "patch_size": 8},
+        text_config=LlamaConfig(**_TEXT),
+        image_token_id=_IDS["<image>"],
+        scale_factor=2,
+        tie_word_embeddings=False,
+        pad_token_id=3,
+    )
+    images = Idefics3ImageProcessor(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 32}, do_image_splitting=False
+    )
+    template = TEMPLATE.replace("IMAGE", "<image>")
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
+    return Idefics3ForConditionalGeneration(config), processor
+
+
+def _smolvlm(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """Returns a SmolVLM with the processor of Idefics3, which does the same with pictures."""
+    config = SmolVLMConfig(
+        vision_config={**_TOWER, "image_size": 32, "patch_size": 8},
+        text_config=LlamaConfig(**_TEXT),
+        image_token_id=_IDS["<image>"],
+        scale_factor=2,
+        tie_word_embeddings=False,
+        pad_token_id=3,
+    )
+    _, processor = _idefics3(tokenizer)
+    return SmolVLMForConditionalGeneration(config), processor
+
+
+def unserved_model(kind: str) -> Any:
+    """Returns a tiny model of pictures whose language model needs more than rows of embeddings."""
+    torch.manual_seed(1)
+    text = {**_TEXT, "num_hidden_layers": 2}
+    if kind == "gemma3":
+        gemma = Gemma3Config(
+            text_config=text,
+            vision_config={**_TOWER, "image_size": 28, "patch_size": 14},
+            mm_tokens_per_image=4,
+            image_token_index=4,
+        )
+        return Gemma3ForConditionalGeneration(gemma).eval()
+    qwen = Qwen2_5_VLConfig(
+        text_config={**text, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+        vision_config={"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
+        image_token_id=4,
+    )
+    return Qwen2_5_VLForConditionalGeneration(qwen).eval()
+
+
+def _mistral3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    config = Mistral3Config(
+        vision_config=PixtralVisionConfig(**_TOWER, image_size=56, patch_size=14),
+        text_config=MistralConfig(**_TEXT),
+        image_token_index=_IDS["[IMG]"],
+        vision_feature_layer=-1,
+        spatial_merge_size=2,
+        tie_word_embeddings=False,
+    )
+    processor = PixtralProcessor(
+        PixtralImageProcessor(size={"longest_edge": 56}, patch_size=28),
+        tokenizer,
+        patch_size=14,
+        spatial_merge_size=2,
+        chat_template=TEMPLATE.replace("IMAGE", "[IMG]"),
+    )
+    return Mistral3ForConditionalGeneration(config), processor

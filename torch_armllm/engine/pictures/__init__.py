@@ -1,0 +1,1 @@
+"""Pictures in prompts: reading them, and the embeddings that stand for them."""

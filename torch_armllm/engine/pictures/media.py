@@ -1,0 +1,158 @@
+"""Pictures from the URLs of chat messages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_PIXELS = 1 << 25
+"""Pixels of a picture, by its header: decoding takes four bytes for each."""
+_MOST_BYTES = 1 << 26
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_PICTURES = ("image_url", "image_pil")
+
+
+def with_pictures(
+    messages: Sequence[Mapping[str, Any]], folder: str | PathLike[str] | None, limit: int
+) -> tuple[list[dict[str, Any]], list[Image]]:
+    """Takes the pictures out of messages.
+
+    Args:
+        messages: a conversation; parts ``{"type": "image_url", "image_url": {"url": …}}`` hold pictures, and
+            those of offline calls ``{"type": "image_pil", "image_pil": picture}``.
+        folder: in which ``file://`` URLs may lie; None: nowhere.
+        limit: most pictures; more are refused before any is decoded.
+
+    Returns:
+        Messages with ``{"type": "image"}`` instead, as chat templates read them, and the pictures in order.
+
+    Raises:
+        ValueError: a picture cannot be read or may not be, or there are too many.
+    """
+    count = sum(_kind(part) in _PICTURES for message in messages for part in _parts(message))
+    check_count(count, limit)
+    pictures: list[Image] = []
+    converted = []
+    for message in messages:
+        if any(_kind(part) in _PICTURES for part in _parts(message)):
+            parts = []
+            for part in _parts(message):
+                if _kind(part) in _PICTURES:
+                    pictures.append(_picture(part, folder))
+                    part = {"type": "image"}
+                parts.append(part)
+            message = {**message, "content": parts}
+        converted.append(dict(message))
+    return converted, pictures
+
+
+def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """True if a part of a message is a picture."""
+    return any(_kind(part) in _PICTURES for message in messages for part in _parts(message))
+
+
+def check_count(count: int, limit: int) -> None:
+    """Raises ValueError if a prompt has more pictures than ``limit_mm_per_prompt`` allows."""
+    if count > limit:
+        raise ValueError(
+            f"the prompt has {count} pictures, and limit_mm_per_prompt allows {limit}: "
+            "send fewer, or raise it"
+        )
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, list) else []
+
+
+def _kind(part: Any) -> Any:
+    return part.get("type") if isinstance(part, Mapping) else None
+
+
+def _picture(part: Mapping[str, Any], folder: str | PathLike[str] | None) -> Image:
+    if part["type"] == "image_pil":
+        picture: Image = part["image_pil"]
+        return picture
+    value = part.get("image_url")
+    url = value.get("url") if isinstance(value, Mapping) else value
+    if not isinstance(url, str) or not url:
+        raise ValueError('an image_url part needs {"image_url": {"url": "data:image/png;base64,…"}}')
+    return open_picture(_read(url, folder))
+
+
+def _read(url: str, folder: str | PathLike[str] | None) -> bytes:
+    scheme = url.partition(":")[0].lower()
+    if scheme == "data":
+        head, comma, body = url.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise ValueError("a data URL of a picture must begin as data:image/png;base64,…")
+        try:
+            return base64.b64decode(body, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"the data URL of a picture is no base64: {error}") from error
+    if scheme == "file":
+        return _read_file(url, folder)
+    raise ValueError(
+        f"pictures are not fetched from {scheme[:20]} URLs; send the picture itself in a data URL, "
+        "data:image/png;base64,…"
+    )
+
+
+def _read_file(url: str, folder: str | PathLike[str] | None) -> bytes:
+    if folder is None:
+        raise ValueError("file URLs are not allowed: send a data URL, or set allowed_media_path to a folder")
+    parts = urlsplit(url)
+    path = Path(unquote(parts.path)).resolve()
+    if parts.netloc not in ("", "localhost") or not path.is_relative_to(Path(folder).resolve()):
+        raise ValueError("the file URL of a picture leads out of the folder allowed_media_path")
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"the file URL of a picture names no file of at most {_MOST_BYTES >> 20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"the file of a picture cannot be read: {error.strerror}") from error
+
+
+def open_picture(data: bytes) -> Image:
+    """Decodes a picture, upright and in RGB.
+
+    Raises:
+        ValueError: it is damaged, of another format, or has too many pixels; those are counted before any is
+            decoded.
+        ImportError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ModuleNotFoundError as error:
+        raise ImportError("pictures need Pillow: pip install 'torch_armllm[vision]'") from error
+    try:
+        picture = Image.open(io.BytesIO(data), formats=_FORMATS)
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"a picture may have at most {MOST_PIXELS} pixels: send a smaller one") from error
+    except Exception as error:
+        known = ", ".join(_FORMATS)
+        raise ValueError(f"a picture cannot be read: it is damaged, or none of {known}") from error
+    check_pixels(picture)
+    try:
+        return ImageOps.exif_transpose(picture).convert("RGB")
+    except Exception as error:  # decoders raise errors of many kinds
+        raise ValueError(f"a picture is damaged: {error}") from error
+
+
+def check_pixels(picture: Image) -> None:
+    """Raises ValueError if a picture is larger than `MOST_PIXELS`."""
+    width, height = picture.size
+    if width * height > MOST_PIXELS:
+        raise ValueError(
+            f"a picture of {width} x {height} pixels is too large; it may have {MOST_PIXELS}: "
+            "send a smaller one"
+        )
