@@ -121,9 +121,10 @@ def test_prefixes_are_shared_only_with_the_same_adapter(folder: Path) -> None:
 @pytest.mark.parametrize("swap_space", [0, 1 << 20], ids=["recompute", "swap"])
 def test_preempted_sequences_and_forks_keep_their_adapter(llm: LLM, folder: Path, swap_space: int) -> None:
     adapters = [request(folder, number) for number in (0, 1, 2, 0)]
-    small = make(folder, max_model_len=96, kv_cache_memory=6 * 32 * 512, swap_space=swap_space)
-    expected = run(llm, PROMPTS, adapters, max_tokens=40)
-    assert run(small, PROMPTS, adapters, max_tokens=40) == expected
+    small = make(folder, max_model_len=256, kv_cache_memory=12 * 32 * 512, swap_space=swap_space)
+    expected = run(llm, PROMPTS, adapters, max_tokens=150)
+    assert run(small, PROMPTS, adapters, max_tokens=150) == expected
+    assert small.stats.totals.preemptions > 0
     outputs = llm.generate(
         PROMPTS[:2],
         SamplingParams(n=3, max_tokens=8, temperature=0.9, seed=1),
@@ -136,6 +137,13 @@ def test_preempted_sequences_and_forks_keep_their_adapter(llm: LLM, folder: Path
             lora_request=adapter,
         )  # fmt: skip
         assert [o.token_ids for o in alone.outputs] == [o.token_ids for o in output.outputs]
+
+
+def test_draft_tokens_are_verified_with_the_adapter(llm: LLM, folder: Path) -> None:
+    drafting = make(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    adapters = [request(folder, number) for number in (0, 1, 2, 0)]
+    found = run(drafting, PROMPTS, adapters, max_tokens=40)
+    assert found == run(llm, PROMPTS, adapters, max_tokens=40)
 
 
 def test_least_recently_used_adapters_make_room(folder: Path) -> None:
