@@ -202,8 +202,9 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     name = type(model).__name__
     if isinstance(model, PlanModel):
         return f"{model.name} came from the plan cache, which keeps no vision towers: set ARMLLM_PLAN_CACHE=0"
-    kind = getattr(model.config, "model_type", "")
-    if getattr(model.config, "vision_config", None) is None:
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", "")
+    if getattr(config, "vision_config", None) is None:
         return f"{name} takes no pictures: it is a model of text"
     if kind not in FAMILIES:
         known = _REASONS.get(kind, f"only pictures of {', '.join(FAMILIES)} are known")
