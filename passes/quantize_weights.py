@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.capture.markers.experts import expert_layout
-from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.ops.linear import GROUP, interleave_panels
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     CONVERSIONS,
@@ -25,7 +25,7 @@ from torch_armllm.passes.lib.graph import (
     is_op,
     new_constant,
 )
-from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
+from torch_armllm.quant.packing import quantize_matrices
 from torch_armllm.quant.schemes.registry import scheme_named
 
 _VIEWS = (aten.view, aten.reshape, aten.slice, aten.select, aten.unsqueeze, aten.squeeze, *CONVERSIONS)
@@ -65,13 +65,15 @@ def _quantize_linear(module: fx.GraphModule, node: Node, scheme: str) -> bool:
         return False
     assert isinstance(weight_node, Node)
     head = _is_head(node)
-    packed, _ = quantize_matrix(weight, scheme_named("int8" if head else scheme))
-    new = new_constant(module, node, f"{weight_node.target}_packed", packed)
+    rotated = head and weight.shape[1] % GROUP == 0
+    packed, _ = quantize_matrices([weight], scheme_named("int8" if head else scheme), rotated=rotated)
+    new = new_constant(module, node, f"{weight_node.target}_packed", packed[0])
     bias = biases[0] if biases else None
     rows = weight.shape[0]
     with module.graph.inserting_before(node):
         if head:
-            linear = call(module.graph, torch.ops.armllm.int8_linear.default, x, new, rows, bias)
+            op, more = torch.ops.armllm.int8_linear.default, (None, 1, rotated)
+            linear = call(module.graph, op, x, new, rows, bias, *more)
         else:
             linear = call(module.graph, torch.ops.armllm.int4_linear.default, x, new, rows, scheme, bias)
     node.replace_all_uses_with(linear)

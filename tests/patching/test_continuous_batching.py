@@ -13,9 +13,9 @@ PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15]]
 
 
 @pytest.mark.filterwarnings("ignore:torch_armllm. the fast path does not know")
-@pytest.mark.parametrize("tied", [False, True])
-def test_generate_batch_equals_generate(tied: bool) -> None:
-    model = tiny("llama", torch.bfloat16, tie_word_embeddings=tied)
+@pytest.mark.parametrize(("tied", "dtype"), [(False, torch.float32), (True, torch.bfloat16)], ids=str)
+def test_generate_batch_equals_generate(tied: bool, dtype: torch.dtype) -> None:
+    model = tiny("llama", dtype, tie_word_embeddings=tied)
     torch_armllm.patch(model, progress=False)
     settings = GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=96, pad_token_id=0)
     expected = [
