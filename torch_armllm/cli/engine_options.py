@@ -27,6 +27,7 @@ _SETTINGS = (
     "max_lora_rank",
     "limit_mm_per_prompt",
     "allowed_media_path",
+    "allowed_media_domains",
     "seed",
     "threads",
     "pin_threads",
@@ -97,6 +98,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--allowed-media-path", metavar="DIR", help="folder in which file URLs of pictures may lie"
+    )
+    group.add_argument(
+        "--allowed-media-domains",
+        action="append",
+        metavar="HOST",
+        help="a host from which pictures are fetched; may be given several times",
     )
     group.add_argument("--seed", type=int, help="seed of requests without their own")
     group.add_argument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any, Literal
@@ -45,6 +45,7 @@ class EngineConfig:
         limit_mm_per_prompt: most pictures of a prompt, ``{"image": 8}``; more are refused. With 0 a model
             is served for text only, and its embedding table gets no further rows.
         allowed_media_path: folder in which ``file://`` URLs of pictures may lie; None: they are refused.
+        allowed_media_domains: hosts from which ``http://`` and ``https://`` URLs of pictures are fetched.
         promised_memory: bytes that are reserved for other parts of this process and may not be written yet;
             they count as used, though the system reports them as free.
         scheduling_policy: order of requests; None: by priority, then by arrival.
@@ -81,6 +82,7 @@ class EngineConfig:
     swap_space: int = 0
     limit_mm_per_prompt: Mapping[str, int] | None = None
     allowed_media_path: str | PathLike[str] | None = None
+    allowed_media_domains: Sequence[str] = ()
     promised_memory: int = 0
     scheduling_policy: Policy | None = None
     seed: int | None = 0

@@ -95,6 +95,9 @@ def _check_objects(given: Mapping[str, Any]) -> None:
     media = given.get("allowed_media_path", "")
     if not isinstance(media, (str, os.PathLike)):
         raise TypeError(f"allowed_media_path = {media!r}: give the path of a folder")
+    domains = given.get("allowed_media_domains", ())
+    if isinstance(domains, str) or not all(isinstance(domain, str) for domain in domains):
+        raise TypeError(f"allowed_media_domains = {domains!r}: give a list of hosts")
     folder = given.get("prefix_cache_dir", "")
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"prefix_cache_dir = {folder!r}: give the path of a folder")

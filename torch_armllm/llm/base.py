@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
@@ -67,7 +68,7 @@ class LLMBase:
         **settings: Any,
     ) -> None:
         config = engine_config({**self._DEFAULTS, **settings})
-        self.allowed_media_path = config.allowed_media_path
+        self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
         self._model_lock = threading.Lock()
         self.pooling_engine: PoolingEngine | None = None
         if choose_runner(model, runner) == "pooling":

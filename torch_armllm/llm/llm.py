@@ -165,7 +165,7 @@ class LLM(PoolingCalls):
         if not has_pictures(conversation):
             return render_chat(self._tokenizer, conversation, **options)
         reader = self.picture_reader()  # a model that takes none says so before anything is decoded
-        messages, pictures = with_pictures(conversation, self.allowed_media_path, reader.limit)
+        messages, pictures = with_pictures(conversation, self.media_access, reader.limit)
         return render_pictures(reader, self._tokenizer, messages, pictures, **options)
 
     def stream(

@@ -6,11 +6,11 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch_armllm.engine.pictures.chat import render_pictures
 from torch_armllm.engine.pictures.media import with_pictures
+from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
@@ -45,7 +45,7 @@ class PromptBuilder:
         chat_template: replaces the tokenizer's own template.
         limit: bounds the characters of a prompt.
         reader: returns the reader of the model's pictures; None: it takes none.
-        media: folder in which file URLs of pictures may lie; None: they are refused.
+        media: what URLs of pictures may name; None: the pictures themselves are in the URLs.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class PromptBuilder:
         chat_template: str | None,
         limit: PromptLimit,
         reader: Callable[[], PictureReader] | None = None,
-        media: str | PathLike[str] | None = None,
+        media: MediaAccess | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._reader = reader
-        self._media = media
+        self._media = media or MediaAccess()
         self._limit = limit
         self.template = str(chat_template or tokenizer.chat_template or "")
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}

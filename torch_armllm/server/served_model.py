@@ -91,7 +91,7 @@ class ServedModel:
             model_settings.chat_template,
             PromptLimit(llm.get_tokenizer(), llm.max_model_len),
             None if llm.pooling_engine is not None else llm.picture_reader,
-            llm.allowed_media_path,
+            llm.media_access,
         )
         self.reasoning = reasoning_tags(
             model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()

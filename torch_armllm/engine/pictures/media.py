@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 from collections.abc import Mapping, Sequence
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+
+from torch_armllm.engine.pictures.media_access import MediaAccess
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_PIXELS = 1 << 25
 """Pixels of a picture, by its header: decoding takes four bytes for each."""
-_MOST_BYTES = 1 << 26
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _PICTURES = ("image_url", "image_pil")
 
 
 def with_pictures(
-    messages: Sequence[Mapping[str, Any]], folder: str | PathLike[str] | None, limit: int
+    messages: Sequence[Mapping[str, Any]], access: MediaAccess, limit: int
 ) -> tuple[list[dict[str, Any]], list[Image]]:
     """Takes the pictures out of messages.
 
     Args:
         messages: a conversation; parts ``{"type": "image_url", "image_url": {"url": …}}`` hold pictures, and
             those of offline calls ``{"type": "image_pil", "image_pil": picture}``.
-        folder: in which ``file://`` URLs may lie; None: nowhere.
+        access: what their URLs may name.
         limit: most pictures; more are refused before any is decoded.
 
     Returns:
@@ -47,7 +43,7 @@ def with_pictures(
             parts = []
             for part in _parts(message):
                 if _kind(part) in _PICTURES:
-                    pictures.append(_picture(part, folder))
+                    pictures.append(_picture(part, access))
                     part = {"type": "image"}
                 parts.append(part)
             message = {**message, "content": parts}
@@ -78,7 +74,7 @@ def _kind(part: Any) -> Any:
     return part.get("type") if isinstance(part, Mapping) else None
 
 
-def _picture(part: Mapping[str, Any], folder: str | PathLike[str] | None) -> Image:
+def _picture(part: Mapping[str, Any], access: MediaAccess) -> Image:
     if part["type"] == "image_pil":
         picture: Image = part["image_pil"]
         return picture
@@ -86,40 +82,7 @@ def _picture(part: Mapping[str, Any], folder: str | PathLike[str] | None) -> Ima
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str) or not url:
         raise ValueError('an image_url part needs {"image_url": {"url": "data:image/png;base64,…"}}')
-    return open_picture(_read(url, folder))
-
-
-def _read(url: str, folder: str | PathLike[str] | None) -> bytes:
-    scheme = url.partition(":")[0].lower()
-    if scheme == "data":
-        head, comma, body = url.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
-            raise ValueError("a data URL of a picture must begin as data:image/png;base64,…")
-        try:
-            return base64.b64decode(body, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"the data URL of a picture is no base64: {error}") from error
-    if scheme == "file":
-        return _read_file(url, folder)
-    raise ValueError(
-        f"pictures are not fetched from {scheme[:20]} URLs; send the picture itself in a data URL, "
-        "data:image/png;base64,…"
-    )
-
-
-def _read_file(url: str, folder: str | PathLike[str] | None) -> bytes:
-    if folder is None:
-        raise ValueError("file URLs are not allowed: send a data URL, or set allowed_media_path to a folder")
-    parts = urlsplit(url)
-    path = Path(unquote(parts.path)).resolve()
-    if parts.netloc not in ("", "localhost") or not path.is_relative_to(Path(folder).resolve()):
-        raise ValueError("the file URL of a picture leads out of the folder allowed_media_path")
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"the file URL of a picture names no file of at most {_MOST_BYTES >> 20} MiB")
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"the file of a picture cannot be read: {error.strerror}") from error
+    return open_picture(access.read(url))
 
 
 def open_picture(data: bytes) -> Image:
