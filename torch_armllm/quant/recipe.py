@@ -16,12 +16,16 @@ if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
     from torch_armllm.quant.layers import Layer
     from torch_armllm.quant.schemes.base import Scheme
 
-KINDS = ("experts", "shared_experts", "attention", "mlp", "head")
+KINDS = ("experts", "shared_experts", "attention", "mlp", "head", "vision")
 """Keys of ``overrides`` that match all layers of a kind, instead of a name pattern."""
 LEFT = "left out on request"
-_SHARED = re.compile(r"shared_(expert|mlp)")
-_ATTENTION = re.compile(r"attn|attention")
-_MLP = re.compile(r"mlp|ffn|feed_forward|(^|_)moe$|^fc\d?$|^fc_(in|out)$")
+_NAMES = (
+    ("vision", re.compile(r"^(vision_\w+|visual|multi_modal_projector|connector)$")),
+    ("shared_experts", re.compile(r"shared_(expert|mlp)")),
+    ("attention", re.compile(r"attn|attention")),
+    ("mlp", re.compile(r"mlp|ffn|feed_forward|(^|_)moe$|^fc\d?$|^fc_(in|out)$")),
+)
+"""Kinds by the names of modules; the first that fits."""
 
 
 class _Default(str):
@@ -39,7 +43,9 @@ class Recipe:
 
     Attributes:
         scheme: scheme of the linear layers and the experts: ``int4`` (the exact scheme g32iz), ``int8``, or
-            any other of `SCHEMES`, such as ``g32`` or ``row``.
+            any other of `SCHEMES`, such as ``g32`` or ``row``.  With ``int4`` vision towers are INT8, unless
+            the override ``{"vision": "int4"}`` asks for them too: they are small, and all of an answer rests
+            on them.
         head: scheme of the output head; None leaves it unquantized.
         ignore: shell-style patterns of layer names that stay unquantized, such as ``*.down_proj``.
         overrides: scheme by layer-name pattern or by kind, one of `KINDS`; None leaves the layers
@@ -189,7 +195,8 @@ class Recipe:
             )
 
     def _scheme_of(self, layer: Layer) -> str | None:
-        scheme = self.head if layer.kind == "head" else self.scheme
+        sees = kind_of(layer) == "vision" and isinstance(self.scheme, _Default) and self.bits is None
+        scheme = self.head if layer.kind == "head" else "int8" if sees else self.scheme
         for pattern, other in self.overrides.items():
             if fits(layer, pattern):
                 scheme = other
@@ -233,7 +240,7 @@ def kind_of(layer: Layer) -> str | None:
     if layer.kind == "router":
         return None
     parts = layer.name.split(".")
-    for kind, names in (("shared_experts", _SHARED), ("attention", _ATTENTION), ("mlp", _MLP)):
+    for kind, names in _NAMES:
         if any(names.search(part) for part in parts):
             return kind
     return None

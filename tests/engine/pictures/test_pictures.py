@@ -22,6 +22,7 @@ from tests.support.picture_folders import (  # noqa: E402
 )
 from torch_armllm import LLM, Recipe, SamplingParams, load  # noqa: E402
 from torch_armllm.patching.state import patched_forward  # noqa: E402
+from torch_armllm.quant.inplace import quantize  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -247,3 +248,24 @@ def test_saved_folders_take_pictures_at_every_start(llava: Path, tmp_path: Path)
         llm = LLM(str(tmp_path), kv_cache_memory=4 << 20, progress=False)
         answers.append(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
     assert answers[0] == answers[1] and llm.has_model
+
+
+@pytest.mark.parametrize(
+    ("recipe", "scheme"),
+    [
+        (Recipe(), "int8"),
+        (Recipe("int8"), "int8"),
+        (Recipe("g64"), "g64"),
+        (Recipe(overrides={"vision": "int4"}), "g32iz"),
+        (Recipe(overrides={"vision": None}), None),
+    ],
+    ids=["default", "int8", "g64", "int4", "none"],
+)
+def test_towers_are_int8_unless_asked_otherwise(folder: Path, recipe: Recipe, scheme: str | None) -> None:
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    records = {record.name: record for record in quantize(model, recipe, progress=False)}
+    sees = [name for name in records if "vision" in name or "projector" in name or "connector" in name]
+    texts = [name for name in records if "text_model" in name or "language_model" in name]
+    assert sees and texts
+    assert {records[name].scheme for name in sees if records[name].quantized} == {scheme} - {None}
+    assert {records[name].scheme for name in texts if records[name].quantized} == {recipe.scheme}
