@@ -82,7 +82,7 @@ def _linears() -> Iterator[Case]:
                 yield Case("int4_linear", shape, scheme, options, group, family)
     for m in (1, 16, 128):
         options = ("scheme=g32iz", f"m={m}", "rotated=1")
-        yield Case("int4_linear", f"M={m} N=K=2048 rotated", "g32iz", options, 32)
+        yield Case("int4_linear", f"rotated, M={m} N=K=2048", "g32iz", options, 32)
     for scheme in ("g32i", "g32iz", "g32"):
         shape = "16 tokens, top-2 of 8, H=I=1024"
         yield Case("int4_moe", shape, scheme, (f"scheme={scheme}",), 32)

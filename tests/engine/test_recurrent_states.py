@@ -203,6 +203,7 @@ def test_ngram_drafts_change_no_bits(family: str, caching: bool) -> None:
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "mamba" not in family])
 def test_default_drafts_change_no_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [prompt(6, 1) * 6, prompt(3, 2) * 20, prompt(40, 3)]
+    texts += [part for seed in (4, 7) for part in (prompt(6, seed) * 6, prompt(3, 20 + seed) * 20)]
     params = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True)
     plain, drafting = engine(family, speculative_config=None), engine(family)
     assert drafting.speculative_decoder is not None and plain.speculative_decoder is None
