@@ -5,6 +5,7 @@ The browser is Chromium, driven by playwright: ``ARMLLM_CHROMIUM`` or the path s
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -335,6 +336,39 @@ def test_edit_and_regenerate(page: Any, server: Live) -> None:
     say(page, "more")
     page.wait_for_selector("article:nth-of-type(4) small:has-text('21 tokens')")
     assert [m["content"] for m in asked[4]["messages"]] == ["uno", "edited", "more"]
+
+
+def test_pictures_are_attached_shown_and_sent(page: Any, server: Live) -> None:
+    opened(page, server)
+    assert page.locator("#attach").is_hidden()  # this model takes none
+    model = {"id": "sees", "default_sampling_params": {}, "input_modalities": ["text", "image"]}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [model]}))
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=events("a square")))
+    asked = opened(page, server)
+    page.locator("#attach").wait_for()
+    square = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEElEQVR4nGP4z8AARAwQCgAf7gP9i18U1AAAAABJRU5ErkJggg=="
+    )
+    file = {"name": "square.png", "mimeType": "image/png", "buffer": square}
+    page.set_input_files("#files", [file])
+    page.locator("#attached img").click()
+    assert page.locator("#attached img").count() == 0  # a click removes it
+    page.set_input_files("#files", [file])
+    page.locator("#attached img").wait_for()
+    say(page, "what is this")
+    page.get_by_text("a square").wait_for()
+    url = "data:image/png;base64," + base64.b64encode(square).decode()
+    sent = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is this"}]
+    assert asked[0]["messages"] == [{"role": "user", "content": sent}]
+    assert page.evaluate("document.querySelector('article.user img').naturalWidth") == 2
+    assert page.locator("#attached img").count() == 0
+    page.get_by_role("button", name="Regenerate").click()
+    until(lambda: len(asked) == 2)
+    assert asked[1]["messages"] == asked[0]["messages"]
+    page.get_by_text("a square").wait_for()
+    say(page, "and now")
+    until(lambda: len(asked) == 3)
+    assert [message["content"] for message in asked[2]["messages"]] == [sent, "a square", "and now"]
 
 
 def test_reasoning_is_shown_apart(page: Any, server: Live) -> None:

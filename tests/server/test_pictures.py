@@ -99,6 +99,22 @@ def test_answers_are_those_of_the_offline_engine(pictures_server: Live, folder: 
     assert ask(pictures_server, by_file) == ask(pictures_server, messages(data_url(png(3))))
 
 
+def test_responses_are_those_of_the_chat_route(pictures_server: Live) -> None:
+    client = openai.OpenAI(base_url=f"{pictures_server.base}/v1", api_key="none", max_retries=0)
+    url = data_url(png(3))
+    parts: Any = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "what is this"}]
+    answer = client.responses.create(
+        model=NAME,
+        input=[{"role": "user", "content": parts}],
+        temperature=0,
+        max_output_tokens=8,
+    )
+    assert answer.output_text == ask(pictures_server, messages(url))
+    parts[0] = {"type": "input_image", "file_id": "file-1"}
+    with pytest.raises(openai.BadRequestError, match="input_image needs image_url"):
+        client.responses.create(model=NAME, input=[{"role": "user", "content": parts}])
+
+
 def test_streams_and_texts_work_beside_pictures(pictures_server: Live) -> None:
     client = openai.OpenAI(base_url=f"{pictures_server.base}/v1", api_key="none", max_retries=0)
     chunks = client.chat.completions.create(

@@ -195,6 +195,11 @@ class LLMBase:
         """
         return self.llm_engine.preprocessor.picture_reader()
 
+    @property
+    def takes_pictures(self) -> bool:
+        """True if prompts may hold pictures."""
+        return self.pooling_engine is None and not isinstance(self.llm_engine.preprocessor.pictures, str)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that the model's generation config recommends."""
         return default_sampling_params(getattr(self._model, "generation_config", None))

@@ -10,8 +10,10 @@ from torch_armllm.server.protocol.chat import (
     ChatRequest,
     ChosenFunction,
     ChosenTool,
+    ContentPart,
     Function,
     Message,
+    PictureUrl,
     Tool,
     ToolCall,
 )
@@ -30,7 +32,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
 
     Raises:
         ApiError: the request needs what this server lacks: stored responses, tools other than functions, or
-            input other than text.
+            input other than texts and pictures.
     """
     _check_stateless(body)
     return ChatRequest(
@@ -75,9 +77,9 @@ def _messages(body: ResponsesRequest) -> list[Message]:
         elif item.type == "message":
             if item.role is None:
                 raise ApiError(400, "a message needs a role", f"{param}.role")
-            text = _text(item.content, f"{param}.content")
+            content = _content(item.content, f"{param}.content")
             thought, reasoning = (reasoning, None) if item.role == "assistant" else (None, reasoning)
-            messages.append(Message(role=item.role, content=text, reasoning_content=thought))
+            messages.append(Message(role=item.role, content=content, reasoning_content=thought))
         elif item.type == "function_call":
             if item.name is None or item.call_id is None:
                 raise ApiError(400, "a function_call needs name, call_id and arguments", param)
@@ -103,12 +105,27 @@ def _messages(body: ResponsesRequest) -> list[Message]:
     return messages
 
 
+def _content(content: str | list[InputPart] | None, param: str) -> str | list[ContentPart]:
+    if not isinstance(content, list) or not any(part.type == "input_image" for part in content):
+        return _text(content, param)
+    parts = []
+    for part in content:
+        if part.type != "input_image":
+            parts.append(ContentPart(type="text", text=_text([part], param)))
+        elif part.image_url is None:
+            raise ApiError(400, "an input_image needs image_url: this server stores no files", param)
+        else:
+            url = PictureUrl(url=part.image_url, detail=part.detail)
+            parts.append(ContentPart(type="image_url", image_url=url))
+    return parts
+
+
 def _text(content: str | list[InputPart] | None, param: str) -> str:
     if not isinstance(content, list):
         return content or ""
     other = next((p.type for p in content if p.type not in (*_TEXTS, "refusal")), None)
     if other is not None:
-        raise ApiError(400, f"content type {other[:50]!r} is not supported; send text only", param)
+        raise ApiError(400, f"content type {other[:50]!r} is not supported here; send text", param)
     return "\n".join(part.text or part.refusal or "" for part in content)
 
 

@@ -10,11 +10,13 @@ from torch_armllm.server.protocol.body import RequestBody, RequestPart, Schema
 
 
 class InputPart(RequestPart):
-    """A part of an item's content; only text is supported."""
+    """A part of an item's content: a text, or a picture by its URL; `detail` has no effect."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
 
 
 class InputItem(RequestPart):
