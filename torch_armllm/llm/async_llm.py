@@ -7,8 +7,11 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
+from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
@@ -181,6 +184,30 @@ class AsyncLLM(LLMBase):
             EngineDeadError: the engine failed, or was shut down.
         """
         return await asyncio.wrap_future(self._thread.call(work))
+
+    async def save_session(self, path: str | PathLike[str], prompt: Prompt) -> None:
+        """Saves what is computed of a conversation, between two steps; see `torch_armllm.LLM.save_session`.
+
+        What is not in the prefix cache any more is computed first, beside other requests.
+        """
+        files = self._session_files()
+        loop = asyncio.get_running_loop()
+        read = self.llm_engine.preprocessor.token_ids
+        token_ids = await loop.run_in_executor(self._tokenizing, read, prompt)
+        if not await self.between_steps(lambda: files.holds(token_ids)):
+            async for _ in self.generate(token_ids, SamplingParams(max_tokens=1)):
+                pass
+        await self.between_steps(lambda: files.save(Path(path), token_ids))
+
+    async def load_session(self, path: str | PathLike[str]) -> list[int]:
+        """Loads a conversation, between two steps; see `torch_armllm.LLM.load_session`."""
+        files = self._session_files()
+        return await self.between_steps(lambda: files.load(Path(path)))
+
+    def _session_files(self) -> SessionFiles:
+        if self.pooling_engine is not None:
+            raise ValueError("this model pools, and sessions are of models that generate")
+        return self._sessions
 
     async def add_lora(self, lora_request: LoRARequest) -> None:
         """Loads an adapter between two steps; see `LLMEngine.add_lora`."""

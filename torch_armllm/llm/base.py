@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -186,6 +188,10 @@ class LLMBase:
         if self._tokenizer is None:
             raise ValueError("there is no tokenizer")
         return self._tokenizer
+
+    @cached_property
+    def _sessions(self) -> SessionFiles:
+        return SessionFiles(self.llm_engine.runner, self.llm_engine.scheduler.blocks)
 
     def picture_reader(self) -> PictureReader:
         """Returns what reads prompts with pictures.

@@ -64,7 +64,6 @@ class LLM(PoolingCalls):
 
     def _start(self) -> None:
         self._numbers = itertools.count()
-        self._sessions: SessionFiles | None = None
 
     def generate(
         self,
@@ -207,10 +206,6 @@ class LLM(PoolingCalls):
         token_ids = self.llm_engine.preprocessor.token_ids(prompt)
         if not files.holds(token_ids):
             self.generate(token_ids, SamplingParams(max_tokens=1), use_tqdm=False)
-            if not files.holds(token_ids):
-                raise ValueError(
-                    f"the prefix cache has no room for all {len(token_ids)} tokens: give more kv_cache_memory"
-                )
         files.save(Path(path), token_ids)
 
     def load_session(self, path: str | PathLike[str]) -> list[int]:
@@ -230,8 +225,6 @@ class LLM(PoolingCalls):
         engine = self.llm_engine
         if engine.has_unfinished_requests():
             raise ValueError("this LLM is generating; finish that first")
-        if self._sessions is None:
-            self._sessions = SessionFiles(engine.runner, engine.scheduler.blocks)
         return self._sessions
 
     def _run(

@@ -59,8 +59,13 @@ class SessionFiles:
         """Writes the tokens, and the blocks and states that are in memory.
 
         Raises:
+            ValueError: not all that a request could find is in memory: see `holds`.
             OSError: the file cannot be written.
         """
+        if not self.holds(token_ids):
+            raise ValueError(
+                f"the prefix cache has no room for all {len(token_ids)} tokens: give more kv_cache_memory"
+            )
         blocks, slot = self._find(token_ids)
         sections = self._sections(len(token_ids), len(blocks), slot is not None)
 
