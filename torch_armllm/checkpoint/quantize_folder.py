@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.journal import Journal, fingerprint
 from torch_armllm.checkpoint.measured_blocks import measured_by_blocks
+from torch_armllm.checkpoint.load import auto_class
 from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
 from torch_armllm.checkpoint.streamed_calibration import (
     NoCalibration,
@@ -250,7 +251,7 @@ def _empty_model(source: Path) -> Any:
     check_one_stack(str(source), config)
     dtype = getattr(config, "dtype", None) or torch.float32
     with config_errors(str(source)), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
+        model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=False).eval()
     model.tie_weights()
     return model
 

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("PIL", reason="needs the extra vision")
 
+from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForImageTextToText, AutoProcessor  # noqa: E402
 
 from tests.support.picture_folders import (  # noqa: E402
@@ -21,6 +22,7 @@ from tests.support.picture_folders import (  # noqa: E402
     unserved_model,
 )
 from torch_armllm import LLM, Recipe, SamplingParams, load  # noqa: E402
+from torch_armllm.checkpoint.quantize_folder import quantize_folder  # noqa: E402
 from torch_armllm.patching.state import patched_forward  # noqa: E402
 from torch_armllm.quant.inplace import quantize  # noqa: E402
 
@@ -269,3 +271,28 @@ def test_towers_are_int8_unless_asked_otherwise(folder: Path, recipe: Recipe, sc
     assert sees and texts
     assert {records[name].scheme for name in sees if records[name].quantized} == {scheme} - {None}
     assert {records[name].scheme for name in texts if records[name].quantized} == {recipe.scheme}
+
+
+@pytest.mark.parametrize("importance", [None, False])
+def test_folders_are_quantized_as_models_in_memory(
+    folder: Path, importance: bool | None, tmp_path: Path
+) -> None:
+    recipe = Recipe(importance=importance, head=None)
+    quantize_folder(folder, tmp_path / "out", recipe, progress=False)
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    quantize(model, recipe, progress=False)
+    model.save_pretrained(tmp_path / "saved")
+    ours, theirs = (
+        {
+            name: tensor
+            for file in (tmp_path / kind).glob("*.safetensors")
+            for name, tensor in load_file(file).items()
+        }
+        for kind in ("out", "saved")
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    mark = PLACEHOLDERS[folder.name]
+    prompt = {"prompt": f"what is {mark} this", "multi_modal_data": {"image": picture(0)}}
+    llm = LLM(str(tmp_path / "out"), kv_cache_memory=4 << 20, progress=False)
+    assert len(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 8
