@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -96,7 +96,8 @@ def _check_objects(given: Mapping[str, Any]) -> None:
     if not isinstance(media, (str, os.PathLike)):
         raise TypeError(f"allowed_media_path = {media!r}: give the path of a folder")
     domains = given.get("allowed_media_domains", ())
-    if isinstance(domains, str) or not all(isinstance(domain, str) for domain in domains):
+    is_list = isinstance(domains, Sequence) and not isinstance(domains, str)
+    if not is_list or not all(isinstance(domain, str) for domain in domains):
         raise TypeError(f"allowed_media_domains = {domains!r}: give a list of hosts")
     folder = given.get("prefix_cache_dir", "")
     if not isinstance(folder, (str, os.PathLike)):
