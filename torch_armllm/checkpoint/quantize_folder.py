@@ -17,8 +17,8 @@ from transformers import GenerationConfig
 
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.journal import Journal, fingerprint
-from torch_armllm.checkpoint.measured_blocks import measured_by_blocks
 from torch_armllm.checkpoint.load import auto_class
+from torch_armllm.checkpoint.measured_blocks import measured_by_blocks
 from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
 from torch_armllm.checkpoint.streamed_calibration import (
     NoCalibration,
