@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_armllm.ops import activation, embedding, linear, moe, norm, rope, sample
+from torch_armllm.ops import activation, embedding, linear, lora, moe, norm, rope, sample
 
 TOKENS = [1, 16, 512]
 BF16 = 2  # bytes
@@ -37,6 +37,18 @@ def test_rotated_linear(measure: Any, columns: int, rows: int, rotated: bool, to
     weight, x = linear.pack_int4(q, multipliers, torch.rand(rows)), torch.randn(tokens, columns).bfloat16()
     operations = 2 * tokens * rows * columns
     measure(lambda: linear.int4_linear(x, weight, rows, rotated=rotated), operations=operations)
+
+
+@pytest.mark.parametrize("adapters", [1, 8])
+@pytest.mark.parametrize(("columns", "rows"), [(2048, 2048), (2048, 8192), (8192, 2048)])
+def test_lora_linear(measure: Any, columns: int, rows: int, adapters: int) -> None:
+    """Adapters of rank 16 of eight tokens: the same one, or one for each."""
+    base, x = torch.randn(8, rows).bfloat16(), torch.randn(8, columns).bfloat16()
+    a = torch.randn(adapters, 16, columns).bfloat16()
+    b = lora.lora_blocks(torch.randn(adapters, 16, rows).bfloat16())
+    ranks = torch.full((adapters,), 16, dtype=torch.int32)
+    slots = torch.arange(8, dtype=torch.int32) % adapters
+    measure(lambda: lora.lora_linear(base, x, a, b, ranks, slots), read=(a.numel() + b.numel()) * BF16)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

@@ -42,9 +42,10 @@ def test_rotated_experts_match_reference(tokens: int, dtype: torch.dtype, scheme
     x, ids, weights = make_input(layer, tokens, 2)
     x[:, 3] *= 60
     found = run_all_variants(layer, x.to(dtype), ids, weights)
-    assert_close(found, layer.reference(x.to(dtype), ids, weights), 3e-5 if dtype == torch.float32 else 8e-3)
+    bound = 3e-5 if scheme == "i8" else 1e-6  # longer sums of larger products
+    assert_close(found, layer.reference(x.to(dtype), ids, weights), bound if dtype == torch.float32 else 8e-3)
     weighed = replace(layer, weigh_input=True)
-    assert_close(weighed(x, ids, weights), weighed.reference(x, ids, weights), 3e-5)
+    assert_close(weighed(x, ids, weights), weighed.reference(x, ids, weights), bound)
     assert not torch.allclose(replace(layer, rotated=False)(x, ids, weights), layer(x, ids, weights))
 
 

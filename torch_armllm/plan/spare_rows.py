@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS
 from torch_armllm.plan.program import Encoded
 
-_OUT, _IDS, _TABLE, _WIDTH, _VOCABULARY = 0, 5, 10, 15, 16
+_IDS, _TABLE, _WIDTH, _VOCABULARY = 5, 10, 15, 16
 """Places of the fields of ``embed`` in its integers; a view takes five."""
 
 

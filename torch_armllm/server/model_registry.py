@@ -113,7 +113,7 @@ class ModelRegistry:
             ApiError: there is no such model, or another one has the adapter's name.
         """
         async with self._load_lock:
-            if name in self._served or any(name in served.adapters for served in self):
+            if name in (*self._served, *self.speech) or any(name in served.adapters for served in self):
                 text = f"the name {name!r} is in use; give another lora_name, or unload the adapter first"
                 raise ApiError(400, text, "lora_name", "name_in_use")
             served = self.find(model)

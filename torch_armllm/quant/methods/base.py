@@ -60,6 +60,13 @@ class Method:
         kinds = ("linear", "head", "experts")
         return self._rotate and scheme.name == "int8" and layer.kind in kinds and layer.has_whole_groups()
 
+    def sees_inputs(self, layer: Layer, scheme: Scheme, weight: str) -> bool:
+        """True if a matrix multiplies the inputs of its layer themselves, whose energies can be measured.
+
+        The input of ``down_proj`` is internal to the experts' module; rotated inputs are others.
+        """
+        return weight != "down_proj" and not self.rotates(layer, scheme)
+
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:
         """Called when a layer is packed; the buffers of ``module`` are in ``spill``."""
 
@@ -103,10 +110,7 @@ class Mse(Method):
         self._energies = energies or {}
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
-        # The input of `down_proj` is internal to the experts' module, so it is not measured.  Energies are
-        # those of channels before rotation.
-        unknown = weight == "down_proj" or self.rotates(layer, scheme)
-        return Search(None if unknown else self._energies.get(layer.name))
+        return Search(self._energies.get(layer.name) if self.sees_inputs(layer, scheme, weight) else None)
 
 
 def check_method(name: str) -> None:

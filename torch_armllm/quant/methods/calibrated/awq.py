@@ -55,8 +55,8 @@ class Awq(CalibratedMethod):
         while stage is not None and self._stage < stage:
             self._stage += 1
             self._scale(self._stage, scheme)
-        unknown = weight == "down_proj" or self.rotates(layer, scheme)
-        return Search() if unknown else self._roundings.get(layer.name, Search())
+        seen = self.sees_inputs(layer, scheme, weight)
+        return self._roundings.get(layer.name, Search()) if seen else Search()
 
     @property
     def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102

@@ -49,10 +49,7 @@ class Smoothed(CalibratedMethod):
         while self._stage < stage:
             self._stage += 1
             self._energies = self._smooth(self._stage)
-        # The input of `down_proj` is internal to the experts' module, so it is not measured.  Energies are
-        # those of channels before rotation.
-        unknown = weight == "down_proj" or self.rotates(layer, scheme)
-        return Search(None if unknown else self._energies.get(layer.name))
+        return Search(self._energies.get(layer.name) if self.sees_inputs(layer, scheme, weight) else None)
 
     def _smooth(self, stage: int) -> dict[str, Tensor]:
         """Scales the channels of a stage, and returns the energies of its layers' inputs by name."""
