@@ -11,6 +11,7 @@ LIBRARY_PATH = loader.load()
 from torch_armllm.ops import (  # noqa: E402
     activation,
     attention,
+    collective,
     compress,
     embedding,
     linear,
@@ -32,6 +33,7 @@ __all__ = [
     "LIBRARY_PATH",
     "activation",
     "attention",
+    "collective",
     "compress",
     "embedding",
     "linear",

@@ -71,6 +71,10 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("sample_probabilities(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None) -> Tensor");
   m.def("best_tokens(Tensor logits) -> Tensor");
   m.def("top_logprobs(Tensor logits, Tensor ids, int count) -> (Tensor, Tensor, Tensor, Tensor)");
+  // collective: columns of all tensor parallel ranks; `memory` is shared by them
+  m.def("communicator_open(Tensor memory, int rank, int ranks, int buffer_bytes, int timeout_ms, int network=0) -> int");
+  m.def("communicator_close(int communicator) -> ()");
+  m.def("gather_columns(Tensor x, int communicator, int[] columns) -> Tensor");
   // machine
   m.def("isa_select(str name) -> str");
   m.def("isa_list() -> str");

@@ -47,6 +47,7 @@ from torch_armllm.passes import (
     selection,
     share_reorders,
     sinkhorn,
+    tensor_parallel,
     token_id_tables,
     trailing_rope,
     transpose_last,
@@ -87,6 +88,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("encoder_attention", encoder_attention.run),
     ("block_selection", block_selection.run),
     ("recurrent", recurrent.run),
+    ("tensor_parallel", tensor_parallel.run),
     ("dead_code", clean.run),
 )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROWS = (
     ("simd", "dispatch", "runtime"),
-    ("norm", "rope", "activation", "pointwise", "recurrent"),
+    ("norm", "rope", "activation", "pointwise", "recurrent", "collective"),
     ("linear",),
     ("embedding", "attention", "moe", "lora"),
     ("mla", "select", "sample", "compress", "rounding"),

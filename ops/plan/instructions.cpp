@@ -5,6 +5,8 @@
 #include "activation/activation.h"
 #include "attention/check_args.h"
 #include "attention/paged_attention.h"
+#include "collective/communicators.h"
+#include "collective/gather_columns.h"
 #include "embedding/embedding.h"
 #include "linear/quant_linear.h"
 #include "lora/lora.h"
@@ -200,6 +202,17 @@ Instruction build(const fields::lora& op) {
         t.args.tokens = frame.tokens;
       },
       [](const LoraArgs& args) { return Lora::scratch_bytes(args); });
+}
+
+Instruction build(const fields::gather_columns& op) {
+  auto task = std::make_unique<GatherColumns>();
+  task->args.communicator = communicator_of(op.communicator);
+  for (const fields::rank_part& part : op.parts) task->args.columns.push_back(part.columns);
+  return simple(std::move(task), [op](GatherColumns& t, const Frame& frame) {
+    t.args.x = frame.rows(op.x);
+    t.args.out = frame.rows(op.out);
+    t.args.rows = frame.tokens;
+  });
 }
 
 Instruction build(const fields::moe& op) {

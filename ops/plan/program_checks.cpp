@@ -2,6 +2,7 @@
 // that a program says is trusted.
 #include <cstring>
 
+#include "collective/communicators.h"
 #include "lora/lora.h"
 #include "plan/instruction_fields.h"
 #include "plan/operand_checks.h"
@@ -152,6 +153,23 @@ void check_fields(const Checks& c, const fields::lora& op) {
   c.vector(op.adapters, op.listed, ElementType::i32);
   c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.a, "a"), c.needed(op.b, "b");
   c.needed(op.ranks, "ranks"), c.needed(op.adapters, "adapters");
+}
+
+void check_fields(const Checks& c, const fields::gather_columns& op) {
+  const std::shared_ptr<Communicator> communicator = communicator_of(op.communicator);
+  const int64_t ranks = communicator->ranks();
+  STD_TORCH_CHECK(static_cast<int64_t>(op.parts.size()) == ranks, "plan: columns of ", op.parts.size(),
+                  " ranks are gathered, and there are ", ranks);
+  double all = 0;
+  for (const fields::rank_part& part : op.parts) {
+    c.positive(part.columns, "the columns of a rank");
+    all += part.columns;
+  }
+  c.written({op.out});
+  c.rows(op.x, op.parts[communicator->rank()].columns);
+  c.rows(op.out, all);
+  c.same_type({op.x, op.out});
+  c.needed(op.x, "x"), c.needed(op.out, "out");
 }
 
 void check_fields(const Checks& c, const fields::moe& op) {

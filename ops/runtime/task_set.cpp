@@ -14,27 +14,16 @@
 #include <vector>
 
 #include "runtime/float_mode.h"
+#include "runtime/pause_cpu.h"
 #include "runtime/task_times.h"
 #include "runtime/types.h"
 #include "runtime/work_ranges.h"
 #include "runtime/worker_governor.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace armllm {
 namespace {
 
 constexpr int kSpinsBeforeYield = 2000;
-
-inline void pause_cpu() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("isb" ::: "memory");  // `yield` is a no-op on Neoverse; `isb` does stall the pipeline
-#endif
-}
 
 constexpr int64_t kUnknown = -1;
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.passes.lib.cache_layout import CacheLayout
 
 
@@ -25,6 +26,10 @@ class PassContext:
     """INT4 scheme for float weights in the graph; None leaves them in floats."""
     on_new_weight: Callable[[str, Tensor], None] = lambda attribute, view: None
     """Called with the attribute of a weight that a pass merged into a larger tensor, and its view of it."""
+    group: RankGroup | None = None
+    """Tensor parallel ranks that share the layers out; None: this process computes all."""
+    divides_heads: bool = False
+    """Set by a pass: the paged cache holds this rank's heads of keys and values only."""
     skip: frozenset[str] = frozenset()
     """Names of passes that are left out."""
     counts: dict[str, int] = field(default_factory=dict)

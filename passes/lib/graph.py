@@ -142,6 +142,16 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     return node
 
 
+def recompute(node: Node) -> None:
+    """Sets a node's metadata to the result of its fake kernel, after its arguments have changed."""
+
+    def fake(n: Node) -> Any:
+        return n.meta["val"]
+
+    with fake_mode(node), torch.no_grad():
+        node.meta["val"] = node.target(*fx.map_arg(node.args, fake), **fx.map_arg(node.kwargs, fake))
+
+
 _RESULTS: WeakKeyDictionary[fx.Graph, dict[Any, Any]] = WeakKeyDictionary()
 """Results of fake kernels by `_call_key`, for each graph: a model's layers make equal calls."""
 _NEW_SYMBOLS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -319,6 +320,14 @@ def with_cache_dtype(shape: Shape, dtype: torch.dtype) -> Shape:
         parts = (replace(g, dtype=dtype) if isinstance(g, CacheShape) else g for g in shape.groups)
         return replace(shape, groups=tuple(parts))
     return replace(shape, dtype=dtype) if isinstance(shape, CacheShape) else shape
+
+
+def with_key_heads(shape: Shape, heads: Callable[[int], int]) -> Shape:
+    """Returns the shape with another number of heads of keys and values, as ``heads`` makes of the old one."""
+    if isinstance(shape, MixedShape):
+        parts = (with_key_heads(g, heads) if isinstance(g, CacheShape) else g for g in shape.groups)
+        return replace(shape, groups=tuple(parts))
+    return replace(shape, kv_heads=heads(shape.kv_heads)) if isinstance(shape, CacheShape) else shape
 
 
 def with_state_dtype(shape: Shape, dtype: torch.dtype) -> Shape:

@@ -15,7 +15,8 @@ from torch_armllm.capture.markers.indexer import unknown_selection
 from torch_armllm.capture.markers.mla import unsupported_inputs
 from torch_armllm.capture.sample import Sample
 from torch_armllm.hf.base_model import base_model_of
-from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
+from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype, with_key_heads
+from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.cache_layout import cache_layout
 from torch_armllm.patching.layer_inputs import append_layer_inputs
@@ -60,7 +61,11 @@ class BuiltPlan:
 
 
 def build_plan(
-    model: Any, quantized: bool, cache_dtype: torch.dtype | None, layer_inputs: Sequence[int] = ()
+    model: Any,
+    quantized: bool,
+    cache_dtype: torch.dtype | None,
+    layer_inputs: Sequence[int] = (),
+    group: RankGroup | None = None,
 ) -> BuiltPlan:
     """Captures a model and returns a plan that computes what the captured graph computed.
 
@@ -72,6 +77,7 @@ def build_plan(
         quantized: whether layers of it are quantized.
         cache_dtype: dtype of the KV cache; None for the dtype of the keys.
         layer_inputs: numbers of decoder layers whose inputs follow the last hidden state in each row.
+        group: tensor parallel ranks that share the layers out; all of them build the plan at the same time.
 
     Raises:
         CaptureError: the model cannot be captured, or no plan computes what its graph computed.
@@ -79,7 +85,7 @@ def build_plan(
     base = base_model_of(model)
     if (reason := unknown_selection(base) or unsupported_inputs(base)) is not None:
         raise CaptureError(reason)
-    builder = _Builder(model, cache_dtype, layer_inputs=layer_inputs)
+    builder = _Builder(model, cache_dtype, layer_inputs=layer_inputs, group=group)
     captured = builder.capture()
     sample = captured.sample
     assert sample is not None
@@ -147,6 +153,7 @@ class _Builder:
     strict: bool = False
     notes: list[str] = field(default_factory=list)
     layer_inputs: Sequence[int] = ()
+    group: RankGroup | None = None
 
     def capture(self) -> CapturedGraph:
         """Captures the model, with the inputs of the layers that are asked for."""
@@ -169,6 +176,8 @@ class _Builder:
         shape = cache_shape_of(base_model_of(self.model), graph, layout, self.cache_dtype)
         looks_ahead = bool(attentions_ahead(graph))
         run_passes(graph, context)
+        if self.group is not None and context.divides_heads:
+            shape = with_key_heads(shape, self.group.key_heads)
         plan, why_not_native = make_plan(graph, self.native)
         notes = list(self.notes)
         if why_not_native is not None:
@@ -194,6 +203,7 @@ class _Builder:
             cache_dtype=self.cache_dtype,
             layout=cache_layout(captured.graph_module),
             on_new_weight=_weight_owner(base_model_of(self.model), captured),
+            group=self.group,
             skip=self.skip,
         )
 

@@ -14,7 +14,7 @@ from torch_armllm.passes.lib.paged_inputs import paged_inputs
 REQUIRED_PASSES = frozenset(
     {
         *("clean", "quantize_weights", "entries", "attention", "selection", "block_selection", "recurrent"),
-        "encoder_attention",
+        *("encoder_attention", "tensor_parallel"),
         "dead_code",
     }
 )

@@ -158,10 +158,18 @@ def _is_own(base: Node) -> bool:
     return len(base.users) == 1 and any(is_op(layer, op) for op in layers)
 
 
+def _gather_columns(low: Lowering, node: Node, x: Any, communicator: int, columns: Any) -> Operand:
+    rows, out = low.rows(x), low.new(node)
+    parts = [{"columns": int(count)} for count in columns]
+    low.emit("gather_columns", x=rows, out=out, communicator=communicator, parts=parts)
+    return out
+
+
 WRITERS: dict[Any, Writer] = {
     armllm.int4_linear.default: _int4_linear,
     armllm.int8_linear.default: _int8_linear,
     armllm.int4_gated_linear.default: _gated_linear,
     armllm.lora_linear.default: _lora_linear,
     armllm.dense_linear.default: _dense_linear,
+    armllm.gather_columns.default: _gather_columns,
 }

@@ -1,0 +1,71 @@
+"""Exchanges between the ranks of a tensor parallel group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["close_communicator", "communicator_bytes", "gather_columns", "open_communicator"]
+
+_LINE = 64
+
+
+def communicator_bytes(ranks: int, buffer_bytes: int) -> int:
+    """Returns the bytes of memory that the ranks of a communicator share."""
+    return _LINE * (1 + ranks) + 2 * ranks * buffer_bytes
+
+
+def open_communicator(
+    memory: Tensor, rank: int, ranks: int, buffer_bytes: int, timeout: float = 300.0, network: int = 0
+) -> int:
+    """Opens a communicator and returns its handle.
+
+    Args:
+        memory: uint8, `communicator_bytes` of them that begin on a cache line: shared by all ranks, and 0 at
+            first.  With ``network`` it is this process's own.
+        rank: number of this process.
+        ranks: number of processes, 64 at most.
+        buffer_bytes: bytes of each of a rank's two buffers, a multiple of 64; larger exchanges take several
+            rounds.
+        timeout: seconds after which a rank that does not answer is an error.
+        network: address of a C function ``int64_t (int64_t number, int64_t bytes)`` that exchanges the first
+            ``bytes`` of the buffers of exchange ``number`` with other machines, and returns 0 if it fails;
+            0: the ranks share the memory.
+
+    Raises:
+        RuntimeError: a size is out of range, or the memory too small.
+    """
+    handle: int = torch.ops.armllm.communicator_open(
+        memory, rank, ranks, buffer_bytes, int(timeout * 1000), network
+    )
+    return handle
+
+
+def close_communicator(communicator: int) -> None:
+    """Closes a communicator; plans that use it keep it alive."""
+    torch.ops.armllm.communicator_close(communicator)
+
+
+def gather_columns(x: Tensor, communicator: int, columns: Sequence[int]) -> Tensor:
+    """Returns the columns of all ranks, one rank after another; every rank has to call it.
+
+    Args:
+        x: ``(..., columns[rank])`` in float32, bfloat16 or float16; all ranks have the same rows.
+        communicator: handle, see `open_communicator`.
+        columns: number of columns of each rank.
+
+    Returns:
+        ``(..., sum(columns))``, contiguous; the same on every rank.
+
+    Raises:
+        RuntimeError: sizes do not fit, or a rank has failed or does not answer.
+    """
+    out: Tensor = torch.ops.armllm.gather_columns(x, communicator, list(columns))
+    return out
+
+
+@torch.library.register_fake("armllm::gather_columns")
+def _(x: Tensor, communicator: int, columns: Sequence[int]) -> Tensor:
+    return x.new_empty((*x.shape[:-1], sum(columns)))

@@ -1,0 +1,249 @@
+"""Tensor parallelism: each rank computes some output columns of the quantized layers, and some heads.
+
+A rank's columns are gathered behind each layer, so that every rank has all activations, with the bits that
+one rank alone computes: no sum is divided.  Attention whose heads can be shared out needs no exchange between
+its projections and its result, and a rank's KV cache holds its own heads only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+from torch_armllm.parallel.rank_group import HeadShares, RankGroup, shares
+from torch_armllm.passes.lib.attention_heads import (
+    PROJECTIONS,
+    AttentionHeads,
+    Projection,
+    attention_heads,
+    per_head_arguments,
+)
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import (
+    aten,
+    call,
+    constant,
+    drop_unused,
+    is_op,
+    new_constant,
+    recompute,
+    value,
+)
+
+armllm = torch.ops.armllm
+PANEL = 16  # output rows of a packed panel
+_MOST_IMBALANCE = 1.5
+"""Heads of the rank with the most, relative to the average, above which all ranks compute all heads."""
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Shares out attention heads and the columns of quantized layers; does nothing without a group.
+
+    `PassContext.divides_heads` says whether the KV cache has a rank's heads only.
+
+    Returns:
+        The number of layers that are shared out.
+    """
+    group = context.group
+    if group is None:
+        return 0
+    found = attention_heads(module)
+    divided: set[Node] = set()
+    if found is not None and (shared := _shares_of(found, group)) is not None:
+        divided = _divide_heads(module, group, found, shared)
+        context.divides_heads = True
+    layers = [n for n in module.graph.nodes if n not in divided]
+    count = len(divided)
+    for node in layers:
+        if is_op(node, *PROJECTIONS):
+            count += _divide_linear(module, group, node)
+        elif is_op(node, armllm.int4_gated_linear.default):
+            count += _divide_gated(module, group, node)
+    module.graph.eliminate_dead_code()
+    return count
+
+
+def _shares_of(found: AttentionHeads, group: RankGroup) -> list[HeadShares] | None:
+    """Returns the heads of each rank for each attention; None if they cannot be shared out evenly enough."""
+    every = []
+    for query_heads, key_heads in zip(found.query_heads, found.key_heads, strict=True):
+        heads = HeadShares.of(query_heads, key_heads, group.size)
+        if heads is None or heads.imbalance > _MOST_IMBALANCE:
+            return None
+        every.append(heads)
+    by_count = {(q, k): heads for q, k, heads in zip(found.query_heads, found.key_heads, every, strict=True)}
+    for each in found.projections:
+        aligned = (each.begin % PANEL, each.width % PANEL) == (0, 0)
+        if not aligned and any(
+            h.start * each.width % PANEL or (h.stop * each.width % PANEL and h.stop != each.heads)
+            for heads in by_count.values()
+            for h in (heads.query if each.is_query else heads.key)
+        ):
+            return None
+    return every
+
+
+def _divide_heads(
+    module: fx.GraphModule, group: RankGroup, found: AttentionHeads, shared: Sequence[HeadShares]
+) -> set[Node]:
+    """Lets a rank compute its own heads; returns the layers that project to them."""
+    by_query = {n: heads for n, heads in zip(found.query_heads, shared, strict=True)}
+    by_key = {n: heads for n, heads in zip(found.key_heads, shared, strict=True)}
+
+    def own(each: Projection) -> range:
+        heads = by_query[each.heads].query if each.is_query else by_key[each.heads].key
+        return heads[group.rank]
+
+    by_layer: dict[Node, list[Projection]] = {}
+    for each in found.projections:
+        by_layer.setdefault(each.layer, []).append(each)
+    changed: set[Node] = set()
+    for layer, parts in by_layer.items():
+        parts.sort(key=lambda each: each.begin)
+        _divide_projections(module, layer, [(each, own(each)) for each in parts])
+        changed |= {layer, *(each.part for each in parts), *(n for each in parts for n in each.nodes)}
+    for node in module.graph.nodes:
+        if node in changed:
+            recompute(node)
+    for node, heads in zip(found.attentions, shared, strict=True):
+        _gather_heads(module, group, node, heads)
+    return set(by_layer)
+
+
+def _divide_projections(module: fx.GraphModule, layer: Node, parts: list[tuple[Projection, range]]) -> None:
+    weight = _constant(module, layer.args[1])
+    rows: list[Tensor] = []
+    columns: list[range] = []
+    at = 0
+    for each, heads in parts:
+        chosen = range(each.begin + heads.start * each.width, each.begin + heads.stop * each.width)
+        rows.append(weight[chosen.start // PANEL : -(-chosen.stop // PANEL)])
+        columns.append(chosen)
+        if each.part is not layer:
+            each.part.args = (each.part.args[0], -1, at, at + len(chosen))
+        view = each.nodes[0]
+        sizes = list(view.args[1])
+        if sizes[-2] != -1:
+            sizes[-2] = len(heads)
+        view.args = (view.args[0], sizes)
+        at += len(chosen)
+    _replace_weight(module, layer, torch.cat(rows), at, columns)
+
+
+def _gather_heads(module: fx.GraphModule, group: RankGroup, node: Node, shared: HeadShares) -> None:
+    """Gathers the results of all heads behind an attention."""
+    heads = shared.query[group.rank]
+    for place in per_head_arguments(node):
+        numbers = new_constant(
+            module, node, "heads", _constant(module, node.args[place])[heads.start : heads.stop]
+        )
+        node.update_arg(place, numbers)
+    before = list(node.users)
+    recompute(node)
+    size = int(value(node).shape[-1])
+    columns = [len(each) * size for each in shared.query]
+    graph = module.graph
+    with graph.inserting_after(node):
+        rows = call(graph, aten.reshape.default, node, [-1, columns[group.rank]])
+    with graph.inserting_after(rows):
+        gathered = call(graph, armllm.gather_columns.default, rows, group.communicator, columns)
+    with graph.inserting_after(gathered):
+        whole = call(graph, aten.reshape.default, gathered, [-1, sum(columns) // size, size])
+    for user in before:
+        user.replace_input_with(node, whole)
+
+
+def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
+    """Lets a rank compute its columns of a quantized layer, and gathers those of all."""
+    size = int(node.args[2])
+    panels = _panels(size, group)
+    if panels is None:
+        return 0
+    own = panels[group.rank]
+    chosen = _columns(own, size)
+    _replace_weight(
+        module, node, _constant(module, node.args[1])[own.start : own.stop], len(chosen), [chosen]
+    )
+    residual = _argument(node, "residual")
+    if residual is not None:
+        with module.graph.inserting_before(node):
+            part = call(module.graph, aten.slice.Tensor, residual, -1, chosen.start, chosen.stop)
+        node.update_arg(_place(node, "residual"), part)
+    _gather(module, group, node, [len(_columns(each, size)) for each in panels])
+    return 1
+
+
+def _divide_gated(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
+    """Likewise, for a layer whose panels of gate and up alternate."""
+    size = int(node.args[2])
+    panels = _panels(size, group)
+    if panels is None:
+        return 0
+    own = panels[group.rank]
+    chosen = _columns(own, size)
+    weight = _constant(module, node.args[1])[2 * own.start : 2 * own.stop]
+    _replace_weight(module, node, weight, len(chosen), [chosen], ("gate_bias", "up_bias"))
+    _gather(module, group, node, [len(_columns(each, size)) for each in panels])
+    return 1
+
+
+def _panels(size: int, group: RankGroup) -> list[range] | None:
+    """Returns the panels of each rank; None for a layer that every rank computes as a whole."""
+    panels = -(-size // PANEL)
+    return None if size < group.least_columns or panels < group.size else shares(panels, group.size)
+
+
+def _columns(panels: range, size: int) -> range:
+    return range(panels.start * PANEL, min(panels.stop * PANEL, size))
+
+
+def _replace_weight(
+    module: fx.GraphModule,
+    node: Node,
+    weight: Tensor,
+    size: int,
+    columns: Sequence[range],
+    biases: Sequence[str] = ("bias",),
+) -> None:
+    """Gives a layer some rows of its weight, in memory of their own, and the same elements of its biases."""
+    old = [str(node.args[1].target)]
+    own = new_constant(module, node, f"{old[0]}_rank", weight.clone())
+    node.update_arg(1, own)
+    node.update_arg(2, size)
+    for name in biases:
+        bias = _argument(node, name)
+        if bias is not None:
+            whole = _constant(module, bias)
+            part = torch.cat([whole[each.start : each.stop] for each in columns])
+            old.append(str(bias.target))
+            node.update_arg(_place(node, name), new_constant(module, node, f"{old[-1]}_rank", part))
+    drop_unused(module, *old)
+
+
+def _gather(module: fx.GraphModule, group: RankGroup, node: Node, columns: list[int]) -> None:
+    users = list(node.users)
+    recompute(node)
+    with module.graph.inserting_after(node):
+        whole = call(module.graph, armllm.gather_columns.default, node, group.communicator, columns)
+    for user in users:
+        user.replace_input_with(node, whole)
+
+
+def _constant(module: fx.GraphModule, node: Any) -> Tensor:
+    tensor = constant(module, node)
+    assert tensor is not None, f"{node} is no constant"
+    return tensor
+
+
+def _place(node: Node, name: str) -> int:
+    """Returns the place of an argument in the schema of a node's operator."""
+    return [argument.name for argument in node.target._schema.arguments].index(name)
+
+
+def _argument(node: Node, name: str) -> Any:
+    place = _place(node, name)
+    return node.args[place] if len(node.args) > place else None

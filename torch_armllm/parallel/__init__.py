@@ -1,0 +1,1 @@
+"""Tensor parallel ranks: their group, what each of them holds, and the messages between them."""
