@@ -63,6 +63,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             count += _divide_linear(module, group, node)
         elif is_op(node, armllm.int4_gated_linear.default):
             count += _divide_gated(module, group, node)
+        elif is_op(node, armllm.int4_moe.default):
+            count += _divide_experts(module, group, node)
     module.graph.eliminate_dead_code()
     return count
 
@@ -189,6 +191,42 @@ def _divide_gated(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     _replace_weight(module, node, weight, len(chosen), [chosen], ("gate_bias", "up_bias"))
     _gather(module, group, node, [len(_columns(each, size)) for each in panels])
     return 1
+
+
+def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
+    """Likewise, for columns of every expert's intermediate rows and of their results.
+
+    Routing is uneven, so that whole experts would leave some ranks without work.
+    """
+    inner_size, outer_size = int(node.args[5]), int(value(node).shape[-1])
+    inner, outer = _panels(inner_size, group), _panels(outer_size, group)
+    if inner is None or outer is None:
+        return 0
+    gated = _argument(node, "gated")
+    step = 1 if gated is False else 2
+    first, second = inner[group.rank], outer[group.rank]
+    old = [str(node.args[place].target) for place in (3, 4)]
+    gate_up, down = (_constant(module, node.args[place]) for place in (3, 4))
+    parts = gate_up[:, step * first.start : step * first.stop], down[:, second.start : second.stop]
+    for place, part in zip((3, 4), parts, strict=True):
+        own = new_constant(module, node, f"{old[place - 3]}_rank", part.contiguous())
+        node.update_arg(place, own)
+    columns = [[len(_columns(each, n)) for each in p] for p, n in ((inner, inner_size), (outer, outer_size))]
+    _set_arguments(
+        node, communicator=group.communicator, inner_columns=columns[0], outer_columns=columns[1]
+    )
+    drop_unused(module, *old)
+    _gather(module, group, node, columns[1])
+    return 1
+
+
+def _set_arguments(node: Node, **values: Any) -> None:
+    """Gives a node arguments that follow others with their defaults."""
+    schema = node.target._schema.arguments
+    args = [*node.args, *(argument.default_value for argument in schema[len(node.args) :])]
+    for name, argument in values.items():
+        args[_place(node, name)] = argument
+    node.args = tuple(args)
 
 
 def _panels(size: int, group: RankGroup) -> list[range] | None:

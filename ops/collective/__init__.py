@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["close_communicator", "communicator_bytes", "gather_columns", "open_communicator"]
+__all__ = ["close_communicator", "communicator_bytes", "gather_columns", "open_communicator", "rank_of"]
 
 _LINE = 64
+_ranks: dict[int, int] = {}
+"""Number of this process in each open communicator."""
 
 
 def communicator_bytes(ranks: int, buffer_bytes: int) -> int:
@@ -40,12 +42,19 @@ def open_communicator(
     handle: int = torch.ops.armllm.communicator_open(
         memory, rank, ranks, buffer_bytes, int(timeout * 1000), network
     )
+    _ranks[handle] = rank
     return handle
+
+
+def rank_of(communicator: int) -> int:
+    """Returns the number of this process in a communicator."""
+    return _ranks[communicator]
 
 
 def close_communicator(communicator: int) -> None:
     """Closes a communicator; plans that use it keep it alive."""
     torch.ops.armllm.communicator_close(communicator)
+    _ranks.pop(communicator, None)
 
 
 def gather_columns(x: Tensor, communicator: int, columns: Sequence[int]) -> Tensor:

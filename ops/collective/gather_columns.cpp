@@ -8,12 +8,6 @@ namespace {
 
 constexpr int64_t kTileBytes = 32 << 10;
 
-int64_t first_column(const GatherArgs& args, int64_t rank) {
-  int64_t column = 0;
-  for (int64_t r = 0; r < rank; ++r) column += args.columns[r];
-  return column;
-}
-
 }  // namespace
 
 // All ranks divide the rows alike, whatever number of columns each of them has.
@@ -21,8 +15,6 @@ int64_t GatherColumns::rows_per_round() const {
   const int64_t most = *std::max_element(args.columns.begin(), args.columns.end());
   return std::max<int64_t>(1, args.communicator->buffer_bytes() / (most * size_of(args.x.type)));
 }
-
-int GatherColumns::phases() const { return int(2 * ceil_div(args.rows, rows_per_round())); }
 
 GatherColumns::Round GatherColumns::round(int phase) const {
   Round r;
@@ -36,6 +28,7 @@ GatherColumns::Round GatherColumns::round(int phase) const {
 
 int64_t GatherColumns::tiles(int phase) const {
   const Round r = round(phase);
+  if (r.rows <= 0) return 0;
   Communicator& communicator = *args.communicator;
   if (phase % 2 == 0) {
     number_ = communicator.begin();
@@ -51,14 +44,14 @@ void GatherColumns::tile(int phase, int64_t index) {
 }
 
 void GatherColumns::send(const Round& r, int64_t index) const {
-  const int64_t rank = args.communicator->rank(), column = first_column(args, rank);
+  const int64_t rank = args.communicator->rank(), column = first_column(args.columns, rank);
   const int64_t bytes = args.columns[rank] * size_of(args.x.type);
   char* to = args.communicator->buffer(rank, number_);
   const int64_t end = std::min((index + 1) * r.tile_rows, r.rows);
   for (int64_t i = index * r.tile_rows; i < end; ++i) {
     const char* from = args.x.row(r.first + i);
     std::memcpy(to + i * bytes, from, bytes);
-    std::memcpy(args.out.at(r.first + i, column), from, bytes);
+    if (char* place = args.out.at(r.first + i, column); place != from) std::memcpy(place, from, bytes);
   }
 }
 
@@ -66,7 +59,7 @@ void GatherColumns::receive(const Round& r, int64_t index) const {
   const int64_t ranks = args.communicator->ranks();
   const int64_t rank = (args.communicator->rank() + 1 + index / r.row_tiles) % ranks;
   args.communicator->wait_for(rank, number_);
-  const int64_t column = first_column(args, rank), bytes = args.columns[rank] * size_of(args.x.type);
+  const int64_t column = first_column(args.columns, rank), bytes = args.columns[rank] * size_of(args.x.type);
   const char* from = args.communicator->buffer(rank, number_);
   const int64_t begin = index % r.row_tiles * r.tile_rows, end = std::min(begin + r.tile_rows, r.rows);
   for (int64_t i = begin; i < end; ++i)

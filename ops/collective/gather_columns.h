@@ -18,12 +18,20 @@ struct GatherArgs {
   std::vector<int64_t> columns;  // of each rank
 };
 
+inline int64_t first_column(const std::vector<int64_t>& columns, int64_t rank) {
+  int64_t column = 0;
+  for (int64_t r = 0; r < rank; ++r) column += columns[r];
+  return column;
+}
+
 // Rows that do not fit the buffers at once are exchanged in several rounds of two phases: the rank copies its
 // columns to its buffer, then those of the others from theirs.
 class GatherColumns final : public TaskSet {
  public:
   GatherArgs args;
-  int phases() const override;
+  int phases() const override { return phases_of(args.rows); }
+  // Phases of this number of rows; a set that begins with fewer rows than it may have counts those.
+  int phases_of(int64_t rows) const { return int(2 * ceil_div(rows, rows_per_round())); }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
 

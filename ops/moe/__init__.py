@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.collective import rank_of
 from torch_armllm.ops.moe.moe_route import SCORINGS, moe_route, reference_moe_route
 from torch_armllm.ops.moe.reference import reference_int4_moe
 
@@ -28,6 +31,9 @@ def int4_moe(
     identity_experts: int = 0,
     up_limit: float = 7.0,
     rotated: bool = False,
+    communicator: int = 0,
+    inner_columns: Sequence[int] = (),
+    outer_columns: Sequence[int] = (),
 ) -> Tensor:
     """Weighted sum over each token's experts of ``down(act(gate(x)) · up(x))``.
 
@@ -56,9 +62,15 @@ def int4_moe(
         up_limit: bound of up in ``silu_softcapped``.
         rotated: both weights are W · H, group by group, and inputs are rotated before they are quantized: see
             `int4_linear`; H and I are multiples of 32.
+        communicator: of tensor parallel ranks, see `torch_armllm.ops.collective.open_communicator`; 0: this
+            process computes all.  Each rank's weights have the panels of its own columns, its biases are
+            whole, and every rank has to call the op.
+        inner_columns: of the I columns, those of each rank, one rank after another: multiples of 16 but for
+            the last.
+        outer_columns: likewise, of the H columns of the result.
 
     Returns:
-        A tensor of the shape and dtype of ``x``.  Tokens and intermediate rows are quantized to INT8;
+        A tensor of the shape and dtype of ``x``, with a rank's own columns.  Tokens and intermediate rows are quantized to INT8;
         everything else is float32 and is rounded once, at the end.  With an exact scheme a token's result has
         the same bits alone and in any batch, for every kernel variant and thread count.
 
@@ -83,6 +95,9 @@ def int4_moe(
         identity_experts,
         up_limit,
         rotated,
+        communicator,
+        list(inner_columns),
+        list(outer_columns),
     )
     return result
 
@@ -105,5 +120,9 @@ def _int4_moe_fake(
     identity_experts: int = 0,
     up_limit: float = 7.0,
     rotated: bool = False,
+    communicator: int = 0,
+    inner_columns: Sequence[int] = (),
+    outer_columns: Sequence[int] = (),
 ) -> Tensor:
-    return x.new_empty(x.shape)
+    columns = outer_columns[rank_of(communicator)] if communicator else x.shape[-1]
+    return x.new_empty((*x.shape[:-1], columns))

@@ -23,7 +23,8 @@ int64_t largest_block() {
   return block;
 }
 
-// Upper bound of the padded rows for all kernel variants, so that memory sized for a variant fits any other.
+}  // namespace
+
 int64_t most_rows(const MoeArgs& a) {
   static const int64_t block = largest_block();
   const int64_t pairs = a.tokens * a.top_k;
@@ -32,8 +33,10 @@ int64_t most_rows(const MoeArgs& a) {
   return pairs + long_ones * (block - 1) + std::min(a.experts, pairs / 2);
 }
 
+namespace {
+
 DownPasses passes_of(const MoeArgs& a, int64_t rows) {
-  const int64_t panels = ceil_div(a.hidden, kPanel), column_bytes = rows * kPanel * int64_t(sizeof(float));
+  const int64_t panels = ceil_div(outer_share(a).count, kPanel), column_bytes = rows * kPanel * int64_t(sizeof(float));
   if (column_bytes * panels <= kPassBytes) return {panels, panels};
   return {panels,
           std::min(panels, std::max<int64_t>(kPassBytes / column_bytes / kPassPanels, 1) * kPassPanels)};
@@ -140,7 +143,7 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
 void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   const LinearKernels& kernels = *variant().linear;
   const int64_t pairs = a.tokens * a.top_k;
-  const int64_t gate_up_panels = (a.gated ? 2 : 1) * ceil_div(a.intermediate, kPanel);
+  const int64_t gate_up_panels = (a.gated ? 2 : 1) * ceil_div(inner_share(a).count, kPanel);
   const DownPasses& passes = m.passes;
   const auto known = [&](int32_t id) { return id >= 0 && id < a.experts; };
 

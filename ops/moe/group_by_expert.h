@@ -46,6 +46,9 @@ struct DownPasses {
   int64_t of(int64_t pass) const { return pass + 1 < count() ? step : panels - pass * step; }
 };
 
+// Upper bound of the padded rows for all kernel variants, so that memory sized for a variant fits any other.
+int64_t most_rows(const MoeArgs& args);
+
 DownPasses down_passes(const MoeArgs& args);
 
 struct MoeMemory {

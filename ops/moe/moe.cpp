@@ -112,15 +112,17 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
   const LinearKernels& kernels = *variant().linear;
   const ExpertRows& e = expert_of_tile(m, &ExpertRows::gate_up_tile, index);
   const Activations x = m.hidden.of(e);
-  const int64_t bias = e.expert * (a.gated ? 2 : 1) * a.intermediate;
+  const ColumnShare inner = inner_share(a);
+  const int64_t bias = e.expert * (a.gated ? 2 : 1) * a.intermediate + inner.first;
   const GatedEpilogue epilogue{bias_at(a.gate_up_bias, a.bias_type, bias),
                                bias_at(a.gate_up_bias, a.bias_type, bias + (a.gated ? a.intermediate : 0)),
                                a.bias_type,
                                a.activation,
                                a.limit,
                                a.up_limit,
-                               a.intermediate,
-                               Rows{m.gated + e.first_row * m.gated_stride, m.gated_stride, DType::f32}};
+                               inner.count,
+                               Rows{m.gated + e.first_row * m.gated_stride + inner.first, m.gated_stride,
+                                    DType::f32}};
   multiply_tile(
       kernels, e.gate_up, a.scheme, a.gate_up + e.expert * a.gate_up_expert_stride, a.gate_up_panel_stride, x,
       index - e.gate_up_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
@@ -141,14 +143,15 @@ void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index
   const Activations x = m.intermediate.of(e);
   const int64_t first_panel = pass * passes.step;
   float* out = m.down[pass % 2] + e.first_row * m.down_stride;
+  const ColumnShare outer = outer_share(a);
   multiply_tile(kernels, rest ? e.down_rest : e.down, a.scheme,
                 a.down + e.expert * a.down_expert_stride + first_panel * a.down_panel_stride,
                 a.down_panel_stride, x, index - e.*first_tile,
                 [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
                   const int64_t column = (first_panel + panel) * kPanel,
-                                n = std::min(panels * kPanel, a.hidden - column);
+                                n = std::min(panels * kPanel, outer.count - column);
                   kernels.epilogue(
-                      acc, n, x.scales[row], bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + column),
+                      acc, n, x.scales[row], bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + outer.first + column),
                       a.bias_type, nullptr, out + row * m.down_stride + panel * kPanel, DType::f32);
                 });
 }
@@ -161,7 +164,7 @@ struct Combine {
   Combine(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
     const DownPasses& passes = m.passes;
     first_column = pass * passes.step * kPanel;
-    columns = std::min(passes.step * kPanel, a.hidden - first_column);
+    columns = std::min(passes.step * kPanel, outer_share(a).count - first_column);
     const bool few = a.tokens < 2 * m.grouping->threads;
     column_step = few ? kCombineColumns : columns;
     token_step = few ? 1 : std::clamp<int64_t>(a.tokens / (8 * m.grouping->threads), 1, kCombineTokens);
@@ -190,12 +193,13 @@ void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t in
       reinterpret_cast<const float**>(thread_memory(a.top_k * 12 + (converts ? n : 0) * sizeof(float)));
   float* weights = reinterpret_cast<float*>(rows + a.top_k);
   float* converted = weights + a.top_k;
+  const int64_t x_column = outer_share(a).first + c.first_column + first;
   for (int64_t token = begin; token < end; ++token) {
     int64_t count = 0;
     const float* x = nullptr;  // the token itself
     for (int64_t p = token * a.top_k; p < (token + 1) * a.top_k; ++p) {
       if (is_identity(a, a.ids[p])) {
-        if (x == nullptr) x = floats_of(a.x, token, c.first_column + first, n, converted);
+        if (x == nullptr) x = floats_of(a.x, token, x_column, n, converted);
         rows[count] = x;
         weights[count++] = a.weights[p];
         continue;
@@ -236,12 +240,28 @@ int64_t requantize_step(const MoeMemory& m) {
 
 int64_t QuantMoe::scratch_bytes(const MoeArgs& args) { return MoeMemory::at(args, nullptr).bytes; }
 
-int QuantMoe::phases() const { return kDown + int(down_passes(args).count()) + 1; }
+// The columns of act(gate) · up that ranks compute are gathered before they are quantized.
+int QuantMoe::gather_phases() const {
+  if (args.communicator == nullptr) return 0;
+  gather_.args.communicator = args.communicator;
+  gather_.args.columns = args.inner_columns;
+  gather_.args.x.type = gather_.args.out.type = DType::f32;
+  return gather_.phases_of(most_rows(args));
+}
+
+int QuantMoe::phases() const { return kDown + gather_phases() + int(down_passes(args).count()) + 1; }
 
 int64_t QuantMoe::tiles(int phase) const {
   if (args.tokens == 0) return 0;
   const MoeMemory m = MoeMemory::at(args, args.scratch);
-  switch (phase) {
+  const int gathering = phase - kRequantize, rounds = phase < kRequantize ? 0 : gather_phases();
+  if (gathering >= 0 && gathering < rounds) {
+    gather_.args.rows = m.grouping->rows;
+    gather_.args.x = Rows{m.gated + inner_share(args).first, m.gated_stride, DType::f32};
+    gather_.args.out = Rows{m.gated, m.gated_stride, DType::f32};
+    return gather_.tiles(gathering);
+  }
+  switch (phase - rounds) {
     case kSort:
       return 1;
     case kQuantize:
@@ -251,13 +271,16 @@ int64_t QuantMoe::tiles(int phase) const {
     case kRequantize:
       return ceil_div(m.grouping->rows, requantize_step(m));
     default:
-      return down_phase_tiles(args, m, phase - kDown);
+      return down_phase_tiles(args, m, phase - rounds - kDown);
   }
 }
 
 void QuantMoe::tile(int phase, int64_t index) {
   const MoeMemory m = MoeMemory::at(args, args.scratch);
-  switch (phase) {
+  const int gathering = phase - kRequantize;
+  const int rounds = phase < kRequantize || args.communicator == nullptr ? 0 : gather_.phases_of(most_rows(args));
+  if (gathering >= 0 && gathering < rounds) return gather_.tile(gathering, index);
+  switch (phase - rounds) {
     case kSort:
       group_pairs(args, m);
       require_experts(args, m);
@@ -276,7 +299,7 @@ void QuantMoe::tile(int phase, int64_t index) {
       return;
     }
     default:
-      return down_phase_tile(args, m, phase - kDown, index);
+      return down_phase_tile(args, m, phase - rounds - kDown, index);
   }
 }
 

@@ -1,6 +1,7 @@
 // Mixture of Experts (MoE): routing, and all experts of a layer as one task set.
 #pragma once
 
+#include "collective/gather_columns.h"
 #include "linear/quant_linear.h"
 #include "runtime/task_set.h"
 #include "runtime/types.h"
@@ -59,6 +60,9 @@ struct MoeKernels {
 // Panels of gate and up alternate in `gate_up` (g0 u0 g1 u1 …).  The identity_experts ids that follow the
 // experts' return x itself.  Ids outside both contribute nothing; the registered op rejects them.  With
 // weigh_input the experts' inputs are x · weights[t][j], and the sum is unweighted.
+//
+// Of tensor parallel ranks, each computes some columns of act(gate) · up and some of the result.  Its weights
+// have the panels of these columns only; its biases are whole.
 struct MoeArgs {
   Rows x, out;
   const int32_t* ids = nullptr;    // [tokens][top_k]
@@ -80,9 +84,24 @@ struct MoeArgs {
   // [experts][2][intermediate]: gate, then up; without a gate [experts][intermediate]
   const void* gate_up_bias = nullptr;
   const void* down_bias = nullptr;  // [experts][hidden]
+  std::shared_ptr<Communicator> communicator;          // null: this process computes all columns
+  std::vector<int64_t> inner_columns, outer_columns;  // of each rank: of `intermediate` and of `hidden`
   DType bias_type = DType::f32;
   void* scratch = nullptr;
 };
+
+// Columns that this process computes.
+struct ColumnShare {
+  int64_t first, count;
+};
+
+inline ColumnShare share_of(const MoeArgs& args, const std::vector<int64_t>& columns, int64_t all) {
+  if (args.communicator == nullptr) return {0, all};
+  const int64_t rank = args.communicator->rank();
+  return {first_column(columns, rank), columns[rank]};
+}
+inline ColumnShare inner_share(const MoeArgs& a) { return share_of(a, a.inner_columns, a.intermediate); }
+inline ColumnShare outer_share(const MoeArgs& a) { return share_of(a, a.outer_columns, a.hidden); }
 
 class QuantMoe final : public TaskSet {
  public:
@@ -91,6 +110,11 @@ class QuantMoe final : public TaskSet {
   int phases() const override;
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
+
+ private:
+  int gather_phases() const;
+
+  mutable GatherColumns gather_;  // of act(gate) · up
 };
 
 }  // namespace armllm

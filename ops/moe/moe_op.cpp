@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/communicators.h"
 #include "linear/scheme_arg.h"
 #include "moe/moe.h"
 #include "runtime/tensor_args.h"
@@ -21,6 +22,16 @@ void check_experts(const Tensor& weight, const char* name, const char* out, cons
   STD_TORCH_CHECK(weight.size(2) == bytes, name, " has ", weight.size(2), " bytes per panel; ", in, " = ",
                   in_features, " needs ", bytes, ": was it packed with another shape or scheme?");
   STD_TORCH_CHECK(weight.stride(2) == 1, name, " must be contiguous in its last dimension");
+}
+
+void check_ranks(const MoeArgs& a, const std::vector<int64_t>& columns, int64_t all, const char* name) {
+  int64_t sum = 0;
+  for (const int64_t each : columns) {
+    STD_TORCH_CHECK(each > 0, name, ": a rank has ", each, " columns; it needs at least one");
+    sum += each;
+  }
+  STD_TORCH_CHECK(int64_t(columns.size()) == a.communicator->ranks() && sum == all, name, " has ", sum,
+                  " columns of ", columns.size(), " ranks; there are ", all, " of ", a.communicator->ranks());
 }
 
 int64_t choices_per_token(const Tensor& t, const char* name, int64_t tokens) {
@@ -62,7 +73,8 @@ std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char
 Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
                 int64_t intermediate, std::string scheme, std::string activation, double limit,
                 std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
-                bool weigh_input, int64_t identity_experts, double up_limit, bool rotated) {
+                bool weigh_input, int64_t identity_experts, double up_limit, bool rotated, int64_t communicator,
+                std::vector<int64_t> inner_columns, std::vector<int64_t> outer_columns) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
   QuantMoe set;
@@ -87,9 +99,17 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
                   intermediate);
   STD_TORCH_CHECK(identity_experts >= 0, "identity_experts must not be negative, not ", identity_experts);
   a.identity_experts = identity_experts;
+  if (communicator != 0) {
+    a.communicator = communicator_of(communicator);
+    a.inner_columns = std::move(inner_columns);
+    a.outer_columns = std::move(outer_columns);
+    check_ranks(a, a.inner_columns, intermediate, "inner_columns");
+    check_ranks(a, a.outer_columns, a.hidden, "outer_columns");
+  }
+  const int64_t inner = inner_share(a).count, outer = outer_share(a).count;
   check_experts(gate_up, "gate_up", gated ? "intermediate (gate and up)" : "intermediate (without a gate)",
-                "hidden", (gated ? 2 : 1) * ceil_div(intermediate, kPanel), a.scheme, a.hidden);
-  check_experts(down, "down", "hidden", "intermediate", ceil_div(a.hidden, kPanel), a.scheme, intermediate);
+                "hidden", (gated ? 2 : 1) * ceil_div(inner, kPanel), a.scheme, a.hidden);
+  check_experts(down, "down", "hidden", "intermediate", ceil_div(outer, kPanel), a.scheme, intermediate);
   a.experts = gate_up.size(0);
   STD_TORCH_CHECK(a.experts >= 1, "gate_up holds no experts");
   STD_TORCH_CHECK(down.size(0) == a.experts, "gate_up and down must hold the same number of experts, not ",
@@ -105,6 +125,7 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   const Tensor rows = contiguous(x);
   std::vector<int64_t> sizes(x.dim());
   for (int64_t d = 0; d < x.dim(); ++d) sizes[d] = x.size(d);
+  sizes.back() = outer;
   Tensor out = new_tensor(x, sizes);
   if (a.tokens == 0) return out;
 

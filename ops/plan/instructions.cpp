@@ -223,6 +223,11 @@ Instruction build(const fields::moe& op) {
   a.gate_up_panel_stride = op.gate_up_panel_stride;
   a.down_panel_stride = op.down_panel_stride;
   a.scheme = op.scheme;
+  if (op.communicator != 0) a.communicator = communicator_of(op.communicator);
+  for (const fields::expert_part& part : op.ranks) {
+    a.inner_columns.push_back(part.inner);
+    a.outer_columns.push_back(part.outer);
+  }
   a.experts = op.experts;
   a.identity_experts = op.identity_experts;
   a.top_k = op.top_k;

@@ -80,6 +80,17 @@ void check_heads(const Checks& c, const Heads& op) {
   c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
 }
 
+void check_ranks(const Checks& c, const fields::moe& op, int64_t ranks) {
+  double inner = 0, outer = 0;
+  for (const fields::expert_part& part : op.ranks) {
+    c.positive(part.inner, "the columns of a rank"), c.positive(part.outer, "the columns of a rank");
+    inner += part.inner, outer += part.outer;
+  }
+  STD_TORCH_CHECK(static_cast<int64_t>(op.ranks.size()) == ranks && inner == op.intermediate &&
+                      outer == op.hidden,
+                  "plan: the columns of ", op.ranks.size(), " ranks are not those of the experts");
+}
+
 }  // namespace
 
 void check_fields(const Checks& c, const fields::embed& op) {
@@ -182,13 +193,20 @@ void check_fields(const Checks& c, const fields::moe& op) {
                   "plan: rotated experts have ", op.hidden, " and ", op.intermediate,
                   " features, which are no whole groups");
   const int64_t parts = op.gated ? 2 : 1;
+  int64_t inner = op.intermediate, outer = op.hidden;
+  if (op.communicator != 0) {
+    const std::shared_ptr<Communicator> communicator = communicator_of(op.communicator);
+    check_ranks(c, op, communicator->ranks());
+    inner = op.ranks[communicator->rank()].inner;
+    outer = op.ranks[communicator->rank()].outer;
+  }
   c.rows(op.x, op.hidden);
-  c.rows(op.out, op.hidden);
+  c.rows(op.out, outer);
   c.packed(op.ids, op.top_k, ElementType::i32);
   c.packed(op.weights, op.top_k, ElementType::f32);
-  c.panels(op.gate_up, op.experts, op.gate_up_expert_stride, parts * panels_of(op.intermediate),
+  c.panels(op.gate_up, op.experts, op.gate_up_expert_stride, parts * panels_of(inner),
            op.gate_up_panel_stride, op.scheme, op.hidden);
-  c.panels(op.down, op.experts, op.down_expert_stride, panels_of(op.hidden), op.down_panel_stride, op.scheme,
+  c.panels(op.down, op.experts, op.down_expert_stride, panels_of(outer), op.down_panel_stride, op.scheme,
            op.intermediate);
   c.floats(op.gate_up_bias, double(op.experts) * parts * op.intermediate);
   c.floats(op.down_bias, double(op.experts) * op.hidden);

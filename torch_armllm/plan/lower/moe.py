@@ -19,7 +19,7 @@ def _moe(
         scheme: str,
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
     gated: bool = True, weigh_input: bool = False, identity_experts: int = 0, up_limit: float = 7.0,
-    rotated: bool = False,
+    rotated: bool = False, communicator: int = 0, inner_columns: Any = (), outer_columns: Any = (),
 ) -> Operand:  # fmt: skip
     rows, expert_ids, expert_weights = low.rows(x), low.rows(ids), low.rows(weights)
     if (
@@ -62,6 +62,8 @@ def _moe(
         gated=gated,
         weigh_input=weigh_input,
         rotated=rotated,
+        communicator=communicator,
+        ranks=[{"inner": i, "outer": o} for i, o in zip(inner_columns, outer_columns, strict=True)],
     )
     return out
 
