@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.build import build_disk_cache
 from torch_armllm.engine.execution.adapter_rows import AdapterRows
 from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.max_length import resolve_max_model_len
@@ -51,11 +52,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class Ranks(Protocol):
+    """Tensor parallel ranks that wait for an engine."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks, this process included."""
+        ...
+
+    def lead(self, sizes: dict[str, Any]) -> RankLeader:
+        """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
+        ...
+
+
 def build_engine(
     model: Any,
     tokenizer: PreTrainedTokenizerBase | None = None,
     config: EngineConfig | None = None,
     processor: Any = None,
+    ranks: Ranks | None = None,
 ) -> LLMEngine:
     """Builds the engine of a patched model.
 
@@ -64,6 +79,7 @@ def build_engine(
         tokenizer: its tokenizer; None: prompts and outputs are token ids.
         config: see `EngineConfig`.
         processor: the model's processor of pictures; None: prompts are texts.
+        ranks: the others that share out the model's layers; None: this process computes them.
 
     Raises:
         ValueError: the model is not patched, or the settings do not fit it or the memory.
@@ -92,6 +108,7 @@ def build_engine(
     memory = None
     limit, given = memory_limit(config), config.kv_cache_memory
     experts = _expert_store(servable)
+    size = 1 if ranks is None else ranks.size
     if shape is not None:
         memory = size_kv_memory(
             shape,
@@ -101,7 +118,7 @@ def build_engine(
             memory=given if given is None or limit is None else limit.kv_cache,
             most=None if limit is None else limit.kv_cache,
             swap_space=0 if servable is None else config.swap_space,
-            free=max(0, left(config) - (0 if experts is None else experts.counts().unfilled)),
+            free=max(0, left(config) - (0 if experts is None else experts.counts().unfilled)) // size,
             checkpoints=config.enable_prefix_caching,
             draft_tokens=most_draft_tokens(config.speculative_config),
             drafter=drafter_needs(config.speculative_config, drafter, config.max_num_seqs),
@@ -116,11 +133,19 @@ def build_engine(
         blocks = _counted_only(model, config, max_model_len, by_modules.block_size, memory)
     else:
         state_slots = memory.state_slots + memory.spare_state_slots, memory.swap_state_slots
+        sizes = {
+            "num_blocks": memory.num_blocks,
+            "swap_blocks": memory.swap_blocks,
+            "drawable": drawable,
+            "state_slots": state_slots[0],
+            "swap_state_slots": state_slots[1],
+        }
         runner = PlanRunner(
             *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
             kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
             adapters=None if adapters is None else AdapterRows(adapters.rows),
             spare=None if isinstance(pictures, str) else pictures.spare,
+            leader=None if ranks is None else ranks.lead(sizes),
         )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)

@@ -59,7 +59,10 @@ class EngineConfig:
         disable_log_stats: turns off the log line of throughput while requests run.
         trace: file for the timing of every step, in Chrome's trace format; or a track of a file that several
             engines write to.
-        threads: number of compute threads; None: one for each physical core that the process may use.
+        tensor_parallel_size: number of processes that compute each step together, each with a part of the
+            weights; the results have the same bits. ``auto``: one for each NUMA node that the process may
+            use, where that is estimated to be faster, and the model and the settings allow it.
+        threads: number of compute threads of a process; None: one for each physical core that it may use.
         pin_threads: pins the threads to their cores; None: pins them if they fill all of those cores.
 
     Raises:
@@ -92,11 +95,17 @@ class EngineConfig:
     max_lora_rank: int = 16
     disable_log_stats: bool = False
     trace: str | Trace | None = None
+    tensor_parallel_size: int | Literal["auto"] = "auto"
     threads: int | None = None
     pin_threads: bool | None = None
 
     def __post_init__(self) -> None:
         check_settings({field.name: getattr(self, field.name) for field in fields(self)})
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that compute together; 1 for ``auto``, which a loader decides on."""
+        return 1 if self.tensor_parallel_size == "auto" else self.tensor_parallel_size
 
     @property
     def most_pictures(self) -> int:

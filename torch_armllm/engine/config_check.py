@@ -13,6 +13,7 @@ from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 MAX_MODEL_LEN = 1 << 26
 MAX_NUM_SEQS = 1 << 16
 MAX_NUM_BATCHED_TOKENS = 1 << 20
+MAX_RANKS = 64
 MAX_THREADS = 1024
 """More threads than this fail to start on common systems, and end the process."""
 MAX_BYTES = 1 << 50
@@ -29,6 +30,7 @@ _INTEGERS: dict[str, tuple[int | None, int | None]] = {
     "max_loras": (1, MAX_LORAS),
     "max_lora_rank": (1, MAX_LORA_RANK),
     "seed": (None, None),
+    "tensor_parallel_size": (1, MAX_RANKS),
     "threads": (None, MAX_THREADS),
 }
 """Least and most; where the least is None, it depends on other settings, and is checked with them."""
@@ -51,7 +53,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """
     given = {name: value for name, value in settings.items() if value is not None}
     for name, (least, most) in _INTEGERS.items():
-        if name in given:
+        if name in given and not (name == "tensor_parallel_size" and given[name] == "auto"):
             _check_integer(name, given[name], least, most)
     for name in _NUMBERS:
         if name in given:

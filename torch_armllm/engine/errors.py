@@ -25,3 +25,7 @@ class StepFailedError(RuntimeError):
         """Returns an equal error for another waiter, as every raise adds to the traceback of its error."""
         assert self.__cause__ is not None
         return StepFailedError(self.request_ids, self.__cause__)
+
+
+class RankFailedError(RuntimeError):
+    """A tensor parallel rank has failed: no rank can compute another step, and the engine has ended."""

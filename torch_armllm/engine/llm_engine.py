@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.disk.arrivals import Arrivals
-from torch_armllm.engine.errors import StepFailedError
+from torch_armllm.engine.errors import RankFailedError, StepFailedError
 from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Preprocessor, Prompt
@@ -194,6 +194,7 @@ class LLMEngine:
 
         Raises:
             StepFailedError: the step failed, and its requests have ended.
+            RankFailedError: a tensor parallel rank has failed, and the engine cannot go on.
         """
         began = time.monotonic()
         if self._arrivals:
@@ -207,6 +208,8 @@ class LLMEngine:
         self._trace.mark("schedule")
         try:
             return self._compute(step, began)
+        except RankFailedError:
+            raise
         except Exception as error:
             raise self._abort_step(step, error) from error
 

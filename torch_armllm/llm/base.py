@@ -15,6 +15,7 @@ from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
+from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
 from torch_armllm.llm.loader import (
     LoadedEngine,
     default_sampling_params,
@@ -96,8 +97,11 @@ class LLMBase:
         if verify:
             verify_checksums(model)
 
+        config = with_ranks(model, config)
+        load_one = load_engine if config.ranks == 1 else load_divided_engine
+
         def load(config: EngineConfig) -> LoadedEngine:
-            return load_engine(
+            return load_one(
                 model,
                 tokenizer,
                 dtype=dtype,

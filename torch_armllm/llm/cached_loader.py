@@ -140,6 +140,8 @@ def _warn(key: PlanKey, limit: MemoryLimit) -> None:
 def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanKey | None:
     if not isinstance(source, str) or os.environ.get(SETTING) == "0":
         return None
+    if config.ranks > 1:  # each rank's plan has its own part of the weights
+        return None
     if config.enable_lora:  # slots for adapters belong to the model's layers
         return None
     if reads_hidden_states(config.speculative_config):  # draft layers take the model's modules

@@ -279,7 +279,7 @@ def unpatch(model: nn.Module) -> list[str]:
     Raises:
         ValueError: the model is not patched.
     """
-    state = _remove_plan(model)
+    state = remove_plan(model)
     return restore(model) if state.quantized else []
 
 
@@ -294,14 +294,14 @@ def patch_with_slots(model: Any, kv_cache_dtype: str | None, sizes: AdapterSlots
     Raises:
         ValueError: the model is not patched, or has no quantized layers.
     """
-    state = _remove_plan(model)
+    state = remove_plan(model)
     add_slots(model, sizes)
     report = fuse(model, kv_cache_dtype, state.report.layers)
     model.__dict__[STATE].quantized = state.quantized
     return report
 
 
-def _remove_plan(model: nn.Module) -> PatchState:
+def remove_plan(model: nn.Module) -> PatchState:
     """Gives a model its own ``forward`` and ``generate`` back; returns what its patch was.
 
     Raises:

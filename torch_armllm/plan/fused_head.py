@@ -100,7 +100,7 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, k
     hidden = Operand("input", 0, dtype, (columns,), 0, stride)
     weight = program.constant(head.weight)
     bias = NOTHING if head.bias is None else program.constant(head.bias)
-    logits = program.allocate(size, dtype)
+    logits = program.allocate(head.own_features, dtype)
     if head.scheme is None:
         program.emit(
             "dense_linear",
@@ -109,7 +109,7 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, k
             weight=weight,
             bias=bias,
             in_features=columns,
-            out_features=size,
+            out_features=head.own_features,
         )
     else:
         program.emit(
@@ -122,9 +122,15 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, k
             panel_stride=weight.stride,
             scheme="i8" if head.scheme == "int8" else head.scheme,
             in_features=columns,
-            out_features=size,
+            out_features=head.own_features,
             digits=head.digits,
             rotated=head.rotated,
+        )
+    if head.ranks is not None:
+        own, logits = logits, program.allocate(size, dtype)
+        parts = [{"columns": count} for count in head.ranks.columns]
+        program.emit(
+            "gather_columns", x=own, out=logits, communicator=head.ranks.communicator, parts=parts
         )
     if head.scaling is not None:
         logits = _scaled(program, logits, head.scaling)

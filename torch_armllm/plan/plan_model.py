@@ -1,15 +1,19 @@
-"""A model restored from the plan cache: its plan, its output layer and its sizes, without modules."""
+"""A model without modules: its plan, its output layer and its sizes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from torch import Tensor
 
 from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.ops.collective import gather_columns
 from torch_armllm.ops.linear import dense_linear, int4_linear, int8_linear
+from torch_armllm.parallel.rank_group import RankGroup, shares
 from torch_armllm.plan.native import NativePlan
+
+PANEL = 16  # output rows of a packed panel
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,27 @@ class LogitScaling:
         return logits * self.number if self.op == "multiply" else logits / self.number
 
 
+@dataclass(frozen=True)
+class HeadRanks:
+    """Tensor parallel ranks that compute logits together.
+
+    Attributes:
+        communicator: handle, see `torch_armllm.ops.collective.open_communicator`.
+        rank: number of this process.
+        columns: logits that each rank computes, one rank after another.
+    """
+
+    communicator: int
+    rank: int
+    columns: list[int]
+
+
 @dataclass
 class HeadWeights:
     """An output layer that is one matrix product, and a scaling of its results.
 
-    ``scheme`` is None for float weights.
+    ``scheme`` is None for float weights.  With ``ranks`` the weight has the rows of this rank only, and all
+    ranks compute logits together.
     """
 
     weight: Tensor
@@ -43,6 +63,29 @@ class HeadWeights:
     scaling: LogitScaling | None = None
     digits: int = 1
     rotated: bool = False
+    ranks: HeadRanks | None = None
+
+    @property
+    def own_features(self) -> int:
+        """Number of logits that this process computes."""
+        return self.out_features if self.ranks is None else self.ranks.columns[self.ranks.rank]
+
+    def divided(self, group: RankGroup) -> HeadWeights:
+        """Returns the part of a rank, in memory of its own; all ranks gather the logits of all parts."""
+        step = 1 if self.scheme is None else PANEL
+        parts = shares(-(-self.out_features // step), group.size)
+        ends = [min(part.stop * step, self.out_features) for part in parts]
+        columns = [end - part.start * step for part, end in zip(parts, ends, strict=True)]
+        if min(columns) < 1:
+            raise ValueError(f"{self.out_features} logits cannot be shared out among {group.size} ranks")
+        own = parts[group.rank]
+        first = own.start * step
+        return replace(
+            self,
+            weight=self.weight[own.start : own.stop].clone(),
+            bias=None if self.bias is None else self.bias[first : first + columns[group.rank]].clone(),
+            ranks=HeadRanks(group.communicator, group.rank, columns),
+        )
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -52,6 +95,8 @@ class HeadWeights:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Returns logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
         logits = self._product(hidden)
+        if self.ranks is not None:
+            logits = gather_columns(logits, self.ranks.communicator, self.ranks.columns)
         return logits if self.scaling is None else self.scaling(logits)
 
     def _product(self, hidden: Tensor) -> Tensor:
@@ -59,8 +104,8 @@ class HeadWeights:
             return dense_linear(hidden, self.weight, self.bias)
         inputs = None, self.digits, self.rotated
         if self.scheme == "int8":
-            return int8_linear(hidden, self.weight, self.out_features, self.bias, *inputs)
-        return int4_linear(hidden, self.weight, self.out_features, self.scheme, self.bias, *inputs)
+            return int8_linear(hidden, self.weight, self.own_features, self.bias, *inputs)
+        return int4_linear(hidden, self.weight, self.own_features, self.scheme, self.bias, *inputs)
 
     def weights(self, like: Tensor) -> HeadWeights:
         """See `Head.weights`."""

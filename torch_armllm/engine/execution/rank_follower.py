@@ -1,0 +1,25 @@
+"""A rank that computes the steps that the leader sends."""
+
+from __future__ import annotations
+
+from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.step_message import StepReader
+from torch_armllm.parallel.mailbox import Mailbox
+
+
+def follow(rank: int, mailbox: Mailbox, executor: StepExecutor) -> None:
+    """Computes steps until the leader ends.
+
+    Args:
+        rank: number of this process.
+        mailbox: from which it reads.
+        executor: with this rank's part of the weights and of the KV cache.
+    """
+    reader = StepReader(executor.cache, executor.states)
+    while True:
+        step = reader.read(mailbox.receive())
+        mailbox.done(rank)
+        if step is None:
+            return
+        executor.copy(*step.copies)
+        executor.run(step.inputs, step.rows, step.best)

@@ -1,0 +1,52 @@
+"""The rank that schedules: it sends each step to the other tensor parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.engine.execution.step_message import step_message, stop_message
+from torch_armllm.engine.step import Step
+from torch_armllm.parallel.mailbox import Mailbox
+from torch_armllm.plan.step import StepInputs
+
+
+class RankLeader:
+    """Sends steps to the other ranks.
+
+    Args:
+        mailbox: from which they read.
+        failure: returns the reason why a rank has failed; None if all are well.
+        fail: ends the other ranks, as this one has failed.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, failure: Callable[[], str | None], fail: Callable[[], None]
+    ) -> None:
+        self._mailbox = mailbox
+        self._failure, self._fail = failure, fail
+
+    def send(self, step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> None:
+        """Sends a step, which all ranks then compute.
+
+        Raises:
+            RankFailedError: a rank has failed.
+        """
+        reason = self._failure()
+        if reason is not None:
+            raise RankFailedError(reason)
+        self._mailbox.post(*step_message(step, inputs, rows, best))
+
+    def fail(self, error: Exception) -> RankFailedError:
+        """Ends all ranks, because a step has failed here or there; returns the error of the engine."""
+        self._fail()
+        if isinstance(error, RankFailedError):
+            return error
+        failed = RankFailedError(self._failure() or f"a step failed on rank 0: {error}")
+        failed.__cause__ = error
+        return failed
+
+    def stop(self) -> None:
+        """Ends the other ranks."""
+        if self._failure() is None:
+            self._mailbox.post(stop_message())

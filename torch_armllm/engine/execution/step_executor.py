@@ -1,0 +1,134 @@
+"""Computes the inputs of steps with a plan: block copies, hidden states, logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.step import StateMove
+from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.kv_cache.block_copies import copy_blocks
+from torch_armllm.kv_cache.shapes import Cache, Shape
+from torch_armllm.plan.fused_head import FusedHead
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.servable_model import ServableModel
+from torch_armllm.plan.step import StepInputs
+from torch_armllm.plan.step_result import StepResult
+
+
+class StepExecutor:
+    """Owns the KV cache of an engine and runs its plan.  Every tensor parallel rank has one.
+
+    The system maps memory at the first write, so unused blocks cost nothing.
+
+    Args:
+        model: see `ServableModel`.
+        num_blocks: blocks of the KV cache.
+        swap_blocks: blocks of swap memory.
+        trace: records the phases of steps.
+        drawable: number of token ids that may be sampled; None: all.
+        state_slots: slots for the states of recurrent layers.
+        swap_state_slots: likewise, of swap memory.
+        shape: of the KV cache and the states; None: the model's own.
+        kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
+    """
+
+    def __init__(
+        self,
+        model: ServableModel,
+        num_blocks: int,
+        swap_blocks: int = 0,
+        trace: Trace = NO_TRACE,
+        drawable: int | None = None,
+        state_slots: int = 0,
+        swap_state_slots: int = 0,
+        shape: Shape | None = None,
+        kept_columns: range | None = None,
+    ) -> None:
+        self.model = model
+        self.plan = model.plan
+        self.head = model.head
+        self.shape = model.shape if shape is None else shape
+        self.block_size = self.shape.block_size
+        self.vocab_size = model.vocab_size
+        self.num_blocks = num_blocks
+        self.swap_blocks = swap_blocks
+        self.cache: Cache = self.shape.tensors(num_blocks)
+        self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
+        self.states = self.shape.states.tensors(state_slots)
+        self._swapped_states = self.shape.states.tensors(swap_state_slots)
+        self._drawable = model.vocab_size if drawable is None else drawable
+        self._kept = kept_columns
+        # further columns follow those of the last hidden state
+        self._hidden_size = (kept_columns.start or None) if kept_columns else None
+        self._fused_head: FusedHead | None = None
+        self._may_fuse = True
+        self._trace = trace
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache and the states, swap memory not included."""
+        return sum(tensor.nbytes for tensor in (*self.cache, *self.states) if tensor is not None)
+
+    def copy(
+        self,
+        moves: Iterable[StateMove],
+        swaps_out: Sequence[tuple[int, int]],
+        swaps_in: Sequence[tuple[int, int]],
+        copies: Sequence[tuple[int, int]],
+    ) -> None:
+        """Copies states in order, and blocks; see `Step`."""
+        for move in moves:
+            self._move_state(move)
+        copy_blocks(self.cache, self._swap, swaps_out, swaps_in, copies)
+
+    def run(self, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> StepResult:
+        """Computes a step.
+
+        Args:
+            inputs: of the step, on this executor's cache and states.
+            rows: tokens that need logits; None: all.
+            best: asks for the most probable tokens too; they are returned if they cost little.
+        """
+        if rows is None and best and self._fused_head is not None:
+            computed = self._fused_head.run(inputs)
+            self._trace.mark("decode")
+            return computed
+        with torch.no_grad():
+            hidden = self.plan.run(inputs)
+            self._trace.mark("decode" if rows is None else "prefill")
+            kept = None if self._kept is None else hidden[:, self._kept.start : self._kept.stop]
+            if self._hidden_size is not None:
+                hidden = hidden[:, : self._hidden_size].contiguous()
+            if rows is not None:
+                hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
+            logits = self.head(hidden) if len(hidden) else hidden.new_empty(0, self.vocab_size)
+            self._trace.mark("head")
+            if rows is None and best and self._may_fuse:
+                self._fuse_head(hidden)
+        return StepResult(logits, hidden=kept)
+
+    def rows_are_exact(self) -> bool:
+        """True if a token's logits are known to have the same bits whatever else a step computes."""
+        if not isinstance(self.plan, NativePlan):
+            return False
+        like = torch.zeros(1, self.plan.program.columns, dtype=self.plan.program.dtype)
+        return self.head.weights(like) is not None
+
+    def _fuse_head(self, hidden: Tensor) -> None:
+        """Fuses the head with a native plan, if the head is one matrix product."""
+        self._may_fuse = False
+        if not isinstance(self.plan, NativePlan):
+            return
+        weights = self.head.weights(hidden)
+        if weights is not None:
+            columns = self._hidden_size, self._kept
+            self._fused_head = FusedHead(self.plan, weights, self._drawable, *columns)
+
+    def _move_state(self, move: StateMove) -> None:
+        sources = self._swapped_states if move.kind == "swap_in" else self.states
+        targets = self._swapped_states if move.kind == "swap_out" else self.states
+        for source, target in zip(sources, targets, strict=True):
+            target[:, move.target] = source[:, move.source]

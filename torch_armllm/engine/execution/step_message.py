@@ -1,0 +1,148 @@
+"""A step as a message between ranks: numbers, then the tensors of its inputs."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.step import StateMove, Step
+from torch_armllm.kv_cache.shapes import Cache
+from torch_armllm.plan.step import NO_SAVES, StepInputs
+
+STOP, STEP = 0, 1
+"""Kinds of messages."""
+_MOVES = ("copy", "swap_out", "swap_in")
+_HEADER = 13
+"""Numbers that every message begins with."""
+_KEPT = 16
+"""Sizes of steps whose memory is kept, so that a plan can replay them."""
+
+
+class Copies(NamedTuple):
+    """Copies before a step; see `Step`."""
+
+    state_moves: list[StateMove]
+    swaps_out: list[tuple[int, int]]
+    swaps_in: list[tuple[int, int]]
+    copies: list[tuple[int, int]]
+
+
+def stop_message() -> array[int]:
+    """Returns the numbers of the message that ends the other ranks."""
+    return array("q", [STOP] + [0] * (_HEADER - 1))
+
+
+def step_message(
+    step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool
+) -> tuple[array[int], list[Tensor]]:
+    """Returns the numbers and the tensors of a step's message.
+
+    Args:
+        step: its copies are sent.
+        inputs: its tokens.
+        rows: tokens that need logits; None: all.
+        best: asks for the most probable tokens.
+    """
+    sequences, width = inputs.block_table.shape
+    lists = step.swaps_out, step.swaps_in, step.copies
+    numbers = array("q", [STEP, inputs.tokens, sequences, width, inputs.max_seq_len])
+    numbers.extend([-1 if rows is None else len(rows), best, inputs.state_slots is not None])
+    numbers.append(step.decode_only)
+    numbers.extend([len(step.state_moves), *map(len, lists)])
+    numbers.extend(rows or ())
+    for move in step.state_moves:
+        numbers.extend([_MOVES.index(move.kind), move.source, move.target])
+    for pairs in lists:
+        for pair in pairs:
+            numbers.extend(pair)
+    return numbers, _tensors(inputs)
+
+
+def _tensors(inputs: StepInputs) -> list[Tensor]:
+    """Returns the tensors of a message: those of int64 first, so that all are aligned."""
+    tensors = [inputs.input_ids, inputs.position_ids, inputs.slots]
+    if inputs.state_slots is not None:
+        tensors += [inputs.state_slots, inputs.save_slots]
+    return [*tensors, inputs.block_table, inputs.query_start, inputs.seq_lens]
+
+
+class ReceivedStep(NamedTuple):
+    """What a message says."""
+
+    copies: Copies
+    inputs: StepInputs
+    rows: list[int] | None
+    best: bool
+
+
+class StepReader:
+    """Reads messages into memory that steps of equal sizes share.
+
+    Args:
+        cache: this rank's KV cache.
+        states: this rank's states of recurrent layers.
+    """
+
+    def __init__(self, cache: Cache, states: Sequence[Tensor]) -> None:
+        self._cache, self._states = cache, list(states)
+        self._kept: dict[tuple[int, int, int], StepInputs] = {}
+
+    def read(self, address: int) -> ReceivedStep | None:
+        """Returns the step of the message at an address; None for a message that ends the rank."""
+        numbers = _Numbers(address)
+        kind, tokens, sequences, width, max_seq_len, count, best, with_states, decodes, *counts = numbers.take(
+            _HEADER
+        )
+        if kind == STOP:
+            return None
+        rows = None if count < 0 else numbers.take(count)
+        moves = [
+            StateMove(_MOVES[kind], source, target)  # type: ignore[arg-type]
+            for kind, source, target in (numbers.take(3) for _ in range(counts[0]))
+        ]
+        pairs = [[(first, second) for first, second in (numbers.take(2) for _ in range(n))] for n in counts[1:]]
+        inputs = self._inputs(tokens, sequences, width, bool(with_states))
+        inputs.max_seq_len = max_seq_len
+        at = numbers.at
+        for tensor in _tensors(inputs):
+            ctypes.memmove(tensor.data_ptr(), at, tensor.nbytes)
+            at += tensor.nbytes
+        if not decodes:  # queries of other lengths: a plan must not replay what it did for this object
+            inputs = replace(inputs)
+        return ReceivedStep(Copies(moves, *pairs), inputs, rows, bool(best))
+
+    def _inputs(self, tokens: int, sequences: int, width: int, with_states: bool) -> StepInputs:
+        key = tokens, sequences, width
+        inputs = self._kept.pop(key, None)
+        if inputs is None:
+            ids, positions = (torch.empty(1, tokens, dtype=torch.int64) for _ in range(2))
+            slots, saves = (torch.empty(tokens, dtype=torch.int64) for _ in range(2))
+            table = torch.empty(sequences, width, dtype=torch.int32)
+            starts, lengths = (torch.empty(sequences + n, dtype=torch.int32) for n in (1, 0))
+            state_slots = torch.empty(sequences, dtype=torch.int64) if with_states else None
+            inputs = StepInputs(
+                *(ids, positions, slots, table, starts, lengths, 0, self._cache, self._states, state_slots),
+                saves if with_states else NO_SAVES,
+            )
+            if len(self._kept) == _KEPT:
+                del self._kept[next(iter(self._kept))]  # the least recently used
+        self._kept[key] = inputs
+        return inputs
+
+
+class _Numbers:
+    """Reads int64 numbers in order from an address on."""
+
+    def __init__(self, address: int) -> None:
+        self.at = address
+
+    def take(self, count: int) -> list[int]:
+        found = list((ctypes.c_int64 * count).from_address(self.at))
+        self.at += 8 * count
+        return found

@@ -1,0 +1,84 @@
+"""The program of a tensor parallel rank other than 0; the leader starts it.
+
+    python -m torch_armllm.llm.rank_process RANK RANKS MEMORY CONNECTION
+
+The last two are descriptors: of the group's memory, and of a socket to the leader.  The process ends when the
+socket closes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch_armllm.engine.execution.rank_follower import follow
+from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
+from torch_armllm.kv_cache.dtypes import STATE_DTYPES
+from torch_armllm.kv_cache.shapes import with_state_dtype
+from torch_armllm.llm.divided_loader import DividedModel, described, divide
+from torch_armllm.llm.loader import load_patched
+from torch_armllm.parallel.mailbox import Mailbox
+from torch_armllm.parallel.shared_memory import GroupMemory
+
+
+def main() -> None:
+    """Runs the rank until the leader ends."""
+    rank, ranks, file, socket = map(int, sys.argv[1:5])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader decides when to end
+    faulthandler.register(signal.SIGUSR1)
+    connection = Connection(socket)
+    memory = GroupMemory(ranks, file)
+    try:
+        _run(rank, ranks, memory, connection)
+    except (EOFError, BrokenPipeError, ConnectionError):  # the leader has gone
+        os._exit(1)
+    except Exception as error:
+        memory.fail(rank)
+        traceback.print_exc()
+        connection.send(("failed", f"{type(error).__name__}: {error}"))
+        os._exit(1)
+    os._exit(0)
+
+
+def _run(rank: int, ranks: int, memory: GroupMemory, connection: Connection) -> None:
+    settings = connection.recv()
+    team = ThreadTeam(choose_threads(settings.pop("threads"), settings.pop("pin_threads")))
+    team.settle()
+    model = load_patched(**settings, progress=False)
+    connection.send(("loaded", described()))
+    connection.recv()
+    part: DividedModel = divide(model, settings["kv_cache_dtype"], memory, rank, ranks)
+    del model
+    connection.send(("built", part.fingerprint))
+    sizes: dict[str, Any] = connection.recv()
+    shape = with_state_dtype(part.model.shape, STATE_DTYPES[sizes.pop("state_dtype")])
+    executor = StepExecutor(part.model, shape=shape, **sizes)
+    threading.Thread(target=_end_with, args=[connection], name="armllm-leader", daemon=True).start()
+    mailbox = Mailbox(memory.mail, ranks, lambda: _check(memory))
+    with team.at_work():
+        follow(rank, mailbox, executor)
+
+
+def _end_with(connection: Connection) -> None:
+    """Ends this process once the leader has gone."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _check(memory: GroupMemory) -> None:
+    failed = memory.failed_rank
+    if failed is not None:
+        raise EOFError(f"rank {failed} has failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The processes of the other tensor parallel ranks, as the leader sees them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch_armllm.parallel.shared_memory import GroupMemory
+
+_SECONDS_TO_END = 5.0
+
+
+class RankProcesses:
+    """Starts a process for each rank but 0, and watches them.
+
+    Args:
+        cores: CPUs of each rank, that of this process included.
+        settings: of the model, for `torch_armllm.llm.rank_process`.
+
+    Attributes:
+        memory: shared by all ranks.
+    """
+
+    def __init__(self, cores: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> None:
+        self.memory = GroupMemory(len(cores))
+        self._reasons: list[str] = []
+        self._closing = False
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._connections: dict[int, Connection] = {}
+        for rank in range(1, len(cores)):
+            self._start(rank, cores, settings)
+
+    def _start(self, rank: int, cores: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        arguments = [str(n) for n in (rank, len(cores), self.memory.file, theirs.fileno())]
+        with theirs, _affinity(cores[rank]):  # a process inherits the affinity of the thread that starts it
+            self._processes[rank] = subprocess.Popen(
+                [sys.executable, "-m", "torch_armllm.llm.rank_process", *arguments],
+                pass_fds=[self.memory.file, theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._connections[rank] = Connection(ours.detach())
+        self._connections[rank].send(settings)
+
+    def send(self, message: Any) -> None:
+        """Sends a message to all ranks."""
+        for connection in self._connections.values():
+            connection.send(message)
+
+    def receive(self) -> list[Any]:
+        """Waits for a message of each rank, and returns them.
+
+        Raises:
+            ValueError: a rank has failed; the message says why.
+        """
+        return [self._receive(rank) for rank in self._connections]
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            kind, content = self._connections[rank].recv()
+        except (EOFError, OSError):
+            kind, content = "failed", self._end_of(rank)
+        if kind == "failed":
+            self.memory.fail(rank)
+            raise ValueError(f"tensor parallel rank {rank} failed: {content}")
+        return content
+
+    def watch(self) -> None:
+        """Begins to watch the processes: one that ends ends the exchanges of all."""
+        for rank in self._connections:
+            threading.Thread(target=self._watch, args=[rank], name=f"armllm-rank-{rank}", daemon=True).start()
+
+    def _watch(self, rank: int) -> None:
+        try:
+            _, reason = self._connections[rank].recv()
+        except (EOFError, OSError):
+            reason = self._end_of(rank)
+        if not self._closing:
+            self._reasons.append(f"tensor parallel rank {rank} has failed: {reason}")
+            self.memory.fail(rank)
+
+    def _end_of(self, rank: int) -> str:
+        process = self._processes[rank]
+        try:
+            code = process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            return f"process {process.pid} does not answer"
+        if code < 0:
+            return f"process {process.pid} was ended by signal {-code}"
+        return f"process {process.pid} ended with status {code}"
+
+    def failure(self) -> str | None:
+        """Returns the reason why a rank has failed; None if all are well."""
+        if self._reasons:
+            return self._reasons[0]
+        failed = self.memory.failed_rank
+        return None if failed is None else f"tensor parallel rank {failed} has failed"
+
+    def fail(self) -> None:
+        """Ends the exchanges of all ranks, as this one has failed."""
+        self.memory.fail(0)
+
+    def close(self) -> None:
+        """Ends the processes; those that do not end by themselves are killed."""
+        self._closing = True
+        for connection in self._connections.values():
+            connection.close()
+        for process in self._processes.values():
+            try:
+                process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def _affinity(cpus: Sequence[int]) -> Iterator[None]:
+    """Lets the calling thread run on these CPUs only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

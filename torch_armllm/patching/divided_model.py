@@ -1,0 +1,69 @@
+"""The part of a model that a tensor parallel rank computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_armllm.capture.export import CaptureError
+from torch_armllm.capture.tracing_memory import released_tracing_memory
+from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES
+from torch_armllm.parallel.rank_group import RankGroup
+from torch_armllm.patching.build_plan import build_plan
+from torch_armllm.patching.patch import remove_plan
+from torch_armllm.patching.patched_model import servable_model
+from torch_armllm.patching.state import why_not_captured
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.plan_model import PlanModel
+from torch_armllm.quant.inspection import is_packed
+from torch_armllm.system.huge_pages import collapse
+
+
+@torch.no_grad()
+def divided_model(model: Any, kv_cache_dtype: str | None, group: RankGroup) -> PlanModel:
+    """Returns this rank's part of a model, with weights of its own; all ranks call this at the same time.
+
+    Args:
+        model: a patched model.  It is unpatched, and no longer needed.
+        kv_cache_dtype: see `torch_armllm.patch`.
+        group: the ranks.
+
+    Raises:
+        ValueError: the model has no native plan, or an output layer that cannot be shared out.
+    """
+    name = type(model).__name__
+    servable = servable_model(model)
+    if servable is None or not isinstance(servable.plan, NativePlan):
+        reason = why_not_captured(model) or "its graph runs node by node"
+        raise ValueError(f"tensor_parallel_size needs a native plan, and {name} has none: {reason}")
+    program = servable.plan.program
+    head = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
+    if head is None:
+        raise ValueError(
+            f"tensor_parallel_size needs an output layer that is one matrix product, and that of {name} "
+            "does more: leave it out"
+        )
+    remove_plan(model)
+    cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
+    with released_tracing_memory():
+        try:
+            built = build_plan(model, is_packed(model), cache_dtype, group=group)
+        except CaptureError as reason:
+            raise ValueError(f"{name} cannot be shared out among ranks: {reason}") from reason
+    if not isinstance(built.plan, NativePlan):
+        raise ValueError(f"{name} cannot be shared out among ranks: {'; '.join(built.notes)}")
+    own_head = head.divided(group)
+    collapse([*built.plan.program.constants, *own_head.tensors])
+    return PlanModel(
+        name=servable.name,
+        plan=built.plan,
+        shape=built.shape,
+        vocab_size=servable.vocab_size,
+        max_length=servable.max_length,
+        first_position=servable.first_position,
+        position_limit=servable.position_limit,
+        stated_positions=servable.stated_positions,
+        head=own_head,
+        generation_config=servable.generation_config,
+    )
