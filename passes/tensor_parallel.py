@@ -127,7 +127,7 @@ def _divide_projections(module: fx.GraphModule, layer: Node, parts: list[tuple[P
         columns.append(chosen)
         if each.part is not layer:
             each.part.args = (each.part.args[0], -1, at, at + len(chosen))
-        view = each.nodes[0]
+        view: Any = each.nodes[0]
         sizes = list(view.args[1])
         if sizes[-2] != -1:
             sizes[-2] = len(heads)
@@ -161,7 +161,7 @@ def _gather_heads(module: fx.GraphModule, group: RankGroup, node: Node, shared: 
 
 def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     """Lets a rank compute its columns of a quantized layer, and gathers those of all."""
-    size = int(node.args[2])
+    size: int = _argument(node, "out_features")
     panels = _panels(size, group)
     if panels is None:
         return 0
@@ -181,7 +181,7 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
 
 def _divide_gated(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     """Likewise, for a layer whose panels of gate and up alternate."""
-    size = int(node.args[2])
+    size: int = _argument(node, "out_features")
     panels = _panels(size, group)
     if panels is None:
         return 0
@@ -198,7 +198,8 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
 
     Routing is uneven, so that whole experts would leave some ranks without work.
     """
-    inner_size, outer_size = int(node.args[5]), int(value(node).shape[-1])
+    inner_size: int = _argument(node, "intermediate")
+    outer_size = int(value(node).shape[-1])
     inner, outer = _panels(inner_size, group), _panels(outer_size, group)
     if inner is None or outer is None:
         return 0
@@ -212,9 +213,7 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
         own = new_constant(module, node, f"{old[place - 3]}_rank", part.contiguous())
         node.update_arg(place, own)
     columns = [[len(_columns(each, n)) for each in p] for p, n in ((inner, inner_size), (outer, outer_size))]
-    _set_arguments(
-        node, communicator=group.communicator, inner_columns=columns[0], outer_columns=columns[1]
-    )
+    _set_arguments(node, communicator=group.communicator, inner_columns=columns[0], outer_columns=columns[1])
     drop_unused(module, *old)
     _gather(module, group, node, columns[1])
     return 1

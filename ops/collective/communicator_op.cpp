@@ -30,8 +30,8 @@ std::unordered_map<int64_t, std::shared_ptr<OpenCommunicator>>& communicators() 
   return *all;
 }
 
-int64_t communicator_open(Tensor memory, int64_t rank, int64_t ranks, int64_t buffer_bytes, int64_t timeout_ms,
-                          int64_t network) {
+int64_t communicator_open(Tensor memory, int64_t rank, int64_t ranks, int64_t buffer_bytes,
+                          int64_t timeout_ms, int64_t network) {
   static int64_t next = 1;
   STD_TORCH_CHECK(ranks >= 1 && ranks <= kMaxCommunicatorRanks && rank >= 0 && rank < ranks,
                   "communicator_open: there is no rank ", rank, " of ", ranks, "; there may be ",
@@ -95,8 +95,8 @@ std::shared_ptr<Communicator> communicator_of(int64_t handle) {
 
 // Waits until a counter in memory that processes share is at least `value`; returns the counter.  It returns
 // earlier after `timeout_ms`.  The first `spin_ns` keep the core; then the thread sleeps until it is woken.
-extern "C" __attribute__((visibility("default"))) int64_t armllm_wait_at_least(int64_t* counter, int64_t value,
-                                                                               int64_t spin_ns,
+extern "C" __attribute__((visibility("default"))) int64_t armllm_wait_at_least(int64_t* counter,
+                                                                               int64_t value, int64_t spin_ns,
                                                                                int64_t timeout_ms) noexcept {
   auto& shared = *reinterpret_cast<std::atomic<int64_t>*>(counter);
   const armllm::Nanoseconds began = armllm::monotonic_time();

@@ -70,9 +70,10 @@ def int4_moe(
         outer_columns: likewise, of the H columns of the result.
 
     Returns:
-        A tensor of the shape and dtype of ``x``, with a rank's own columns.  Tokens and intermediate rows are quantized to INT8;
-        everything else is float32 and is rounded once, at the end.  With an exact scheme a token's result has
-        the same bits alone and in any batch, for every kernel variant and thread count.
+        A tensor of the shape and dtype of ``x``, with a rank's own columns.  Tokens and intermediate
+        rows are quantized to INT8; everything else is float32 and is rounded once, at the end.  With an exact
+        scheme a token's result has the same bits alone and in any batch, for every kernel variant, thread
+        count and number of ranks.
 
     Raises:
         RuntimeError: a shape, dtype, scheme or activation is wrong, or an id is out of range; the message

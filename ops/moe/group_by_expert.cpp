@@ -36,7 +36,8 @@ int64_t most_rows(const MoeArgs& a) {
 namespace {
 
 DownPasses passes_of(const MoeArgs& a, int64_t rows) {
-  const int64_t panels = ceil_div(outer_share(a).count, kPanel), column_bytes = rows * kPanel * int64_t(sizeof(float));
+  const int64_t panels = ceil_div(outer_share(a).count, kPanel),
+                column_bytes = rows * kPanel * int64_t(sizeof(float));
   if (column_bytes * panels <= kPassBytes) return {panels, panels};
   return {panels,
           std::min(panels, std::max<int64_t>(kPassBytes / column_bytes / kPassPanels, 1) * kPassPanels)};

@@ -114,15 +114,15 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
   const Activations x = m.hidden.of(e);
   const ColumnShare inner = inner_share(a);
   const int64_t bias = e.expert * (a.gated ? 2 : 1) * a.intermediate + inner.first;
-  const GatedEpilogue epilogue{bias_at(a.gate_up_bias, a.bias_type, bias),
-                               bias_at(a.gate_up_bias, a.bias_type, bias + (a.gated ? a.intermediate : 0)),
-                               a.bias_type,
-                               a.activation,
-                               a.limit,
-                               a.up_limit,
-                               inner.count,
-                               Rows{m.gated + e.first_row * m.gated_stride + inner.first, m.gated_stride,
-                                    DType::f32}};
+  const GatedEpilogue epilogue{
+      bias_at(a.gate_up_bias, a.bias_type, bias),
+      bias_at(a.gate_up_bias, a.bias_type, bias + (a.gated ? a.intermediate : 0)),
+      a.bias_type,
+      a.activation,
+      a.limit,
+      a.up_limit,
+      inner.count,
+      Rows{m.gated + e.first_row * m.gated_stride + inner.first, m.gated_stride, DType::f32}};
   multiply_tile(
       kernels, e.gate_up, a.scheme, a.gate_up + e.expert * a.gate_up_expert_stride, a.gate_up_panel_stride, x,
       index - e.gate_up_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
@@ -144,16 +144,16 @@ void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index
   const int64_t first_panel = pass * passes.step;
   float* out = m.down[pass % 2] + e.first_row * m.down_stride;
   const ColumnShare outer = outer_share(a);
-  multiply_tile(kernels, rest ? e.down_rest : e.down, a.scheme,
-                a.down + e.expert * a.down_expert_stride + first_panel * a.down_panel_stride,
-                a.down_panel_stride, x, index - e.*first_tile,
-                [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
-                  const int64_t column = (first_panel + panel) * kPanel,
-                                n = std::min(panels * kPanel, outer.count - column);
-                  kernels.epilogue(
-                      acc, n, x.scales[row], bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + outer.first + column),
-                      a.bias_type, nullptr, out + row * m.down_stride + panel * kPanel, DType::f32);
-                });
+  multiply_tile(
+      kernels, rest ? e.down_rest : e.down, a.scheme,
+      a.down + e.expert * a.down_expert_stride + first_panel * a.down_panel_stride, a.down_panel_stride, x,
+      index - e.*first_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+        const int64_t column = (first_panel + panel) * kPanel,
+                      n = std::min(panels * kPanel, outer.count - column);
+        kernels.epilogue(acc, n, x.scales[row],
+                         bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + outer.first + column),
+                         a.bias_type, nullptr, out + row * m.down_stride + panel * kPanel, DType::f32);
+      });
 }
 
 // Division of the weighted sums of one pass into tiles of tokens × columns.
@@ -278,7 +278,8 @@ int64_t QuantMoe::tiles(int phase) const {
 void QuantMoe::tile(int phase, int64_t index) {
   const MoeMemory m = MoeMemory::at(args, args.scratch);
   const int gathering = phase - kRequantize;
-  const int rounds = phase < kRequantize || args.communicator == nullptr ? 0 : gather_.phases_of(most_rows(args));
+  const int rounds =
+      phase < kRequantize || args.communicator == nullptr ? 0 : gather_.phases_of(most_rows(args));
   if (gathering >= 0 && gathering < rounds) return gather_.tile(gathering, index);
   switch (phase - rounds) {
     case kSort:

@@ -83,8 +83,8 @@ struct MoeArgs {
   bool rotated = false;
   // [experts][2][intermediate]: gate, then up; without a gate [experts][intermediate]
   const void* gate_up_bias = nullptr;
-  const void* down_bias = nullptr;  // [experts][hidden]
-  std::shared_ptr<Communicator> communicator;          // null: this process computes all columns
+  const void* down_bias = nullptr;                    // [experts][hidden]
+  std::shared_ptr<Communicator> communicator;         // null: this process computes all columns
   std::vector<int64_t> inner_columns, outer_columns;  // of each rank: of `intermediate` and of `hidden`
   DType bias_type = DType::f32;
   void* scratch = nullptr;

@@ -73,8 +73,9 @@ std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char
 Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
                 int64_t intermediate, std::string scheme, std::string activation, double limit,
                 std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
-                bool weigh_input, int64_t identity_experts, double up_limit, bool rotated, int64_t communicator,
-                std::vector<int64_t> inner_columns, std::vector<int64_t> outer_columns) {
+                bool weigh_input, int64_t identity_experts, double up_limit, bool rotated,
+                int64_t communicator, std::vector<int64_t> inner_columns,
+                std::vector<int64_t> outer_columns) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
   QuantMoe set;

@@ -86,9 +86,9 @@ void check_ranks(const Checks& c, const fields::moe& op, int64_t ranks) {
     c.positive(part.inner, "the columns of a rank"), c.positive(part.outer, "the columns of a rank");
     inner += part.inner, outer += part.outer;
   }
-  STD_TORCH_CHECK(static_cast<int64_t>(op.ranks.size()) == ranks && inner == op.intermediate &&
-                      outer == op.hidden,
-                  "plan: the columns of ", op.ranks.size(), " ranks are not those of the experts");
+  STD_TORCH_CHECK(
+      static_cast<int64_t>(op.ranks.size()) == ranks && inner == op.intermediate && outer == op.hidden,
+      "plan: the columns of ", op.ranks.size(), " ranks are not those of the experts");
 }
 
 }  // namespace

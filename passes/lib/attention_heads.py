@@ -39,7 +39,8 @@ class Projection(NamedTuple):
     @property
     def begin(self) -> int:
         """First column in the layer's result."""
-        return 0 if self.part is self.layer else int(self.part.args[2])
+        begin: Any = 0 if self.part is self.layer else self.part.args[2]
+        return int(begin)
 
 
 class AttentionHeads(NamedTuple):
@@ -73,7 +74,8 @@ def attention_heads(module: fx.GraphModule) -> AttentionHeads | None:
         written = writes.get(_cache_of(node, 1))
         if written is None or any(len(node.args) > i and node.args[i] is not None for i in _UNDIVIDED):
             return None
-        found = [_trace(node.args[0], True), *(_trace(x, False) for x in written.args[:2])]
+        keys, values = written.args[:2]
+        found = [_trace(node.args[0], True), _trace(keys, False), _trace(values, False)]
         if any(each is None for each in found):
             return None
         projections.update({each.nodes[-1]: each for each in found if each is not None})
@@ -112,9 +114,8 @@ def _trace(node: Any, is_query: bool) -> Projection | None:
     nodes: list[Node] = []
     while isinstance(node, Node):
         nodes.append(node)
-        if is_op(node, aten.select.int) and tuple(node.args[1:]) == (0, 0):
-            node = node.args[0]
-        elif is_op(node, armllm.rms_norm.default) and value(node.args[1]).dim() == 1:
+        without_batch = is_op(node, aten.select.int) and tuple(node.args[1:]) == (0, 0)
+        if without_batch or (_is_head_norm(node)):
             node = node.args[0]
         elif is_op(node, aten.view.default, aten.reshape.default):
             return _projection(nodes, is_query)
@@ -123,13 +124,18 @@ def _trace(node: Any, is_query: bool) -> Projection | None:
     return None
 
 
+def _is_head_norm(node: Any) -> bool:
+    return is_op(node, armllm.rms_norm.default) and value(node.args[1]).dim() == 1
+
+
 def _projection(nodes: list[Node], is_query: bool) -> Projection | None:
-    view, part = nodes[-1], nodes[-1].args[0]
+    part: Any = nodes[-1].args[0]
+    view = nodes[-1]
     before, after = value(part), value(view)
     if before.dim() + 1 != after.dim() or before.shape[-1] != after.shape[-2] * after.shape[-1]:
         return None
     sliced = is_op(part, aten.slice.Tensor) and part.args[1] in (-1, before.dim() - 1)
-    layer = part.args[0] if sliced else part
+    layer: Any = part.args[0] if sliced else part
     if not is_op(layer, *PROJECTIONS) or residual_of(layer) is not None:
         return None
     heads, width = int(after.shape[-2]), int(after.shape[-1])

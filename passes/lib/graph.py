@@ -148,8 +148,9 @@ def recompute(node: Node) -> None:
     def fake(n: Node) -> Any:
         return n.meta["val"]
 
+    target: Any = node.target
     with fake_mode(node), torch.no_grad():
-        node.meta["val"] = node.target(*fx.map_arg(node.args, fake), **fx.map_arg(node.kwargs, fake))
+        node.meta["val"] = target(*fx.map_arg(node.args, fake), **fx.map_arg(node.kwargs, fake))
 
 
 _RESULTS: WeakKeyDictionary[fx.Graph, dict[Any, Any]] = WeakKeyDictionary()

@@ -323,9 +323,11 @@ def with_cache_dtype(shape: Shape, dtype: torch.dtype) -> Shape:
 
 
 def with_key_heads(shape: Shape, heads: Callable[[int], int]) -> Shape:
-    """Returns the shape with another number of heads of keys and values, as ``heads`` makes of the old one."""
+    """Returns the shape with as many heads of keys and values as ``heads`` returns for its own."""
     if isinstance(shape, MixedShape):
-        parts = (with_key_heads(g, heads) if isinstance(g, CacheShape) else g for g in shape.groups)
+        parts = (
+            replace(g, kv_heads=heads(g.kv_heads)) if isinstance(g, CacheShape) else g for g in shape.groups
+        )
         return replace(shape, groups=tuple(parts))
     return replace(shape, kv_heads=heads(shape.kv_heads)) if isinstance(shape, CacheShape) else shape
 

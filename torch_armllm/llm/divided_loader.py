@@ -118,7 +118,7 @@ def load_divided_engine(
     if not skip_tokenizer_init:
         given = tokenizer is not None and not isinstance(tokenizer, str)
         own_tokenizer = tokenizer if given else load_tokenizer(tokenizer or model)
-    settings = {
+    settings: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
         "quantization": quantization,

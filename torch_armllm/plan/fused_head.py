@@ -129,9 +129,7 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, k
     if head.ranks is not None:
         own, logits = logits, program.allocate(size, dtype)
         parts = [{"columns": count} for count in head.ranks.columns]
-        program.emit(
-            "gather_columns", x=own, out=logits, communicator=head.ranks.communicator, parts=parts
-        )
+        program.emit("gather_columns", x=own, out=logits, communicator=head.ranks.communicator, parts=parts)
     if head.scaling is not None:
         logits = _scaled(program, logits, head.scaling)
     best = program.allocate(1, torch.int64)

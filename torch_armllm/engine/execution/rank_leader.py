@@ -20,9 +20,7 @@ class RankLeader:
         fail: ends the other ranks, as this one has failed.
     """
 
-    def __init__(
-        self, mailbox: Mailbox, failure: Callable[[], str | None], fail: Callable[[], None]
-    ) -> None:
+    def __init__(self, mailbox: Mailbox, failure: Callable[[], str | None], fail: Callable[[], None]) -> None:
         self._mailbox = mailbox
         self._failure, self._fail = failure, fail
 

@@ -18,10 +18,26 @@ from torch_armllm.plan.step import NO_SAVES, StepInputs
 STOP, STEP = 0, 1
 """Kinds of messages."""
 _MOVES = ("copy", "swap_out", "swap_in")
-_HEADER = 13
-"""Numbers that every message begins with."""
 _KEPT = 16
 """Sizes of steps whose memory is kept, so that a plan can replay them."""
+
+
+class _Header(NamedTuple):
+    """Numbers that every message begins with."""
+
+    kind: int
+    tokens: int = 0
+    sequences: int = 0
+    table_width: int = 0
+    max_seq_len: int = 0
+    rows: int = -1
+    best: int = 0
+    has_states: int = 0
+    decode_only: int = 0
+    state_moves: int = 0
+    swaps_out: int = 0
+    swaps_in: int = 0
+    copies: int = 0
 
 
 class Copies(NamedTuple):
@@ -35,7 +51,7 @@ class Copies(NamedTuple):
 
 def stop_message() -> array[int]:
     """Returns the numbers of the message that ends the other ranks."""
-    return array("q", [STOP] + [0] * (_HEADER - 1))
+    return array("q", _Header(STOP))
 
 
 def step_message(
@@ -51,10 +67,11 @@ def step_message(
     """
     sequences, width = inputs.block_table.shape
     lists = step.swaps_out, step.swaps_in, step.copies
-    numbers = array("q", [STEP, inputs.tokens, sequences, width, inputs.max_seq_len])
-    numbers.extend([-1 if rows is None else len(rows), best, inputs.state_slots is not None])
-    numbers.append(step.decode_only)
-    numbers.extend([len(step.state_moves), *map(len, lists)])
+    header = _Header(
+        *(STEP, inputs.tokens, sequences, width, inputs.max_seq_len, -1 if rows is None else len(rows)),
+        *(best, inputs.state_slots is not None, step.decode_only, len(step.state_moves), *map(len, lists)),
+    )
+    numbers = array("q", header)
     numbers.extend(rows or ())
     for move in step.state_moves:
         numbers.extend([_MOVES.index(move.kind), move.source, move.target])
@@ -73,7 +90,7 @@ def _tensors(inputs: StepInputs) -> list[Tensor]:
 
 
 class ReceivedStep(NamedTuple):
-    """What a message says."""
+    """A step, as a message says it."""
 
     copies: Copies
     inputs: StepInputs
@@ -96,39 +113,39 @@ class StepReader:
     def read(self, address: int) -> ReceivedStep | None:
         """Returns the step of the message at an address; None for a message that ends the rank."""
         numbers = _Numbers(address)
-        kind, tokens, sequences, width, max_seq_len, count, best, with_states, decodes, *counts = numbers.take(
-            _HEADER
-        )
-        if kind == STOP:
+        header = _Header(*numbers.take(len(_Header._fields)))
+        if header.kind == STOP:
             return None
-        rows = None if count < 0 else numbers.take(count)
+        rows = None if header.rows < 0 else numbers.take(header.rows)
         moves = [
             StateMove(_MOVES[kind], source, target)  # type: ignore[arg-type]
-            for kind, source, target in (numbers.take(3) for _ in range(counts[0]))
+            for kind, source, target in (numbers.take(3) for _ in range(header.state_moves))
         ]
-        pairs = [[(first, second) for first, second in (numbers.take(2) for _ in range(n))] for n in counts[1:]]
-        inputs = self._inputs(tokens, sequences, width, bool(with_states))
-        inputs.max_seq_len = max_seq_len
+        pairs = [numbers.pairs(count) for count in (header.swaps_out, header.swaps_in, header.copies)]
+        inputs = self._inputs(header)
+        inputs.max_seq_len = header.max_seq_len
         at = numbers.at
         for tensor in _tensors(inputs):
             ctypes.memmove(tensor.data_ptr(), at, tensor.nbytes)
             at += tensor.nbytes
-        if not decodes:  # queries of other lengths: a plan must not replay what it did for this object
-            inputs = replace(inputs)
-        return ReceivedStep(Copies(moves, *pairs), inputs, rows, bool(best))
+        if not header.decode_only:
+            inputs = replace(
+                inputs
+            )  # a plan replays what it did for the same object, which other queries forbid
+        return ReceivedStep(Copies(moves, *pairs), inputs, rows, bool(header.best))
 
-    def _inputs(self, tokens: int, sequences: int, width: int, with_states: bool) -> StepInputs:
-        key = tokens, sequences, width
+    def _inputs(self, header: _Header) -> StepInputs:
+        key = tokens, sequences, width = header.tokens, header.sequences, header.table_width
         inputs = self._kept.pop(key, None)
         if inputs is None:
             ids, positions = (torch.empty(1, tokens, dtype=torch.int64) for _ in range(2))
             slots, saves = (torch.empty(tokens, dtype=torch.int64) for _ in range(2))
             table = torch.empty(sequences, width, dtype=torch.int32)
             starts, lengths = (torch.empty(sequences + n, dtype=torch.int32) for n in (1, 0))
-            state_slots = torch.empty(sequences, dtype=torch.int64) if with_states else None
+            state_slots = torch.empty(sequences, dtype=torch.int64) if header.has_states else None
             inputs = StepInputs(
                 *(ids, positions, slots, table, starts, lengths, 0, self._cache, self._states, state_slots),
-                saves if with_states else NO_SAVES,
+                saves if header.has_states else NO_SAVES,
             )
             if len(self._kept) == _KEPT:
                 del self._kept[next(iter(self._kept))]  # the least recently used
@@ -146,3 +163,6 @@ class _Numbers:
         found = list((ctypes.c_int64 * count).from_address(self.at))
         self.at += 8 * count
         return found
+
+    def pairs(self, count: int) -> list[tuple[int, int]]:
+        return [(first, second) for first, second in (self.take(2) for _ in range(count))]
