@@ -14,7 +14,7 @@ import torch
 
 from tests.fuzz.ops import plans, recorded, target
 from tests.fuzz.ops.arguments import Spec
-from tests.fuzz.ops.calls.every_op import CALLS, PLAN_OPS, STORE_OPS
+from tests.fuzz.ops.calls.every_op import CALLS, PLAN_OPS, RANK_OPS, STORE_OPS
 
 SEEDS = 4000
 PLAN_SEEDS = 1500
@@ -82,7 +82,7 @@ def test_changes_between_replays_are_no_finding(dtype: torch.dtype, layout: str)
 
 def test_every_op_has_calls() -> None:
     schemas = Path(__file__).parents[2].joinpath("ops", "schemas.cpp").read_text()
-    assert set(re.findall(r'm\.def\("(\w+)\(', schemas)) == {*CALLS, *PLAN_OPS, *STORE_OPS}
+    assert set(re.findall(r'm\.def\("(\w+)\(', schemas)) == {*CALLS, *PLAN_OPS, *STORE_OPS, *RANK_OPS}
 
 
 def _beside(x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +13,16 @@ from torch._dynamo.backends.debugging import aot_eager
 
 import torch_armllm.capture.export  # noqa: F401  (registers the marker ops too)
 import torch_armllm.passes  # noqa: F401  (registers those of passes)
-from torch_armllm.ops import attention, linear, mla
+from tests.support.ranks import aligned_zeros
+from torch_armllm.ops import attention, collective, linear, mla
 from torch_armllm.ops.embedding import split_rest
 from torch_armllm.quant.packing import quantize_matrices
 from torch_armllm.quant.schemes.registry import scheme_named
 
 _PLAN = {"plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free"}
 _STORE = {"experts_open", "experts_require", "experts_counts", "experts_resident"}
-NOT_COMPUTED = {"isa_select", "isa_list", "plan_tables", "team_threads", *_PLAN, *_STORE}
+_RANKS = {"communicator_open", "communicator_close"}
+NOT_COMPUTED = {"isa_select", "isa_list", "plan_tables", "team_threads", *_PLAN, *_STORE, *_RANKS}
 """Ops that manage the library; they have no tensor arguments or results that a graph could hold."""
 
 
@@ -27,6 +30,12 @@ def packed(rows: int, columns: int, scheme: str = "g32i", count: int = 1) -> Ten
     weights = list(torch.randn(count, rows, columns, generator=torch.Generator().manual_seed(rows)))
     made = quantize_matrices(weights, scheme_named(scheme))[0]
     return made if count > 1 else made[0]
+
+
+@functools.cache
+def one_rank() -> int:
+    memory = aligned_zeros(collective.communicator_bytes(1, 1 << 16))
+    return collective.open_communicator(memory, 0, 1, 1 << 16)
 
 
 def adapters() -> tuple[Tensor, ...]:
@@ -77,6 +86,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "int4_gated_linear": lambda t: (rows(t), both(), 16, "g32i", "silu"),
     "int4_linear_q": lambda t: (*int8_rows(t), packed(16, 32), 16, "g32i", "bfloat16"),
     "int4_gated_linear_q": lambda t: (*int8_rows(t), both(), 16, "g32i", "gelu", "float16"),
+    "gather_columns": lambda t: (rows(t), one_rank(), [32]),
     "lora_linear": lambda t: (rows(t), rows(t), *adapters()),
     "dense_linear": lambda t: (rows(t), torch.randn(16, 32), torch.randn(16)),
     "int8_heads_linear": lambda t: (torch.randn(t, 2, 32), packed(16, 32, "int8", 2), 16),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.ranks import communicators
 from torch_armllm.ops import linear
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.program import NOTHING, Operand, Program
@@ -81,7 +82,7 @@ def experts(count: int, stride: int) -> torch.Tensor:
         gate_up_bias=NOTHING, down_bias=NOTHING, gate_up_expert_stride=stride, down_expert_stride=stride,
         gate_up_panel_stride=packed.stride(1), down_panel_stride=packed.stride(1), scheme="i8", experts=count,
         identity_experts=0, top_k=1, hidden=WIDTH, intermediate=WIDTH, activation="silu", limit=0.0,
-        up_limit=0.0, gated=False, weigh_input=False, rotated=False,
+        up_limit=0.0, gated=False, weigh_input=False, rotated=False, communicator=0, ranks=[],
     )  # fmt: skip
     return run(program, out)
 
@@ -206,6 +207,30 @@ def lora(**damage: Any) -> torch.Tensor:
     program.emit("lora", x=rows, out=rows, **{n: program.constant(c) for n, c in constants.items()},
                  **{**sizes, **damage})  # fmt: skip
     return run(program, rows)
+
+
+def gathered(columns: tuple[int, ...] = (WIDTH,), wide: int = WIDTH, unknown: int = 0) -> torch.Tensor:
+    """Gathers embeddings of one rank."""
+    program, rows = begun()
+    out = program.allocate(wide, torch.float32)
+    with communicators(1) as (_, (handle,)):
+        parts = [{"columns": n} for n in columns]
+        program.emit("gather_columns", x=rows, out=out, communicator=handle + unknown, parts=parts)
+        return run(program, out)
+
+
+def test_gathered_columns_past_their_memory_are_refused() -> None:
+    assert gathered().shape == (3, WIDTH)
+    with pytest.raises(RuntimeError, match="bytes of a memory"):
+        gathered((WIDTH + 64,), WIDTH + 64)
+    with pytest.raises(RuntimeError, match="bytes of a memory"):
+        gathered(wide=8)
+    with pytest.raises(RuntimeError, match="columns of 2 ranks"):
+        gathered((8, 8))
+    with pytest.raises(RuntimeError, match="columns of a rank is 0"):
+        gathered((0,))
+    with pytest.raises(RuntimeError, match="no communicator"):
+        gathered(unknown=999)
 
 
 def test_adapters_that_fit_run() -> None:

@@ -1,0 +1,106 @@
+"""Models that several processes compute together."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.models import tiny
+from torch_armllm import LLM, SamplingParams
+from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.engine.outputs import RequestOutput
+
+PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60)), [5, 6, 7] * 9 + [9]]
+OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "progress": False, "threads": 1}
+SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny("llama", torch.bfloat16, **SIZES).save_pretrained(path)
+    return path
+
+
+def load(folder: Path, ranks: int, **settings: Any) -> LLM:
+    return LLM(str(folder), tensor_parallel_size=ranks, kv_cache_memory=1 << 20, **{**OPTIONS, **settings})
+
+
+def pids() -> list[int]:
+    """Returns the processes of the other ranks: the children that run the program of a rank."""
+    own = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    children = [int(pid) for pid in Path(own).read_text().split()]
+    return [p for p in children if b"rank_process" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+def run(llm: LLM, **settings: Any) -> list[RequestOutput]:
+    params = SamplingParams(max_tokens=24, ignore_eos=True, **settings)
+    return llm.generate(PROMPTS, params, use_tqdm=False)
+
+
+def ended(process: int) -> bool:
+    for _ in range(100):
+        if not Path(f"/proc/{process}").exists() or "Z" in Path(f"/proc/{process}/stat").read_text():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.slow
+def test_two_ranks_return_the_tokens_and_logprobs_of_one_and_end_with_the_engine(folder: Path) -> None:
+    one = load(folder, 1)
+    before = set(pids())
+    two = load(folder, 2)
+    (process,) = set(pids()) - before
+    for settings in ({"temperature": 0}, {"temperature": 0.9, "seed": 3, "logprobs": 2}, {"temperature": 0}):
+        for expected, found in zip(run(one, **settings), run(two, **settings), strict=True):
+            assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+            assert found.outputs[0].logprobs == expected.outputs[0].logprobs
+    del two
+    gc.collect()
+    assert ended(process)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_engine_with_its_reason(folder: Path) -> None:
+    before = set(pids())
+    llm = load(folder, 2)
+    (process,) = set(pids()) - before
+    run(llm, temperature=0)
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(RankFailedError, match=f"rank 1 has failed: process {process} was ended by signal 9"):
+        for _ in range(100):
+            run(llm, temperature=0)
+    assert ended(process)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"enable_lora": True}, "adapters are not shared out"),
+        ({"prefix_cache_dir": "/tmp/cache"}, "no prefix cache on disk"),
+        (
+            {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
+            "draft layers are not shared",
+        ),
+        ({"tensor_parallel_size": 65}, "give at most 64"),
+        ({"tensor_parallel_size": 0}, "give at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_anything_starts(
+    folder: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLM(str(folder), **{"tensor_parallel_size": 2, **OPTIONS, **settings})
+
+
+def test_a_loaded_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="give the folder in place of a loaded model"):
+        LLM(tiny("llama"), tensor_parallel_size=2, **OPTIONS)

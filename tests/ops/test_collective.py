@@ -1,0 +1,162 @@
+"""Exchanges between ranks, which are threads here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.support.ranks import at_once, communicators
+from torch_armllm.ops import collective
+from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.ops.moe import int4_moe
+from torch_armllm.parallel.rank_group import shares
+from torch_armllm.quant.packing import quantize_matrices
+from torch_armllm.quant.schemes.registry import scheme_named
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.sampled_from((0, 1, 2, 7, 130)),
+    columns=st.lists(st.sampled_from((1, 16, 33, 400)), min_size=1, max_size=4),
+    buffer_bytes=st.sampled_from((64, 832, 1 << 16)),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
+)
+def test_every_rank_gets_the_columns_of_all(
+    rows: int, columns: list[int], buffer_bytes: int, dtype: torch.dtype
+) -> None:
+    size = max(buffer_bytes, -(-max(columns) * dtype.itemsize // 64) * 64)
+    parts = [torch.randn(rows, n).to(dtype) for n in columns]
+    expected = torch.cat(parts, 1)
+    with communicators(len(columns), size) as (_, handles):
+
+        def work(rank: int) -> list[Tensor]:
+            wide = torch.cat([parts[rank], parts[rank]], 1)[:, : columns[rank]]  # rows with a stride
+            given = parts[rank], wide, parts[rank].unsqueeze(0)
+            return [collective.gather_columns(x, handles[rank], columns) for x in given]
+
+        for first, second, third in at_once(len(columns), work):
+            assert torch.equal(first, expected) and torch.equal(second, expected)
+            assert torch.equal(third, expected.unsqueeze(0))
+
+
+def test_rows_that_exceed_the_buffers_take_several_rounds() -> None:
+    parts = [torch.randn(1000, 16), torch.randn(1000, 3)]
+    with communicators(2, 128) as (_, handles):
+        gathered = at_once(2, lambda r: collective.gather_columns(parts[r], handles[r], [16, 3]))
+    assert all(torch.equal(x, torch.cat(parts, 1)) for x in gathered)
+
+
+def test_opcheck() -> None:
+    with communicators(1) as (_, (handle,)):
+        torch.library.opcheck(torch.ops.armllm.gather_columns.default, (torch.randn(3, 5), handle, [5]))
+
+
+@pytest.mark.parametrize(
+    ("x", "columns", "message"),
+    [
+        (torch.zeros(2, 3), [4], r"x has the shape \(2, 3\); rank 0 has 4 columns"),
+        (torch.zeros(2, 3), [3, 3], "2 sizes for 1 ranks"),
+        (torch.zeros(2, 3), [0], "a rank has 0 columns"),
+        (torch.zeros(2, 3, dtype=torch.int64), [3], "float32, bfloat16 or float16"),
+    ],
+)
+def test_wrong_sizes_are_refused(x: Tensor, columns: list[int], message: str) -> None:
+    with communicators(1) as (_, (handle,)), pytest.raises(RuntimeError, match=message):
+        collective.gather_columns(x, handle, columns)
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "size", "message"),
+    [
+        (2, 2, 1 << 12, "there is no rank 2 of 2"),
+        (0, 65, 1 << 12, "there is no rank 0 of 65"),
+        (0, 2, 100, "whole lines of 64"),
+        (0, 2, 1 << 20, "memory must be"),
+    ],
+)
+def test_communicators_of_wrong_sizes_are_refused(rank: int, ranks: int, size: int, message: str) -> None:
+    memory = torch.zeros(1 << 15, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match=message):
+        collective.open_communicator(memory, rank, ranks, size)
+
+
+def test_a_closed_communicator_is_unknown() -> None:
+    with communicators(1) as (_, (handle,)):
+        pass
+    with pytest.raises(RuntimeError, match=f"no communicator with handle {handle}"):
+        collective.gather_columns(torch.zeros(1, 1), handle, [1])
+
+
+def test_a_rank_that_does_not_answer_is_an_error() -> None:
+    with communicators(2, timeout=0.2) as (_, handles), pytest.raises(RuntimeError, match="rank 1 has not"):
+        collective.gather_columns(torch.zeros(1, 1), handles[0], [1, 1])
+
+
+def test_a_rank_that_failed_ends_the_exchange() -> None:
+    with communicators(2) as (memory, handles):
+        memory[:8].view(torch.int64).fill_(2)
+        with pytest.raises(RuntimeError, match="rank 1 has failed"):
+            collective.gather_columns(torch.zeros(1, 1), handles[0], [1, 1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ranks=st.sampled_from((2, 3)),
+    tokens=st.sampled_from((1, 2, 9, 60)),
+    sizes=st.sampled_from(((48, 96), (80, 50), (100, 33))),
+    scheme=st.sampled_from(("g32iz", "g32", "i8")),
+    gated=st.booleans(),
+    weigh_input=st.booleans(),
+    identities=st.sampled_from((0, 2)),
+)
+def test_ranks_compute_the_bits_of_whole_experts(
+    ranks: int,
+    tokens: int,
+    sizes: tuple[int, int],
+    scheme: str,
+    gated: bool,
+    weigh_input: bool,
+    identities: int,
+) -> None:
+    torch.manual_seed(tokens + sizes[0])
+    experts, (hidden, inner) = 5, sizes
+    if inner < 16 * ranks:
+        ranks = 2
+    packer = scheme_named("int8" if scheme == "i8" else scheme)
+
+    def packed(rows: int, columns: int) -> Tensor:
+        return quantize_matrices(list(torch.randn(experts, rows, columns)), packer)[0]
+
+    gate_up, down = packed(inner, hidden), packed(hidden, inner)
+    if gated:
+        gate_up = interleave_panels(gate_up, packed(inner, hidden))
+    biases = (
+        torch.randn(experts, 2, inner) if gated else torch.randn(experts, inner),
+        torch.randn(experts, hidden),
+    )
+    x, weights = torch.randn(tokens, hidden), torch.rand(tokens, 3)
+    ids = torch.randint(0, experts + identities, (tokens, 3))
+    rest = "silu", 7.0, *biases, gated, weigh_input, identities
+    expected = int4_moe(x, ids, weights, gate_up, down, inner, scheme, *rest)
+    parts = [shares(-(-n // 16), ranks) for n in (inner, hidden)]
+    columns = [
+        [min(16 * p.stop, n) - 16 * p.start for p in part]
+        for part, n in zip(parts, (inner, hidden), strict=True)
+    ]
+    step = 2 if gated else 1
+    with communicators(ranks, 1 << 12) as (_, handles):
+
+        def work(rank: int) -> Tensor:
+            first, second = (part[rank] for part in parts)
+            own = gate_up[:, step * first.start : step * first.stop], down[:, second.start : second.stop]
+            return int4_moe(
+                *(x, ids, weights, *own, inner, scheme, *rest),
+                communicator=handles[rank],
+                inner_columns=columns[0],
+                outer_columns=columns[1],
+            )
+
+        assert torch.equal(torch.cat(at_once(ranks, work), 1), expected)

@@ -1,0 +1,120 @@
+"""Plans that ranks share out, beside the plan of one; the ranks are threads here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.models import tiny
+from tests.support.ranks import at_once, communicators
+from torch_armllm.capture.export import capture
+from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.kv_cache.shapes import Shape, with_key_heads
+from torch_armllm.parallel.rank_group import HeadShares, RankGroup
+from torch_armllm.passes import PassContext, run_passes
+from torch_armllm.passes.lib.cache_layout import cache_layout
+from torch_armllm.plan.infer_cache import cache_shape_of
+from torch_armllm.plan.make import make_plan
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.sample_steps import sample_hidden
+from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.recipe import Recipe
+
+BIASES = {"attention_bias": True, "mlp_bias": True}
+CASES: dict[str, tuple[str, int, dict[str, Any], bool]] = {
+    "llama": ("llama", 2, BIASES, True),
+    "uneven heads": (
+        "llama",
+        2,
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
+        True,
+    ),
+    "copied keys": ("llama", 4, {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}, True),
+    "three ranks": (
+        "llama",
+        3,
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
+        True,
+    ),
+    "heads that do not divide": ("llama", 3, {}, False),
+    "merged projections": ("phi3", 2, {}, True),
+    "norms of heads": ("qwen3", 2, {}, True),
+    "windows": ("gemma3_text", 2, {}, True),
+    "experts": ("qwen3_moe", 2, {}, True),
+    "sinks and clamped experts": ("gpt_oss", 2, {}, True),
+    "one layer split into three": ("gpt2", 2, {}, False),
+    "recurrent layers": ("qwen3_next", 2, {}, False),
+    "weighed inputs": ("llama4_text", 2, {}, True),
+}
+"""Family, ranks, settings, and whether its heads are shared out."""
+
+
+def built(model: Any, group: RankGroup | None) -> tuple[NativePlan, Shape, bool]:
+    captured = capture(model)
+    graph = captured.graph_module
+    context = PassContext(layout=cache_layout(graph), group=group)
+    assert context.layout is not None
+    shape = cache_shape_of(base_model_of(model), graph, context.layout, None)
+    run_passes(graph, context)
+    if group is not None and context.divides_heads:
+        shape = with_key_heads(shape, group.key_heads)
+    plan, reason = make_plan(graph)
+    assert isinstance(plan, NativePlan), reason
+    return plan, shape, context.divides_heads
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in CASES),
+        ("uneven heads", torch.bfloat16),
+        ("experts", torch.bfloat16),
+    ],
+)
+def test_ranks_have_the_bits_of_one(name: str, dtype: torch.dtype) -> None:
+    family, ranks, settings, divides = CASES[name]
+    model = tiny(family, dtype, **settings)
+    quantize(model, Recipe.of("int4"), progress=False)
+    ids = torch.randint(3, 97, (1, 23), generator=torch.Generator().manual_seed(2))
+    positions = torch.arange(23)[None]
+    whole, shape, _ = built(model, None)
+    expected = sample_hidden(whole, shape, ids, positions)
+    with communicators(ranks, 1 << 12) as (_, handles):
+        parts = [built(model, RankGroup(r, ranks, handles[r], least_columns=32)) for r in range(ranks)]
+        assert all(part[2] is divides for part in parts)
+        assert all("gather_columns" in plan.opcodes for plan, _, _ in parts)
+
+        def work(rank: int) -> Tensor:
+            return sample_hidden(*parts[rank][:2], ids, positions)
+
+        for hidden in at_once(ranks, work):
+            assert torch.equal(hidden, expected)
+    weights = sum(c.nbytes for c in whole.program.constants if c.dtype == torch.uint8)
+    most = max(sum(c.nbytes for c in p.program.constants if c.dtype == torch.uint8) for p, _, _ in parts)
+    assert most < 0.75 * weights
+
+
+@pytest.mark.parametrize(
+    ("heads", "ranks", "query", "key"),
+    [
+        ((8, 4), 2, [(0, 4), (4, 8)], [(0, 2), (2, 4)]),
+        ((9, 3), 2, [(0, 3), (3, 9)], [(0, 1), (1, 3)]),
+        ((8, 2), 4, [(0, 2), (2, 4), (4, 6), (6, 8)], [(0, 1), (0, 1), (1, 2), (1, 2)]),
+    ],
+)
+def test_shares_of_heads(
+    heads: tuple[int, int], ranks: int, query: list[tuple[int, int]], key: list[tuple[int, int]]
+) -> None:
+    shared = HeadShares.of(*heads, ranks)
+    assert shared is not None
+    assert [(h.start, h.stop) for h in shared.query] == query
+    assert [(h.start, h.stop) for h in shared.key] == key
+
+
+def test_heads_that_form_no_groups_are_not_shared_out() -> None:
+    assert HeadShares.of(8, 2, 3) is None
+    assert HeadShares.of(6, 2, 4) is None
