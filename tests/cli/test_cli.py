@@ -38,7 +38,7 @@ def lines(text: str) -> list[dict[str, object]]:
 def test_bench_latency_prints_one_line_per_batch_size(
     options: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "5", "--new-tokens", "4"]
+    command = ["bench", "latency", str(checkpoint), "--prompt-len", "5", "--new-tokens", "4"]
     command += ["--dtype", "float32", "--batch-size", "1,3", "--repeats", "1", "--json"]
     assert main(command + options) == 0
     found = lines(capsys.readouterr().out)
@@ -56,7 +56,6 @@ def test_bench_latency_compares_with_transformers(
     command = [
         "bench",
         "latency",
-        "--model",
         str(checkpoint),
         "--prompt-len",
         "5",
@@ -84,7 +83,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bench_latency_profiles_a_quantized_checkpoint(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["bench", "latency", "--model", str(saved), "--prompt-len", "5", "--dtype", "float32"]
+    command = ["bench", "latency", str(saved), "--prompt-len", "5", "--dtype", "float32"]
     assert main([*command, "--profile"]) == 0
     assert "attention" in capsys.readouterr().out
     for options, remedy in (
@@ -97,7 +96,7 @@ def test_bench_latency_profiles_a_quantized_checkpoint(
 
 
 def test_bench_latency_as_text(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "3", "--new-tokens", "3"]
+    command = ["bench", "latency", str(checkpoint), "--prompt-len", "3", "--new-tokens", "3"]
     assert main([*command, "--engine", "transformers", "--repeats", "1", "--threads", "1"]) == 0
     assert "batch   1: prefill" in capsys.readouterr().out
 
@@ -107,9 +106,8 @@ def test_bench_latency_as_text(checkpoint: Path, capsys: pytest.CaptureFixture[s
     [
         (["bench", "latency", "--batch-size", "1,x"], "positive integers"),
         (["bench", "latency", "--compare", "--engine", "transformers"], "leave out --engine"),
-        (["bench", "latency", "--threads", "0"], "--threads must be at least 1"),
-        (["bench", "latency", "--model", "."], "no config.json"),
-        (["demo", "--model", "/nowhere/at-all"], "/nowhere/at-all"),
+        (["bench", "latency", "."], "no config.json"),
+        (["demo", "/nowhere/at-all"], "/nowhere/at-all"),
     ],
 )
 def test_user_errors_print_one_line_and_no_traceback(

@@ -226,4 +226,4 @@ def test_missing_extra_is_named(
 ) -> None:
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
     assert _eval(Path("no model"), own_tasks) == 2
-    assert "pip install 'torch_armllm[eval]'" in capsys.readouterr().err
+    assert 'pip install "torch_armllm[eval]"' in capsys.readouterr().err

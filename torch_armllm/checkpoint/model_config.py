@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from torch_armllm.checkpoint.source_name import not_found
+
 MOST_LAYERS = 1000
 """No model has more layers; a damaged config may say billions, and building them would never end."""
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
@@ -25,7 +27,7 @@ def read_config(source: str) -> PreTrainedConfig:
         ValueError: a field has a value that transformers cannot use, or the model needs code of its own.
         OSError: there is none, or it is no JSON.
     """
-    with config_errors(source):
+    with config_errors(source), not_found(source):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_sizes(source, config)
     return config

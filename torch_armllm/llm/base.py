@@ -28,6 +28,7 @@ from torch_armllm.llm.loader import (
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.runner import Runner, choose_runner
+from torch_armllm.system.dtypes import float_dtype
 from torch_armllm.system.gc_pause import collection_paused
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class LLMBase:
         hf_overrides: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
+        dtype = float_dtype(dtype)
         config = engine_config({**self._DEFAULTS, **settings})
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
         self._model_lock = threading.Lock()

@@ -114,7 +114,7 @@ def load_pooling_engine(
     from torch_armllm.pooling.loading import load_pooling  # imports transformers
 
     show_messages()
-    loaded = load_pooling(model, tokenizer, dtype=_dtype(dtype), **options)
+    loaded = load_pooling(model, tokenizer, dtype=dtype, **options)
     return PoolingEngine(loaded, config), loaded.model.model, loaded.tokenizer
 
 
@@ -151,7 +151,7 @@ def load_patched(
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     recipe = None if quantization is None else Recipe.of(quantization)
     if isinstance(model, str):
-        model = load_model(model, _dtype(dtype), progress, cache, recipe)
+        model = load_model(model, dtype, progress, cache, recipe)
     if not is_patched(model):
         # the name, not its recipe: packed weights of another tool stay what they are only for the default
         chosen = quantization if isinstance(quantization, str) else recipe
@@ -226,15 +226,6 @@ def _suggest_drafts(model: PreTrainedModel, folder: Path) -> None:
             '{"method": "mtp", "num_speculative_tokens": 2} drafts with it',
             folder,
         )
-
-
-def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    if isinstance(dtype, str) and dtype != "auto":
-        torch_dtype = getattr(torch, dtype, None)
-        if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
-            raise ValueError(f"dtype must be auto, bfloat16, float16 or float32, not {dtype!r}")
-        return torch_dtype
-    return dtype
 
 
 def _check_cache(model: PreTrainedModel, cache: str | None) -> None:
