@@ -195,7 +195,7 @@ def test_default_params_come_from_the_generation_config() -> None:
 
 def test_settings_by_name() -> None:
     assert engine_config({"max_num_seqs": 3}).max_num_seqs == 3
-    with pytest.raises(ValueError, match="unknown setting 'max_num_seq'; an engine has max_model_len, "):
+    with pytest.raises(ValueError, match=r"^unknown setting 'max_num_seq' \(did you mean max_num_seqs\?\); "):
         engine_config({"max_num_seq": 3})
 
 

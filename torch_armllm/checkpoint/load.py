@@ -28,6 +28,7 @@ from torch_armllm.checkpoint.formats.registry import (
     quantization_settings,
 )
 from torch_armllm.checkpoint.formats.third_party_loader import load_third_party
+from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
 from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
 from torch_armllm.checkpoint.saved_metadata import verify_folder
@@ -231,11 +232,7 @@ def checkpoint_folder(source: str) -> Path:
     folder = Path(resolve(source))
     if folder.is_dir():
         return folder
-    from huggingface_hub import snapshot_download
-
-    return Path(
-        snapshot_download(source, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"])
-    )
+    return hub_snapshot(source)
 
 
 def is_third_party(source: str) -> bool:

@@ -8,13 +8,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from typing_extensions import Unpack
 
+from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.engine.disk.session_files import SessionFiles
+from torch_armllm.engine.engine_settings import EngineSettings
+from torch_armllm.engine.metrics import Metric, read_metrics
 from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
+from torch_armllm.llm.foreign_settings import NO_CODE
 from torch_armllm.llm.loader import (
     LoadedEngine,
     default_sampling_params,
@@ -68,12 +73,24 @@ class LLMBase:
         runner: Runner = "auto",
         pooler_config: Mapping[str, Any] | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
-        **settings: Any,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        kv_cache_memory_bytes: int | None = None,
+        **settings: Unpack[EngineSettings],
     ) -> None:
+        if trust_remote_code:
+            raise ValueError(f"trust_remote_code=True is refused: {NO_CODE}")
+        if kv_cache_memory_bytes is not None:
+            if "kv_cache_memory" in settings:
+                raise ValueError("kv_cache_memory_bytes is vLLM's name of kv_cache_memory: give one of both")
+            settings["kv_cache_memory"] = kv_cache_memory_bytes
+        if revision is not None:
+            model = _revised(model, revision)
         dtype = float_dtype(dtype)
         config = engine_config({**self._DEFAULTS, **settings})
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
         self._model_lock = threading.Lock()
+        self._name = model if isinstance(model, str) else str(model.name_or_path)
         self.pooling_engine: PoolingEngine | None = None
         if choose_runner(model, runner) == "pooling":
             if verify:
@@ -138,6 +155,10 @@ class LLMBase:
     def stats(self) -> EngineStats:
         """Statistics of the engine."""
         return (self.llm_engine if self.pooling_engine is None else self.pooling_engine).stats
+
+    def get_metrics(self) -> list[Metric]:
+        """Returns counters and gauges of the engine; a server's ``/metrics`` has those of requests, too."""
+        return list(read_metrics(self.stats, self._name))
 
     @property
     def vocab_size(self) -> int:
@@ -211,3 +232,10 @@ class LLMBase:
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that the model's generation config recommends."""
         return default_sampling_params(getattr(self._model, "generation_config", None))
+
+
+def _revised(model: str | PreTrainedModel, revision: str) -> str:
+    """Returns the folder of a revision of a model on the hub."""
+    if not isinstance(model, str):
+        raise ValueError(f"revision={revision!r} is for a model that is yet to be loaded: give its name")
+    return str(hub_snapshot(model, revision))

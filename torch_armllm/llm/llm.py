@@ -18,6 +18,8 @@ from torch_armllm.engine.pictures.media import has_pictures, with_pictures
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.engine.text.stopping import find_eos_token_ids
+from torch_armllm.llm.beam_search import BeamSearchOutput, BeamSearchParams, search
 from torch_armllm.llm.pooling_calls import PoolingCalls
 from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
 from torch_armllm.lora.request import LoRARequest
@@ -46,6 +48,9 @@ class LLM(PoolingCalls):
         hf_overrides: for pooling models, fields to replace in config.json.
         verify: compares every tensor with the checksum that was saved with it, for a folder that this package
             wrote; this reads all of it.
+        revision: branch, tag or commit of a model on the hub; None: the default branch.
+        trust_remote_code: False; True is refused, as code of a checkpoint is never run.
+        kv_cache_memory_bytes: vLLM's name of ``kv_cache_memory``.
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
             ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …; no rates are
             logged unless ``disable_log_stats=False``: there is a bar.
@@ -64,6 +69,7 @@ class LLM(PoolingCalls):
 
     def _start(self) -> None:
         self._numbers = itertools.count()
+        self._asleep = False
 
     def generate(
         self,
@@ -188,6 +194,77 @@ class LLM(PoolingCalls):
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         return self._run(self._names(1), [prompt], [params], [0], [lora_request])
 
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Finds the most probable completions of prompts by beam search.
+
+        The beams of all prompts are computed together; what they have in common comes from the prefix cache.
+
+        Args:
+            prompts: see `generate`; pictures are not taken.
+            params: width and length of the search.
+            lora_request: the adapter for all prompts; None: the model alone.
+            use_tqdm: shows a progress bar of the tokens.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            ValueError: a prompt cannot be served.
+        """
+        self._check_generates("beam_search")
+        prompt_list = as_prompt_list(prompts)
+        token_ids = []
+        for index, prompt in enumerate(prompt_list):
+            with named_errors("prompt", index, len(prompt_list)):
+                token_ids.append(list(self.llm_engine.preprocessor.token_ids(prompt)))
+
+        def best_next(beams: list[list[int]], sampling_params: SamplingParams) -> list[RequestOutput]:
+            return self.generate(beams, sampling_params, use_tqdm=False, lora_request=lora_request)
+
+        ends = find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
+        steps = progress_bar(range(params.max_tokens), show=use_tqdm, desc="Beam search", unit="token")
+        found = search(token_ids, params, ends, best_next, steps)
+        if self._tokenizer is not None:
+            for output in found:
+                for beam in output.sequences:
+                    beam.text = str(self._tokenizer.decode(beam.tokens))
+        return found
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the prefix cache in memory; returns False, and changes nothing, while requests run."""
+        self._check_generates("reset_prefix_cache")
+        return self.llm_engine.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the memory of the KV cache back to the system until `wake_up`, and forgets the prefix cache.
+
+        Args:
+            level: 1; the weights stay. vLLM's level 2 discards them, too: delete the `LLM` for that.
+
+        Raises:
+            ValueError: the level is another, or this `LLM` is generating.
+        """
+        self._check_generates("sleep")
+        if level != 1:
+            raise ValueError(
+                f"sleep(level={level}) would discard the weights, which the disk gives back in seconds: "
+                "delete this LLM and make another, or give level=1"
+            )
+        if not self.reset_prefix_cache():
+            raise ValueError("this LLM is generating; finish that first")
+        self.llm_engine.release_cache()
+        self._asleep = True
+
+    def wake_up(self) -> None:
+        """Ends `sleep`: prompts are computed again."""
+        self._asleep = False
+
     def save_session(self, path: str | PathLike[str], prompt: Prompt) -> None:
         """Saves what is computed of a conversation, for `load_session` in another process.
 
@@ -238,6 +315,8 @@ class LLM(PoolingCalls):
         """Submits all prompts and runs steps until they finish; aborts the rest in case of an error."""
         warn_if_forked()
         engine = self.llm_engine
+        if self._asleep:
+            raise ValueError("this LLM sleeps: call wake_up first")
         if engine.has_unfinished_requests():
             raise ValueError("this LLM is already generating; finish that first, or use AsyncLLM")
         with interrupts_held() as let_through:

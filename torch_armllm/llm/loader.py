@@ -18,6 +18,7 @@ from torch_armllm.engine.pictures.reader import FAMILIES
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
+from torch_armllm.llm.foreign_settings import check_names
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.system.logs import show_messages
@@ -192,15 +193,9 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     """Builds an `EngineConfig` from settings by name.
 
     Raises:
-        ValueError: a setting is unknown.
+        ValueError: a setting is unknown, or one of vLLM's that makes no sense here.
     """
-    names = [field.name for field in fields(EngineConfig)]
-    for name in settings:
-        if name not in names:
-            raise ValueError(
-                f"unknown setting {name!r}; an engine has {', '.join(names)}; how its model is quantized is "
-                "said by quantization=Recipe(…)"
-            )
+    check_names(settings, (field.name for field in fields(EngineConfig)))
     return EngineConfig(**settings)
 
 

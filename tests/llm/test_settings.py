@@ -1,0 +1,84 @@
+"""Settings of `LLM`: their types, those of vLLM that are refused, revisions, and code that is never run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import typing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny_server import checkpoint
+from torch_armllm.checkpoint import hub_snapshot
+from torch_armllm.engine import config
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.engine_settings import EngineSettings
+from torch_armllm.llm.foreign_settings import REASONS
+from torch_armllm.llm.llm import LLM
+
+
+def test_settings_have_the_types_of_the_configuration() -> None:
+    given = typing.get_type_hints(EngineSettings)
+    expected = typing.get_type_hints(EngineConfig, vars(config))
+    assert given == {field.name: expected[field.name] for field in fields(EngineConfig)}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_settings_of_vllm_alone_are_refused_with_a_reason(name: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        LLM("none", **{name: 1})  # type: ignore[misc]
+    assert str(refused.value) == f"{name}=1 is not a setting here: {REASONS[name]}"
+    assert name not in {field.name for field in fields(EngineConfig)}
+
+
+def test_code_of_a_checkpoint_is_refused() -> None:
+    with pytest.raises(ValueError, match="^trust_remote_code=True is refused: code of a checkpoint is"):
+        LLM("none", trust_remote_code=True)
+
+
+def test_memory_under_the_name_of_vllm(tmp_path: Path) -> None:
+    folder = str(checkpoint(tmp_path))
+    llm = LLM(folder, kv_cache_memory_bytes=1 << 20, trust_remote_code=False, progress=False)
+    assert llm.kv_bytes <= 1 << 20
+    with pytest.raises(ValueError, match="kv_cache_memory_bytes is vLLM's name of kv_cache_memory: give one"):
+        LLM(folder, kv_cache_memory_bytes=1 << 20, kv_cache_memory=1 << 20)
+
+
+def test_a_revision_is_a_folder_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint(tmp_path)
+    asked: list[tuple[Any, Any]] = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        assert "*.safetensors" in allow_patterns
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    llm = LLM("somebody/a-model", revision="v1.0", progress=False)
+    assert asked == [("somebody/a-model", "v1.0")]
+    assert llm.generate([[1, 2]], use_tqdm=False)[0].finished
+    with pytest.raises(
+        ValueError, match="^revision='v1.0' is for names on the model hub, and .* on this disk$"
+    ):
+        LLM(str(folder), revision="v1.0")
+    with pytest.raises(ValueError, match="revision='v1.0' is for a model that is yet to be loaded"):
+        LLM(llm.model, revision="v1.0")
+    with pytest.raises(FileNotFoundError, match="^/nowhere/at-all does not exist: "):
+        hub_snapshot.hub_snapshot("/nowhere/at-all")
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_mistyped_settings(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "build/types/torch_armllm").exists():
+        pytest.skip("`make types` lays the package out")
+    file = tmp_path / "port.py"
+    file.write_text("from torch_armllm import LLM\nLLM('m', max_num_seqs=4)\nLLM('m', max_num_seq=4)\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml"), str(file)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    assert 'port.py:3: error: Unexpected keyword argument "max_num_seq" for "LLM"' in found.stdout
+    assert "port.py:2" not in found.stdout
