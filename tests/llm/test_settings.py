@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import typing
@@ -11,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.models import tiny
 from tests.support.tiny_server import checkpoint
 from torch_armllm.checkpoint import hub_snapshot
+from torch_armllm.checkpoint.model_config import with_overrides
 from torch_armllm.engine import config
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.engine_settings import EngineSettings
+from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.foreign_settings import REASONS
 from torch_armllm.llm.llm import LLM
 
@@ -68,6 +73,38 @@ def test_a_revision_is_a_folder_of_the_hub(tmp_path: Path, monkeypatch: pytest.M
         LLM(llm.model, revision="v1.0")
     with pytest.raises(FileNotFoundError, match="^/nowhere/at-all does not exist: "):
         hub_snapshot.hub_snapshot("/nowhere/at-all")
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_fields_of_config_json_are_replaced(tmp_path: Path, quantization: str | None) -> None:
+    folder = str(checkpoint(tmp_path / "plain"))
+    rope = {"rope_theta": 77.0}
+    options: dict[str, Any] = {"quantization": quantization, "dtype": "float32", "progress": False}
+    llm = LLM(folder, hf_overrides={"max_position_embeddings": 96, "rope_parameters": rope}, **options)
+    assert llm.max_model_len == 96
+    assert llm.model.config.rope_parameters == {"rope_theta": 77.0, "rope_type": "default"}  # merged
+    edited = tmp_path / "edited"
+    shutil.copytree(folder, edited)
+    fields = json.loads((edited / "config.json").read_text())
+    fields["rope_parameters"]["rope_theta"] = 77.0
+    fields["max_position_embeddings"] = 96
+    (edited / "config.json").write_text(json.dumps(fields))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    found, expected, plain = (
+        each.generate([list(range(3, 80))], params, use_tqdm=False)[0].outputs[0].cumulative_logprob
+        for each in (llm, LLM(str(edited), **options), LLM(folder, **options))
+    )
+    assert found == expected != plain
+
+
+def test_overrides_that_cannot_be_made(tmp_path: Path) -> None:
+    folder = str(checkpoint(tmp_path))
+    with pytest.raises(ValueError, match="num_hidden_layers is 5000 in the configuration of"):
+        LLM(folder, hf_overrides={"num_hidden_layers": 5000}, progress=False)
+    with pytest.raises(ValueError, match="^hf_overrides are for a model that is yet to be loaded: give its"):
+        LLM(tiny("llama"), hf_overrides={"max_position_embeddings": 96})
+    with pytest.raises(ValueError, match="^hf_overrides replace fields of config.json, and a.gguf is a"):
+        with_overrides("a.gguf", None, {"max_position_embeddings": 96})
 
 
 @pytest.mark.slow

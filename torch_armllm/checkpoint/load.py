@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from torch_armllm.checkpoint.formats.registry import (
 from torch_armllm.checkpoint.formats.third_party_loader import load_third_party
 from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
-from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
+from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config, with_overrides
 from torch_armllm.checkpoint.saved_metadata import verify_folder
 from torch_armllm.checkpoint.source_name import DENSE, MOE, check_source, not_found
 from torch_armllm.checkpoint.upcycle import upcycle
@@ -119,6 +120,7 @@ def load_model(
     kv_cache_dtype: str | None = None,
     quantization: Recipe | None = None,
     dequantize: bool = False,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model.
 
@@ -131,14 +133,17 @@ def load_model(
         quantization: the recipe by which weights are quantized as they are read, layer by layer, if the free
             memory is less than the float weights; None: weights are loaded unchanged.
         dequantize: loads a third-party checkpoint as floats, and does not patch the model.
+        hf_overrides: see `torch_armllm.checkpoint.model_config.with_overrides`.
 
     Raises:
         FileNotFoundError: the bundled model is not installed, or the folder holds no checkpoint.
-        ValueError: the model has an encoder and a decoder.
+        ValueError: the model has an encoder and a decoder, or an override does not fit it.
     """
     dtype = float_dtype(dtype)
     path = resolve(source)
     config = _config(path)
+    if hf_overrides:
+        config = with_overrides(path, config, hf_overrides)
     check_one_stack(path, config)
     options: dict[str, Any]
     third_party = open_third_party(path, config, dequantize)

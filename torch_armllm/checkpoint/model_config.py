@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -31,6 +31,38 @@ def read_config(source: str) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_sizes(source, config)
     return config
+
+
+def with_overrides(
+    source: str, config: PreTrainedConfig | None, overrides: Mapping[str, Any]
+) -> PreTrainedConfig:
+    """Returns the configuration that a config.json with other values of some fields would have.
+
+    Args:
+        source: a folder or hub name.
+        config: of that; None: it is a single file.
+        overrides: values by name; objects in objects, such as ``text_config``, are merged.
+
+    Raises:
+        ValueError: the source has no config.json, or transformers cannot use a value.
+        OSError: config.json cannot be read.
+    """
+    if config is None:
+        raise ValueError(f"hf_overrides replace fields of config.json, and {source} is a single file")
+    fields, _ = PreTrainedConfig.get_config_dict(source)
+    with config_errors(source):
+        made: PreTrainedConfig = type(config).from_dict(_merged(fields, overrides))
+        check_sizes(source, made)
+    return made
+
+
+def _merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(fields)
+    for name, value in overrides.items():
+        before = merged.get(name)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(before, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def check_sizes(source: str, config: PreTrainedConfig) -> None:

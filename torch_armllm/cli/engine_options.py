@@ -34,6 +34,8 @@ _SETTINGS = (
     "speculative_config",
     "trace",
 )
+_LOADING = ("revision", "hf_overrides")
+"""Arguments of `LLM` that are no settings of its engine."""
 
 
 def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
@@ -58,6 +60,17 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         default="auto",
         help="int4, another scheme, or none to keep the weights as they are; auto: int4, but smollm2 keeps "
         "the integers of its 4-bit file",
+    )
+    group.add_argument(
+        "--revision",
+        metavar="NAME",
+        help="branch, tag or commit of a model on the hub (default: the default branch)",
+    )
+    group.add_argument(
+        "--hf-overrides",
+        type=types.json_object,
+        metavar="JSON",
+        help='fields to replace in config.json, such as {"max_position_embeddings": 65536} (default: none)',
     )
     group.add_argument(
         "--verify",
@@ -196,7 +209,8 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `LLM`; settings that were not given are left out."""
-    settings = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    names = (*_SETTINGS, *_LOADING)
+    settings = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if settings.get("speculative_config") == "none":
         settings["speculative_config"] = None
     return {

@@ -168,12 +168,6 @@ def _add_pooling_options(parser: Parser) -> None:
         metavar="JSON",
         help='{"pooling_type": "LAST, CLS, MEAN or MAX", "normalize": true} (default: what the files say)',
     )
-    group.add_argument(
-        "--hf-overrides",
-        type=types.json_object,
-        metavar="JSON",
-        help="fields to replace in config.json (default: none)",
-    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -185,9 +179,8 @@ def run(options: argparse.Namespace) -> None:
 
     names = _names(options)
     engine = {**engine_arguments(options), "runner": options.runner}
-    for name in ("pooler_config", "hf_overrides"):
-        if getattr(options, name) is not None:
-            engine[name] = getattr(options, name)
+    if options.pooler_config is not None:
+        engine["pooler_config"] = options.pooler_config
     settings = ServerSettings(
         api_keys=tuple(_keys(options)),
         admin_api_key=_admin_key(options),

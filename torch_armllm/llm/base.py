@@ -108,8 +108,8 @@ class LLMBase:
             )
             self._start()
             return
-        if pooler_config or hf_overrides:
-            raise ValueError("pooler_config and hf_overrides are for pooling models: give runner='pooling'")
+        if pooler_config:
+            raise ValueError("pooler_config is for pooling models: give runner='pooling'")
         with collection_paused():  # it imports transformers
             model, quantization = resolve_auto(model, quantization)
         if verify:
@@ -124,12 +124,15 @@ class LLMBase:
                 skip_tokenizer_init=skip_tokenizer_init,
                 progress=progress,
                 config=config,
+                hf_overrides=hf_overrides,
             )
 
         def load_model() -> PreTrainedModel:
-            return load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
+            cache = config.kv_cache_dtype
+            return load_patched(model, dtype, quantization, progress, cache, hf_overrides=hf_overrides)
 
-        requested = {"dtype": dtype, "quantization": quantization}
+        requested: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
+        requested |= {"hf_overrides": dict(hf_overrides)} if hf_overrides else {}
         loaded = load_with_plan_cache(model, tokenizer, config, requested, skip_tokenizer_init, load)
         self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = load_model

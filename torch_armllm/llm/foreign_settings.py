@@ -39,7 +39,7 @@ REASONS = {
     "disable_sliding_window": "windows are those of the model: leave it out",
     "enable_sleep_mode": "sleep works without it: leave it out",
 }
-"""Why a setting does not exist, and what to give, by its name."""
+"""Reasons for which settings do not exist, and what to give instead, by name."""
 
 
 def check_names(settings: Mapping[str, object], known: Iterable[str]) -> None:

@@ -45,7 +45,7 @@ class LLM(PoolingCalls):
             generate, or a pooling module of sentence-transformers, pools.
         pooler_config: for pooling models, instead of what the files say: ``pooling_type`` (``LAST``, ``CLS``,
             ``MEAN``, ``MAX``) and ``normalize``.
-        hf_overrides: for pooling models, fields to replace in config.json.
+        hf_overrides: fields to replace in config.json, such as ``{"rope_parameters": {…}}``.
         verify: compares every tensor with the checksum that was saved with it, for a folder that this package
             wrote; this reads all of it.
         revision: branch, tag or commit of a model on the hub; None: the default branch.

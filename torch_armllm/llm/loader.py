@@ -50,6 +50,7 @@ def load_engine(
     skip_tokenizer_init: bool = False,
     progress: bool = True,
     config: EngineConfig | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> LoadedEngine:
     """Loads a model and its tokenizer, patches the model if needed, and builds an engine.
 
@@ -62,6 +63,7 @@ def load_engine(
         skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
         progress: shows progress bars.
         config: of the engine.
+        hf_overrides: fields to replace in config.json.
 
     Raises:
         ValueError: a setting is unknown, or does not fit the model or the memory.
@@ -71,7 +73,9 @@ def load_engine(
     model, quantization = resolve_auto(model, quantization)
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
-    loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype, _slots(config))
+    loaded = load_patched(
+        model, dtype, quantization, progress, config.kv_cache_dtype, _slots(config), hf_overrides
+    )
     if config.speculative_config == "auto" and isinstance(model, str):
         _suggest_drafts(loaded, Path(model).expanduser())
     processor = _processor(loaded, source) if config.most_pictures else None
@@ -142,6 +146,7 @@ def load_patched(
     progress: bool,
     kv_cache_dtype: str,
     adapter_slots: AdapterSlots | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Loads and patches the model of `load_engine`, with slots for adapters."""
     # these import transformers, which an engine from the plan cache does not need
@@ -152,7 +157,9 @@ def load_patched(
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     recipe = None if quantization is None else Recipe.of(quantization)
     if isinstance(model, str):
-        model = load_model(model, dtype, progress, cache, recipe)
+        model = load_model(model, dtype, progress, cache, recipe, hf_overrides=hf_overrides)
+    elif hf_overrides:
+        raise ValueError("hf_overrides are for a model that is yet to be loaded: give its folder")
     if not is_patched(model):
         # the name, not its recipe: packed weights of another tool stay what they are only for the default
         chosen = quantization if isinstance(quantization, str) else recipe
