@@ -86,6 +86,8 @@ def test_invalid_prompt_is_named_and_all_requests_are_aborted(make: Callable[...
         llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
     with pytest.raises(ValueError, match="priority has 3 entries for 2"):
         llm.generate(["a", "b"], priority=[1, 2, 3], use_tqdm=False)
+    with pytest.raises(ValueError, match="priority has 1 entries for 2"):
+        llm.chat([[{"role": "user", "content": "a"}]] * 2, priority=[1], use_tqdm=False)
     assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,18 @@ def test_settings_of_vllm_alone_are_refused_with_a_reason(name: str) -> None:
         LLM("none", **{name: 1})  # type: ignore[misc]
     assert str(refused.value) == f"{name}=1 is not a setting here: {REASONS[name]}"
     assert name not in {field.name for field in fields(EngineConfig)}
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8", None])
+def test_the_log_says_that_weights_are_quantized(
+    tmp_path: Path, quantization: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "torch_armllm"):
+        LLM(str(checkpoint(tmp_path)), quantization=quantization, progress=False)
+    told = [record.getMessage() for record in caplog.records if "quantizing" in record.getMessage()]
+    scheme = {"auto": "int4"}.get(str(quantization), quantization)
+    expected = f"quantizing the weights to {scheme}; quantization=None keeps them as they are"
+    assert told == ([] if quantization is None else [expected])
 
 
 def test_code_of_a_checkpoint_is_refused() -> None:

@@ -134,6 +134,7 @@ class LLM(PoolingCalls):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generates replies to conversations; common beginnings share their prefill (prefix cache).
 
@@ -148,6 +149,7 @@ class LLM(PoolingCalls):
             tools: tools that the template describes to the model.
             chat_template_kwargs: further variables of the template.
             lora_request: see `generate`.
+            priority: one per conversation; lower values run first.
 
         Raises:
             ValueError: see `generate`; or there is no template, or it rejects a conversation.
@@ -164,7 +166,7 @@ class LLM(PoolingCalls):
         for index, conversation in enumerate(several):
             with named_errors("conversation", index, len(several)):
                 prompts.append(self._chat_prompt(list(conversation), options))  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
+        return self.generate(prompts, sampling_params, use_tqdm, priority, lora_request=lora_request)
 
     def _chat_prompt(self, conversation: Conversation, options: Mapping[str, Any]) -> Prompt:
         if not has_pictures(conversation):

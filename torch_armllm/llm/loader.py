@@ -152,7 +152,9 @@ def load_patched(
     # these import transformers, which an engine from the plan cache does not need
     from torch_armllm.checkpoint.load import load_model
     from torch_armllm.patching.patch import patch, patch_with_slots
+    from torch_armllm.quant.inspection import is_packed
     from torch_armllm.quant.recipe import Recipe
+    from torch_armllm.quant.schemes.registry import DEFAULT
 
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     recipe = None if quantization is None else Recipe.of(quantization)
@@ -161,6 +163,10 @@ def load_patched(
     elif hf_overrides:
         raise ValueError("hf_overrides are for a model that is yet to be loaded: give its folder")
     if not is_patched(model):
+        if recipe is not None and not is_packed(model):
+            show_messages()
+            scheme = "int4" if recipe.scheme == DEFAULT else recipe.scheme
+            logger.info("quantizing the weights to %s; quantization=None keeps them as they are", scheme)
         # the name, not its recipe: packed weights of another tool stay what they are only for the default
         chosen = quantization if isinstance(quantization, str) else recipe
         if adapter_slots is not None and recipe is not None and recipe.importance is None:
