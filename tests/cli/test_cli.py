@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,14 @@ def test_bench_latency_profiles_a_quantized_checkpoint(
     ):
         assert main([*command, *options]) != 0
         assert remedy in capsys.readouterr().err
+
+
+def test_no_bar_is_drawn_where_the_output_is_no_terminal(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch_armllm", "bench", "latency", str(checkpoint)]
+    options = ["--prompt-len", "3", "--new-tokens", "3", "--repeats", "1"]
+    found = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert "\r" not in found.stderr and "%|" not in found.stderr
 
 
 def test_bench_latency_as_text(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
