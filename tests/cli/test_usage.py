@@ -144,7 +144,7 @@ def test_every_option_s_help_names_its_default(parser: argparse.ArgumentParser) 
 
 
 @pytest.mark.parametrize("parser", LEAVES, ids=lambda parser: parser.prog)
-def test_every_command_has_examples_that_it_parses(parser: argparse.ArgumentParser) -> None:
+def test_every_command_has_examples(parser: argparse.ArgumentParser) -> None:
     lines = textwrap.dedent((parser.epilog or "").partition("examples:\n")[2]).strip().splitlines()
     assert lines
     for line in lines:
