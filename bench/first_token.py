@@ -102,7 +102,7 @@ def answer(folder: str, profile: bool) -> None:
 def answer_by_server(folder: str) -> None:
     """Starts a server and requests one token."""
     start = time.perf_counter()
-    command = [sys.executable, "-m", "torch_armllm.cli", "serve", folder, "--port", "0"]
+    command = [sys.executable, "-m", "torch_armllm", "serve", folder, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = next(re.search(r" at (http\S+)", line) for line in server.stdout if "serving" in line)

@@ -9,6 +9,7 @@ __all__ = [
     "LLM",
     "ArmInt4Config",
     "AsyncLLM",
+    "BeamSearchParams",
     "LoRARequest",
     "PoolingParams",
     "Recipe",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch_armllm.engine.outputs import RequestOutput
     from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.llm.async_llm import AsyncLLM
+    from torch_armllm.llm.beam_search import BeamSearchParams
     from torch_armllm.llm.llm import LLM
     from torch_armllm.lora.request import LoRARequest
     from torch_armllm.patching.patch import patch, unpatch
@@ -64,6 +66,7 @@ _MODULES = {
     "Recipe": "torch_armllm.quant.recipe",
     "Report": "torch_armllm.quant.report",
     "LLM": "torch_armllm.llm.llm",
+    "BeamSearchParams": "torch_armllm.llm.beam_search",
     "AsyncLLM": "torch_armllm.llm.async_llm",
     "LoRARequest": "torch_armllm.lora.request",
     "SamplingParams": "torch_armllm.engine.sampling_params",

@@ -12,6 +12,7 @@ import importlib
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,39 +91,33 @@ def cli() -> str:
     sys.path.insert(0, str(ROOT))
     try:
         parser = importlib.import_module("torch_armllm.cli.main").build_parser()
+        texts = importlib.import_module("torch_armllm.cli.parser")
     finally:
         sys.path.remove(str(ROOT))
-    return "\n".join(_command(parser, ""))
+    return "\n".join(_command(parser, "", texts))
 
 
-def _command(parser: argparse.ArgumentParser, about: str) -> Iterator[str]:
+def _command(parser: argparse.ArgumentParser, about: str, texts: Any) -> Iterator[str]:
     subcommands = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    own = [
-        a for a in parser._actions if not isinstance(a, (argparse._SubParsersAction, argparse._HelpAction))
-    ]
+    left_out = argparse._SubParsersAction, argparse._HelpAction, argparse._VersionAction
+    own = [action for action in parser._actions if not isinstance(action, left_out)]
     if own:
         yield f"## {parser.prog.removeprefix('torch-armllm ')}\n\n{_sentence(about)}\n"
-        positional = " ".join(_positional(a) for a in own if not a.option_strings)
-        yield f"```text\n{parser.prog} {positional} [options]\n```\n".replace("  ", " ")
+        yield f"```text\n{parser.format_usage().removeprefix('usage: ').strip()}\n```\n"
         yield "| argument | meaning |\n|---|---|"
-        yield from (f"| {_argument(a)} | {_cell((a.help or '') % vars(a))} |" for a in own)
+        yield from (f"| {_argument(a, texts)} | {_cell(texts.help_text(a) % vars(a))} |" for a in own)
         yield ""
+        if parser.epilog:
+            yield f"```sh\n{textwrap.dedent(parser.epilog.partition('examples:')[2]).strip()}\n```\n"
     for action in subcommands:
         abouts = {choice.dest: choice.help or "" for choice in action._choices_actions}
         for name, sub in action.choices.items():
-            yield from _command(sub, abouts.get(name, ""))
+            yield from _command(sub, abouts.get(name, ""), texts)
 
 
-def _positional(action: argparse.Action) -> str:
-    name = str(action.metavar or action.dest).upper()
-    if action.nargs == "+":
-        return f"{name} [{name} ...]"
-    return f"[{name}]" if action.nargs in ("?", "*") else name
-
-
-def _argument(action: argparse.Action) -> str:
+def _argument(action: argparse.Action, texts: Any) -> str:
     if not action.option_strings:
-        return f"`{_positional(action)}`"
+        return f"`{texts.positional_usage(action)}`"
     names = ", ".join(f"`{name}`" for name in action.option_strings)
     if action.nargs == 0:
         return names

@@ -283,12 +283,15 @@ def test_failures_are_counted_and_printed(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--request-rate", "0"], "above 0, got 0"),
-        (["--request-rate", "1", "nan"], "above 0, got nan"),
-        (["--max-concurrency", "0"], "--max-concurrency must be at least 1"),
+        (
+            ["--request-rate", "0"],
+            "--request-rate: '0' is out of range: give a rate above 0, such as 2.5, or inf",
+        ),
+        (["--request-rate", "1", "nan"], "argument --request-rate: 'nan' is out of range"),
+        (["--max-concurrency", "0"], "argument --max-concurrency: '0' is not an integer of at least 1"),
         (["--base-url", "localhost:8000"], "must begin with http"),
         (["--base-url", "http://127.0.0.1:9"], "does not list its models"),
-        (["--base-url", "http://127.0.0.1:9", "--model", "a"], "does not answer"),
+        (["--base-url", "http://127.0.0.1:9", "a"], "does not answer"),
     ],
 )
 def test_invalid_options_fail(

@@ -68,7 +68,7 @@ def test_random_prompts_are_the_same_each_time() -> None:
 
 
 def test_bench_throughput(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", "throughput", "--model", str(checkpoint), "--num-prompts", "5", "--input-len", "9"]
+    command = ["bench", "throughput", str(checkpoint), "--num-prompts", "5", "--input-len", "9"]
     command += ["--output-len", "4", "--max-num-seqs", "2", "--max-model-len", "64"]
     assert main([*command, "--json", "--n", "2"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -86,7 +86,7 @@ def test_bench_throughput(checkpoint: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-prompts", "0"], "--num-prompts must be at least 1, got 0"),
+        (["--num-prompts", "0"], "argument --num-prompts: '0' is not an integer of at least 1"),
         (["--prompts", "/nowhere/at-all.txt"], "/nowhere/at-all.txt"),
         (["--temperature", "-1"], "temperature"),
     ],
@@ -94,7 +94,7 @@ def test_bench_throughput(checkpoint: Path, capsys: pytest.CaptureFixture[str]) 
 def test_invalid_options_of_bench_throughput(
     llm: LLM, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "throughput", "--model", "none", *arguments]) == 2
+    assert main(["bench", "throughput", "none", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_a_measurement_without_a_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(base, "load_engine", interrupted)
-    assert main(["bench", "throughput", "--model", "none"]) == 130
+    assert main(["bench", "throughput", "none"]) == 130
     assert capsys.readouterr().err == "\n"
 
 
@@ -113,7 +113,7 @@ def test_engine_options() -> None:
     def parsed(*arguments: str) -> dict[str, object]:
         return engine_arguments(build_parser().parse_args(["chat", "none", *arguments]))
 
-    assert parsed() == {"dtype": "auto", "quantization": "auto"}
+    assert parsed() == {"dtype": "auto", "quantization": "auto", "max_num_seqs": 1}
     found = parsed(
         "--kv-cache-memory", "2GiB", "--no-enable-prefix-caching", "--quantization", "none", "--threads", "2"
     )

@@ -13,9 +13,10 @@ import torch
 from tests.support.models import tiny
 from torch_armllm import LLM, Recipe
 from torch_armllm.checkpoint import bundled_model
-from torch_armllm.checkpoint.bundled_model import DENSE, smollm2_packed_dir, with_own_integers
+from torch_armllm.checkpoint.bundled_model import smollm2_packed_dir, with_own_integers
 from torch_armllm.checkpoint.formats.gguf import GgufFile, read_file
 from torch_armllm.checkpoint.load import load_model, verify_source
+from torch_armllm.checkpoint.source_name import DENSE
 from torch_armllm.evaluation.distributions import compare_logits
 from torch_armllm.evaluation.loading import load_variant
 from torch_armllm.evaluation.variant import Variant

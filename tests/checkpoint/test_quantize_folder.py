@@ -189,7 +189,7 @@ def test_quantize_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 x lm_head" in text
     assert main.main(["quantize", out, str(tmp_path / "again")]) == 2
     assert "is quantized already (armllm): name the original model" in capsys.readouterr().err
-    assert main.main(["quantize", str(source), str(tmp_path / "x"), "--fast", "--calibration", "text"]) == 2
+    assert main.main(["quantize", str(source), str(tmp_path / "x"), "--fast", "--calibration", __file__]) == 2
     assert "--calibration is for gptq and awq, --bits and --tune, not for mse" in capsys.readouterr().err
     assert main.main(["quantize", str(source), out, "--method", "gptq"]) == 2
     assert "is not empty: name a new folder" in capsys.readouterr().err

@@ -59,7 +59,7 @@ _DIVERGENCE = r"on the (\d+) tokens of the bfloat16 replies: KL divergence (\d\.
 @pytest.mark.model
 def test_demo_shows_both_precisions(smollm2_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "What is the capital of France, and what is it known for?"
-    assert main(["demo", "--model", "smollm2", "--prompt", prompt, "--max-new-tokens", "12"]) == 0
+    assert main(["demo", "smollm2", "--prompt", prompt, "--max-new-tokens", "12"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"transformers bfloat16 +│ patched, the file's own INT4\n", out)
     assert re.search(r"Paris.*│.*Paris", out)
@@ -74,7 +74,7 @@ def test_demo_shows_both_precisions(smollm2_dir: Path, capsys: pytest.CaptureFix
 def test_demo_quantizes_other_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(checkpoint(tmp_path))
     prompts = ["--prompt", "a short one", "--prompt", "and another"]
-    assert main(["demo", "--model", folder, "--max-new-tokens", "7", *prompts]) == 0
+    assert main(["demo", folder, "--max-new-tokens", "7", *prompts]) == 0
     out = capsys.readouterr().out
     assert re.search(r"transformers bfloat16 +│ patched, INT4\n", out)
     ((tokens, divergence, _),) = re.findall(_DIVERGENCE, out)

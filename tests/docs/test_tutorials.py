@@ -100,7 +100,8 @@ class Tutorial:
                 self.serve(command[1:])
             elif command:
                 assert command[0] == "torch-armllm", f"{block.page}.md:{block.line}: {line}"
-                assert main(command[1:]) == 0
+                # a finding of this machine's is no error of the page's
+                assert main(command[1:]) in ((0, 1) if command[1] == "doctor" else (0,))
 
     def serve(self, arguments: list[str]) -> None:
         """Serves in a thread of this process, by the command's options: another process takes seconds."""

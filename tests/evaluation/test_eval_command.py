@@ -179,7 +179,7 @@ def test_invalid_arguments_are_named(
     monkeypatch.setattr(
         lm_eval.tasks, "TaskManager", lambda include_path, **_: few(include_path=include_path)
     )
-    assert _eval(Path("no model"), own_tasks, *more, names=names) == 2
+    assert _eval(Path("none"), own_tasks, *more, names=names) == 2
     assert wanted in capsys.readouterr().err
 
 
@@ -213,7 +213,7 @@ def test_tasks_that_execute_answers_ask_first(
     text = (own_tasks / "own_choice.yaml").read_text().replace("own_choice", "own_unsafe", 1)
     (tmp_path / "tasks" / "own_unsafe.yaml").write_text(text + "\nunsafe_code: true\n")
     (tmp_path / "data").symlink_to(own_tasks.parent / "data")
-    assert _eval(Path("no model"), tmp_path / "tasks", names="own_unsafe") == 2
+    assert _eval(Path("none"), tmp_path / "tasks", names="own_unsafe") == 2
     said = capsys.readouterr().err
     assert "own_unsafe" in said and "--confirm-run-unsafe-code" in said
     run = ("--quantization", "f32", "--limit", "2", "--confirm-run-unsafe-code")
@@ -225,5 +225,5 @@ def test_missing_extra_is_named(
     own_tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
-    assert _eval(Path("no model"), own_tasks) == 2
-    assert "pip install 'torch_armllm[eval]'" in capsys.readouterr().err
+    assert _eval(Path("none"), own_tasks) == 2
+    assert 'pip install "torch_armllm[eval]"' in capsys.readouterr().err

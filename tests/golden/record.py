@@ -28,7 +28,7 @@ FAMILIES = ("llama", "qwen3_moe", "gemma3_text", "gpt_oss")
 VARIANTS = ("scalar", "avx2") if os.uname().machine in ("x86_64", "AMD64") else ("scalar", "neon")
 COMMANDS = (
     (),
-    *((name,) for name in ("demo", "chat", "serve", "quantize", "eval", "env", "models", "bench")),
+    *((name,) for name in ("demo", "chat", "serve", "quantize", "eval", "doctor", "env", "models", "bench")),
     *(("bench", name) for name in ("latency", "throughput", "serve", "report")),
 )
 PROMPT, NEW_TOKENS = 40, 8

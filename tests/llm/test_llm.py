@@ -86,6 +86,8 @@ def test_invalid_prompt_is_named_and_all_requests_are_aborted(make: Callable[...
         llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
     with pytest.raises(ValueError, match="priority has 3 entries for 2"):
         llm.generate(["a", "b"], priority=[1, 2, 3], use_tqdm=False)
+    with pytest.raises(ValueError, match="priority has 1 entries for 2"):
+        llm.chat([[{"role": "user", "content": "a"}]] * 2, priority=[1], use_tqdm=False)
     assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
 
 
@@ -195,7 +197,7 @@ def test_default_params_come_from_the_generation_config() -> None:
 
 def test_settings_by_name() -> None:
     assert engine_config({"max_num_seqs": 3}).max_num_seqs == 3
-    with pytest.raises(ValueError, match="unknown setting 'max_num_seq'; an engine has max_model_len, "):
+    with pytest.raises(ValueError, match=r"^unknown setting 'max_num_seq' \(did you mean max_num_seqs\?\); "):
         engine_config({"max_num_seq": 3})
 
 

@@ -68,6 +68,11 @@ def test_two_ranks_return_the_tokens_and_logprobs_of_one_and_end_with_the_engine
     assert ended(process)
 
 
+def _run_often(llm: LLM) -> None:
+    for _ in range(100):
+        run(llm, temperature=0)
+
+
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_engine_with_its_reason(folder: Path) -> None:
     before = set(pids())
@@ -76,8 +81,7 @@ def test_a_killed_rank_ends_the_engine_with_its_reason(folder: Path) -> None:
     run(llm, temperature=0)
     os.kill(process, signal.SIGKILL)
     with pytest.raises(RankFailedError, match=f"rank 1 has failed: process {process} was ended by signal 9"):
-        for _ in range(100):
-            run(llm, temperature=0)
+        _run_often(llm)
     assert ended(process)
 
 

@@ -187,7 +187,7 @@ def test_calls_of_the_other_kind_are_refused(embedder: LLM, tmp_path: Path) -> N
     with pytest.raises(ValueError, match="runner is 'no'; give auto, generate or pooling"):
         LLM("none", runner="no")  # type: ignore[arg-type]
     pooling_folder(tmp_path, "generate")
-    with pytest.raises(ValueError, match="are for pooling models: give runner='pooling'"):
+    with pytest.raises(ValueError, match="is for pooling models: give runner='pooling'"):
         LLM(str(tmp_path), pooler_config={"normalize": True})
     with pytest.raises(ValueError, match="pooling_type is 'no'; give one of LAST, CLS, MEAN, MAX"):
         LLM(str(tmp_path), runner="pooling", pooler_config={"pooling_type": "no"}, **EXACT)

@@ -135,7 +135,7 @@ def test_the_command_serves_a_folder(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "torch_armllm.cli",
+        "torch_armllm",
         "serve",
         str(whisper_folder(tmp_path)),
         "--port",

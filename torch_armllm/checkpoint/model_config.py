@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
+
+from torch_armllm.checkpoint.source_name import not_found
 
 MOST_LAYERS = 1000
 """No model has more layers; a damaged config may say billions, and building them would never end."""
@@ -25,10 +27,42 @@ def read_config(source: str) -> PreTrainedConfig:
         ValueError: a field has a value that transformers cannot use, or the model needs code of its own.
         OSError: there is none, or it is no JSON.
     """
-    with config_errors(source):
+    with config_errors(source), not_found(source):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_sizes(source, config)
     return config
+
+
+def with_overrides(
+    source: str, config: PreTrainedConfig | None, overrides: Mapping[str, Any]
+) -> PreTrainedConfig:
+    """Returns the configuration that a config.json with other values of some fields would have.
+
+    Args:
+        source: a folder or hub name.
+        config: of that; None: it is a single file.
+        overrides: values by name; objects in objects, such as ``text_config``, are merged.
+
+    Raises:
+        ValueError: the source has no config.json, or transformers cannot use a value.
+        OSError: config.json cannot be read.
+    """
+    if config is None:
+        raise ValueError(f"hf_overrides replace fields of config.json, and {source} is a single file")
+    fields, _ = PreTrainedConfig.get_config_dict(source)
+    with config_errors(source):
+        made: PreTrainedConfig = type(config).from_dict(_merged(fields, overrides))
+        check_sizes(source, made)
+    return made
+
+
+def _merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(fields)
+    for name, value in overrides.items():
+        before = merged.get(name)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(before, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def check_sizes(source: str, config: PreTrainedConfig) -> None:

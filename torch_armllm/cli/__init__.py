@@ -8,4 +8,19 @@ from __future__ import annotations
 import argparse
 from typing import TypeAlias
 
-Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+from torch_armllm.cli.parser import Parser
+
+Subcommands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def add_command(commands: Subcommands, name: str, about: str, *examples: str) -> Parser:
+    """Adds a command and returns its parser.
+
+    Args:
+        commands: the commands of the parent.
+        name: of the command.
+        about: its purpose in a few words, which begin with a verb in lower case.
+        examples: command lines; what follows ``#`` says what they do.
+    """
+    epilog = "\n  ".join(["examples:", *examples]) if examples else None
+    return commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=epilog)

@@ -6,32 +6,59 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from torch_armllm.cli import Subcommands
+from torch_armllm.cli import Subcommands, add_command
+from torch_armllm.cli import option_types as types
+from torch_armllm.cli.parser import Parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> Parser:
     """Adds the command and its options to the parser."""
-    parser = commands.add_parser("latency", help="measure prefill and decode throughput (tokens per second)")
-    parser.add_argument(
-        "--model", default="smollm2", help="smollm2, smollm2-moe, a folder, a hub name (smollm2)"
+    parser = add_command(
+        commands,
+        "latency",
+        "measure prefill and decode throughput (tokens per second)",
+        "torch-armllm bench latency MODEL --batch-size 1,4,8",
+        "torch-armllm bench latency --compare          # beside transformers, in turn",
+        "torch-armllm bench latency --profile          # where the time of a step goes",
     )
-    parser.add_argument("--engine", choices=["armllm", "transformers"], default="armllm", help="(armllm)")
     parser.add_argument(
-        "--quantization", choices=["int4", "none"], default="int4", help="of the armllm engine"
+        "model", nargs="?", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name"
+    )
+    parser.add_argument(
+        "--engine", choices=["armllm", "transformers"], default="armllm", help="engine to measure"
+    )
+    parser.add_argument(
+        "--quantization", choices=["int4", "none"], default="int4", help="scheme of the armllm engine"
     )
     parser.add_argument(
         "--dtype",
-        choices=["bfloat16", "float16", "float32"],
+        type=types.dtype,
+        choices=types.FLOATS,
         default="bfloat16",
-        help="of the weights (bfloat16)",
+        help="data type of the weights; bf16, fp16 and fp32 are accepted, too",
     )
-    parser.add_argument("--prompt-len", type=int, default=512, help="prompt tokens per sequence (512)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="tokens to decode per sequence (64)")
-    parser.add_argument("--batch-size", default="1", help="sequences per batch, or a list such as 1,4,8 (1)")
-    parser.add_argument("--repeats", type=int, default=2, help="rounds; the median is reported (2)")
+    parser.add_argument(
+        "--prompt-len", type=types.positive, default=512, metavar="N", help="prompt tokens per sequence"
+    )
+    parser.add_argument(
+        "--new-tokens", type=types.positive, default=64, metavar="N", help="tokens to generate per sequence"
+    )
+    parser.add_argument(
+        "--batch-size",
+        default="1",
+        metavar="N",
+        help="number of sequences per batch, or a list such as 1,4,8",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=types.positive,
+        default=2,
+        metavar="N",
+        help="number of rounds; the median is reported",
+    )
     parser.add_argument(
         "--compare",
         action="store_true",

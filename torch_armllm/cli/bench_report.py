@@ -7,28 +7,70 @@ import json
 import tempfile
 from pathlib import Path
 
-from torch_armllm.cli import Subcommands
+from torch_armllm.cli import Subcommands, add_command
+from torch_armllm.cli import option_types as types
+from torch_armllm.cli.parser import Parser
 from torch_armllm.system.text_layout import labeled
 
 
-def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> Parser:
     """Adds the command and its options to the parser."""
-    parser = commands.add_parser(
-        "report", help="measure this machine on the shapes of well-known models, with random weights"
+    parser = add_command(
+        commands,
+        "report",
+        "measure this machine on the shapes of well-known models, with random weights",
+        "torch-armllm bench report --shapes llama-3.2-1b --json report.json",
     )
     parser.add_argument(
-        "--shapes", nargs="+", default=["llama-3.2-1b"], help="model shapes, or all (llama-3.2-1b)"
+        "--shapes",
+        nargs="+",
+        default=["llama-3.2-1b"],
+        metavar="NAME",
+        help="model shapes, or all",
     )
-    parser.add_argument("--layers", type=int, help="layers to measure; default: all of the model's")
     parser.add_argument(
-        "--prompt-len", type=int, nargs="+", default=[512, 2048], help="prompt tokens (512 2048)"
+        "--layers",
+        type=types.positive,
+        metavar="N",
+        help="number of layers to measure (default: all of the model's)",
     )
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8, 16], help="(1 8 16)")
-    parser.add_argument("--context", type=int, default=1024, help="context tokens of a decode step (1024)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is reported (3)")
-    parser.add_argument("--folder", type=Path, help="keep the random weights here, for later runs")
     parser.add_argument(
-        "--json", type=Path, help="write all figures and the machine's description to this file"
+        "--prompt-len",
+        type=types.positive,
+        nargs="+",
+        default=[512, 2048],
+        metavar="N",
+        help="prompt tokens",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=types.positive,
+        nargs="+",
+        default=[1, 8, 16],
+        metavar="N",
+        help="number of sequences per decode step",
+    )
+    parser.add_argument(
+        "--context", type=types.positive, default=1024, metavar="N", help="context tokens of a decode step"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=types.positive,
+        default=3,
+        metavar="N",
+        help="number of rounds; the median is reported",
+    )
+    parser.add_argument(
+        "--folder",
+        type=types.output_folder,
+        metavar="DIR",
+        help="keep the random weights here, for later runs (default: they are not kept)",
+    )
+    parser.add_argument(
+        "--json",
+        type=types.output_file,
+        metavar="FILE",
+        help="write all figures and the machine's description to this file (default: no file)",
     )
     parser.set_defaults(run=run)
     return parser
@@ -40,10 +82,6 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.benchmark.model_shapes import SHAPES, shape_of
     from torch_armllm.engine.diagnostics import describe, warnings
 
-    for name in ("prompt_len", "batch_size", "context", "rounds"):
-        value = getattr(options, name)
-        if min(value if isinstance(value, list) else [value]) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     names = SHAPES if options.shapes == ["all"] else options.shapes
     for name in names:
         shape_of(name, options.layers)

@@ -6,10 +6,11 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_armllm.cli import Subcommands
+from torch_armllm.cli import Subcommands, add_command
+from torch_armllm.cli import option_types as types
+from torch_armllm.cli.parser import Parser
 
 if TYPE_CHECKING:
     from torch_armllm.benchmark.serving.measure import Questions
@@ -18,48 +19,113 @@ if TYPE_CHECKING:
 _KEY_VARIABLES = ("ARMLLM_API_KEY", "OPENAI_API_KEY")
 
 
-def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> Parser:
     """Adds the command and its options to the parser."""
-    parser = commands.add_parser("serve", help="measure latency and throughput of a running server")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="an OpenAI-compatible server")
-    parser.add_argument("--model", help="default: the first model that the server lists")
-    parser.add_argument("--endpoint", choices=["chat", "completions"], default="chat", help="(chat)")
-    parser.add_argument("--api-key", help=f"default: the environment variable {' or '.join(_KEY_VARIABLES)}")
+    parser = add_command(
+        commands,
+        "serve",
+        "measure latency and throughput of a running server",
+        "torch-armllm bench serve --base-url http://127.0.0.1:8000 --request-rate 1 2 4 inf",
+        "torch-armllm bench serve --prompts questions.jsonl --max-concurrency 8 --json figures.json",
+    )
+    parser.add_argument(
+        "model", nargs="?", help="name of the model in the API (default: the first that the server lists)"
+    )
+    parser.add_argument(
+        "--base-url",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="address of an OpenAI-compatible server",
+    )
+    parser.add_argument(
+        "--endpoint", choices=["chat", "completions"], default="chat", help="kind of requests to send"
+    )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"key of the server (default: the environment variable {' or '.join(_KEY_VARIABLES)})",
+    )
     parser.add_argument(
         "--request-rate",
-        type=float,
+        type=types.rate,
         nargs="+",
         default=[float("inf")],
         metavar="R",
         help="requests per second (Poisson arrivals); several are measured in turn; inf: all at once",
     )
-    parser.add_argument("--max-concurrency", type=int, help="most requests in flight; default: no limit")
+    parser.add_argument(
+        "--max-concurrency",
+        type=types.positive,
+        metavar="N",
+        help="maximum number of requests in flight (default: no limit)",
+    )
     parser.add_argument(
         "--prompts",
-        type=Path,
-        help='.jsonl with "prompt" or "turns", or text with a prompt per line; default: random words',
+        type=types.input_file,
+        metavar="FILE",
+        help='.jsonl with "prompt" or "turns", or text with a prompt per line (default: random words)',
     )
-    parser.add_argument("--num-prompts", type=int, help="prompts per rate (100; with --prompts: all)")
-    parser.add_argument("--input-len", type=int, default=128, help="tokens per random prompt (128)")
-    parser.add_argument("--output-len", type=int, default=128, help="most tokens per completion (128)")
+    parser.add_argument(
+        "--num-prompts",
+        type=types.positive,
+        metavar="N",
+        help="number of prompts per rate (default: 100; with --prompts: all)",
+    )
+    parser.add_argument(
+        "--input-len", type=types.positive, default=128, metavar="N", help="tokens per random prompt"
+    )
+    parser.add_argument(
+        "--output-len",
+        type=types.positive,
+        default=128,
+        metavar="N",
+        help="maximum number of tokens to generate per completion",
+    )
     parser.add_argument(
         "--tokenizer",
-        help="a folder or a hub name, for random prompts of exact length; default: a word is a token",
+        metavar="NAME",
+        help="a folder or a hub name, for random prompts of exact length (default: a word is a token)",
     )
     parser.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
-        help="generate up to --output-len whatever the model says; default: for random prompts only",
+        help="generate up to --output-len whatever the model says (default: for random prompts only)",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (0)")
-    parser.add_argument("--warmup", type=int, default=1, help="requests sent first and not counted (1)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of random prompts and arrival times (0)")
     parser.add_argument(
-        "--timeout", type=float, default=600, help="seconds without data before a request fails (600)"
+        "--temperature",
+        type=types.temperature,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature; 0: greedy",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures under vLLM's names")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="plot throughput against TTFT and TPOT; needs matplotlib"
+        "--warmup",
+        type=types.whole,
+        default=1,
+        metavar="N",
+        help="number of requests that are sent first and not counted",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of prompts and arrival times"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=types.seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="time without data before a request fails",
+    )
+    parser.add_argument(
+        "--json",
+        type=types.output_file,
+        metavar="FILE",
+        help="write the figures under vLLM's names to this file (default: no file)",
+    )
+    parser.add_argument(
+        "--plot",
+        type=types.output_file,
+        metavar="FILE",
+        help="plot throughput against TTFT and TPOT to this file; needs matplotlib (default: no file)",
     )
     parser.set_defaults(run=run)
     return parser
@@ -69,11 +135,8 @@ def run(options: argparse.Namespace) -> None:
     """Measures each request rate and prints one table per rate."""
     import asyncio
 
-    try:
-        from torch_armllm.benchmark.serving.client import Target
-        from torch_armllm.benchmark.serving.measure import Plan, measure
-    except ModuleNotFoundError as error:
-        raise ImportError(f"{error}: pip install 'torch_armllm[bench]'") from error
+    from torch_armllm.benchmark.serving.client import Target
+    from torch_armllm.benchmark.serving.measure import Plan, measure
     from torch_armllm.benchmark.serving.plot import plot
     from torch_armllm.benchmark.serving.table import table
     from torch_armllm.system.extras import require_extra
@@ -99,7 +162,7 @@ def run(options: argparse.Namespace) -> None:
         max_concurrency=options.max_concurrency,
         warmup=options.warmup,
         seed=options.seed,
-        progress=sys.stderr.isatty(),
+        progress=True,
     )
     models: set[str] = set()
     results: list[ServingResult] = []
@@ -146,20 +209,5 @@ def _questions(options: argparse.Namespace) -> tuple[Questions, int]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name, least in (
-        ("num_prompts", 1),
-        ("input_len", 1),
-        ("output_len", 1),
-        ("max_concurrency", 1),
-        ("warmup", 0),
-    ):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
-    for rate in options.request_rate:
-        if not rate > 0:
-            raise ValueError(f"--request-rate must be above 0, got {rate:g}")
-    if not options.timeout > 0:
-        raise ValueError(f"--timeout must be above 0, got {options.timeout:g}")
     if not options.base_url.startswith(("http://", "https://")):
         raise ValueError(f"--base-url must begin with http:// or https://, got {options.base_url}")

@@ -4,33 +4,62 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from torch_armllm.cli import Subcommands
+from torch_armllm.cli import Subcommands, add_command
+from torch_armllm.cli import option_types as types
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
+from torch_armllm.cli.parser import Parser
 
 
-def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> Parser:
     """Adds the command and its options to the parser."""
-    parser = commands.add_parser("throughput", help="measure offline throughput with many requests")
+    parser = add_command(
+        commands,
+        "throughput",
+        "measure offline throughput with many requests",
+        "torch-armllm bench throughput MODEL --num-prompts 64 --input-len 128 --output-len 128",
+        "torch-armllm bench throughput MODEL --prompts questions.jsonl",
+    )
     parser.add_argument(
-        "--model", default="smollm2", help="smollm2, smollm2-moe, a folder, a hub name (smollm2)"
+        "model", nargs="?", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name"
     )
     parser.add_argument(
         "--prompts",
-        type=Path,
-        help='.jsonl with "prompt" or "turns", or text with a prompt per line; default: random',
+        type=types.input_file,
+        metavar="FILE",
+        help='.jsonl with "prompt" or "turns", or text with a prompt per line (default: random tokens)',
     )
-    parser.add_argument("--num-prompts", type=int, help="number of prompts (64; with --prompts: all)")
-    parser.add_argument("--input-len", type=int, default=128, help="tokens per random prompt (128)")
-    parser.add_argument("--output-len", type=int, default=128, help="most tokens per completion (128)")
+    parser.add_argument(
+        "--num-prompts",
+        type=types.positive,
+        metavar="N",
+        help="number of prompts (default: 64; with --prompts: all)",
+    )
+    parser.add_argument(
+        "--input-len", type=types.positive, default=128, metavar="N", help="tokens per random prompt"
+    )
+    parser.add_argument(
+        "--output-len",
+        type=types.positive,
+        default=128,
+        metavar="N",
+        help="maximum number of tokens to generate per completion",
+    )
     parser.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
-        help="generate up to --output-len whatever the model says; default: for random prompts only",
+        help="generate up to --output-len whatever the model says (default: for random prompts only)",
     )
-    parser.add_argument("--n", type=int, default=1, help="completions per prompt (1)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy (1)")
+    parser.add_argument(
+        "--n", type=types.positive, default=1, metavar="N", help="number of completions per prompt"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=types.temperature,
+        default=1.0,
+        metavar="T",
+        help="sampling temperature; 0: greedy",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     add_engine_options(parser)
     parser.set_defaults(run=run)
@@ -43,9 +72,6 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.llm.llm import LLM
 
-    for name in ("num_prompts", "input_len", "output_len"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     params = SamplingParams(
         n=options.n,
         temperature=options.temperature,

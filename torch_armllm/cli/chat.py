@@ -9,8 +9,10 @@ from contextlib import closing
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from torch_armllm.cli import Subcommands
+from torch_armllm.cli import Subcommands, add_command
+from torch_armllm.cli import option_types as types
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
+from torch_armllm.cli.parser import Parser
 
 if TYPE_CHECKING:
     from torch_armllm.llm.chat_session import ChatSession
@@ -21,21 +23,52 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops the current reply"
 
 
-def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> Parser:
     """Adds the command and its options to the parser."""
-    parser = commands.add_parser("chat", help="chat with a model in the terminal")
-    parser.add_argument(
-        "model", nargs="?", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name (smollm2)"
+    parser = add_command(
+        commands,
+        "chat",
+        "chat with a model in the terminal",
+        "torch-armllm chat",
+        'torch-armllm chat MODEL --system "You answer in one sentence." --temperature 0.7',
     )
-    parser.add_argument("--system", help="system message")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="most tokens per reply (1024)")
-    parser.add_argument("--temperature", type=float, help="0: greedy; default: the model's own")
     parser.add_argument(
-        "--top-p", type=float, help="sample from the fewest tokens that together reach this probability"
+        "model", nargs="?", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name"
     )
-    parser.add_argument("--top-k", type=int, help="sample from this many most probable tokens")
-    parser.add_argument("--repetition-penalty", type=float, help="above 1: repeat less")
-    add_engine_options(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system message (default: none)")
+    parser.add_argument(
+        "--max-tokens",
+        type=types.positive,
+        default=1024,
+        metavar="N",
+        help="maximum number of tokens to generate per reply",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=types.temperature,
+        metavar="T",
+        help="sampling temperature; 0: greedy (default: the model's own)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=types.probability,
+        metavar="P",
+        help="nucleus sampling: sample from the fewest tokens that together reach this probability "
+        "(default: the model's own)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=types.whole,
+        metavar="K",
+        help="sample from the K most probable tokens; 0: from all (default: the model's own)",
+    )
+    parser.add_argument(
+        "--repetition-penalty",
+        type=types.penalty,
+        metavar="FACTOR",
+        help="above 1: tokens that have occurred become less probable (default: the model's own)",
+    )
+    add_engine_options(parser, max_num_seqs=1)
     parser.set_defaults(run=run)
     return parser
 
@@ -47,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.llm.chat_session import ChatSession
     from torch_armllm.llm.llm import LLM
 
-    llm = LLM(options.model, runner="generate", **{"max_num_seqs": 1, **engine_arguments(options)})
+    llm = LLM(options.model, runner="generate", **engine_arguments(options))
     names = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
     overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **overrides), options.system)

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from torch_armllm._version import __version__
 from torch_armllm.benchmark.latency import weight_bytes
-from torch_armllm.checkpoint.bundled_model import DENSE, smollm2_packed_dir
-from torch_armllm.checkpoint.load import MOE, load_model, load_tokenizer
+from torch_armllm.checkpoint.bundled_model import smollm2_packed_dir
+from torch_armllm.checkpoint.load import load_model, load_tokenizer
+from torch_armllm.checkpoint.source_name import DENSE, MOE
 from torch_armllm.cli.side_by_side import SideBySide
 from torch_armllm.cli.timed_completion import Completion, TimedStreamer
 from torch_armllm.evaluation.distributions import compare_logits

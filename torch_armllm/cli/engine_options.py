@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from torch_armllm.system.files import parse_bytes
+from torch_armllm.cli import option_types as types
+from torch_armllm.cli.parser import Parser
 
 _SETTINGS = (
     "max_model_len",
@@ -29,95 +29,189 @@ _SETTINGS = (
     "allowed_media_path",
     "allowed_media_domains",
     "seed",
+    "tensor_parallel_size",
     "threads",
     "pin_threads",
     "speculative_config",
     "trace",
 )
+_LOADING = ("revision", "hf_overrides")
+"""Arguments of `LLM` that are no settings of its engine."""
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options; their names are those of `EngineConfig`'s settings."""
+def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
+    """Adds the options; their names are those of `EngineConfig`'s settings.
+
+    Options that are not given are left to `EngineConfig`, whose defaults the helps name.
+
+    Args:
+        parser: of the command.
+        max_num_seqs: the command's default of this setting.
+    """
     group = parser.add_argument_group("model and engine")
     group.add_argument(
-        "--dtype", default="auto", help="dtype of the weights: auto, bfloat16, float16, float32 (auto)"
+        "--dtype",
+        type=types.dtype,
+        choices=("auto", *types.FLOATS),
+        default="auto",
+        help="data type of the weights; bf16, fp16 and fp32 are accepted, too; auto: the checkpoint's own",
     )
     group.add_argument(
         "--quantization",
         default="auto",
-        help="int4, another scheme, none, or auto: smollm2 as its 4-bit file has it, others in int4 (auto)",
+        help="int4, another scheme, or none to keep the weights as they are; auto: int4, but smollm2 keeps "
+        "the integers of its 4-bit file",
+    )
+    group.add_argument(
+        "--revision",
+        metavar="NAME",
+        help="branch, tag or commit of a model on the hub (default: the default branch)",
+    )
+    group.add_argument(
+        "--hf-overrides",
+        type=types.json_object,
+        metavar="JSON",
+        help='fields to replace in config.json, such as {"max_position_embeddings": 65536} (default: none)',
     )
     group.add_argument(
         "--verify",
         action="store_true",
         help="compare every tensor of a saved folder with its checksum before it is loaded",
     )
-    group.add_argument("--max-model-len", type=int, help="most tokens of a sequence, prompt included")
-    group.add_argument("--max-num-seqs", type=int, help="most sequences per step")
-    group.add_argument("--max-num-batched-tokens", type=int, help="most tokens per step")
     group.add_argument(
-        "--max-step-time", type=float, help="seconds that a step may take when it mixes prefill with decoding"
+        "--max-model-len",
+        type=types.positive,
+        metavar="N",
+        help="maximum number of tokens of a prompt and its output together (default: the model's limit)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=types.positive,
+        default=None if max_num_seqs == 64 else max_num_seqs,
+        metavar="N",
+        help=f"maximum number of sequences per step (default: {max_num_seqs})",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=types.positive,
+        metavar="N",
+        help="maximum number of tokens per step (default: 512)",
+    )
+    group.add_argument(
+        "--max-step-time",
+        type=types.seconds,
+        metavar="SECONDS",
+        help="target time of a step that mixes prefill with decoding (default: 0.2)",
     )
     switch = argparse.BooleanOptionalAction
     group.add_argument(
-        "--enable-chunked-prefill", action=switch, help="prefill long prompts in chunks over several steps"
+        "--enable-chunked-prefill",
+        action=switch,
+        help="prefill long prompts in chunks over several steps (default: on)",
     )
     group.add_argument(
-        "--enable-prefix-caching", action=switch, help="reuse the KV cache of common prompt beginnings"
+        "--enable-prefix-caching",
+        action=switch,
+        help="reuse the KV cache of prompts that begin with the same tokens (default: on)",
     )
     group.add_argument(
         "--max-memory",
-        type=_memory,
-        help="bytes (20GB) of weights and KV cache, or a fraction of the free memory: experts beyond it stay "
-        "on disk",
+        type=types.memory,
+        metavar="SIZE",
+        help="maximum memory of weights and KV cache: bytes (20GB), or a fraction of the free memory (0.8); "
+        "experts beyond it stay on disk (default: no limit unless the weights exceed the free memory)",
     )
     group.add_argument(
-        "--kv-cache-memory", type=_memory, help="bytes (2GiB), or a fraction of the free memory (0.5)"
+        "--kv-cache-memory",
+        type=types.memory,
+        metavar="SIZE",
+        help="memory of the KV cache: bytes (2GiB), or a fraction of the free memory (0.5) (default: what "
+        "--max-num-seqs sequences of --max-model-len need, at most a quarter of the free memory)",
     )
-    group.add_argument("--kv-cache-dtype", help="auto, bfloat16, float16, float32, int8 or int4")
     group.add_argument(
-        "--state-dtype", help="states of recurrent layers: float32 or bfloat16, which takes half the memory"
+        "--kv-cache-dtype",
+        type=types.dtype,
+        choices=("auto", *types.FLOATS, "int8", "int4"),
+        help="data type of the KV cache; int8 and int4 hold more tokens; auto: the model's own "
+        "(default: auto)",
+    )
+    group.add_argument(
+        "--state-dtype",
+        type=types.dtype,
+        choices=("float32", "bfloat16"),
+        help="data type of the states of recurrent layers; bfloat16 takes half the memory (default: float32)",
     )
     group.add_argument(
         "--prefix-cache-dir",
         metavar="DIR",
-        help="folder that keeps the KV cache of conversations on disk, so that they go on after a restart",
+        help="folder that keeps the KV cache of conversations on disk, so that they go on after a restart "
+        "(default: none)",
     )
     group.add_argument(
-        "--prefix-cache-size", type=_size, metavar="SIZE", help="most bytes in that folder (10GB)"
+        "--prefix-cache-size",
+        type=types.size,
+        metavar="SIZE",
+        help="maximum number of bytes in that folder (default: 10GB)",
     )
-    group.add_argument("--swap-space", type=_memory, help="bytes of swap space for preempted sequences")
-    group.add_argument("--enable-lora", action=switch, help="let requests use LoRA adapters")
-    group.add_argument("--max-loras", type=int, help="most adapters that are loaded at a time (1)")
-    group.add_argument("--max-lora-rank", type=int, help="highest rank of an adapter (16)")
+    group.add_argument(
+        "--swap-space",
+        type=types.memory,
+        metavar="SIZE",
+        help="bytes of swap space for preempted sequences (default: 0)",
+    )
+    group.add_argument("--enable-lora", action=switch, help="let requests use LoRA adapters (default: off)")
+    group.add_argument(
+        "--max-loras",
+        type=types.positive,
+        metavar="N",
+        help="maximum number of adapters that are loaded at a time (default: 1)",
+    )
+    group.add_argument(
+        "--max-lora-rank", type=types.positive, metavar="N", help="maximum rank of an adapter (default: 16)"
+    )
     group.add_argument(
         "--limit-mm-per-prompt",
-        type=json_object,
+        type=types.json_object,
         metavar="JSON",
-        help='most pictures of a prompt ({"image": 8})',
+        help='maximum number of pictures per prompt (default: {"image": 8})',
     )
     group.add_argument(
-        "--allowed-media-path", metavar="DIR", help="folder in which file URLs of pictures may lie"
+        "--allowed-media-path",
+        metavar="DIR",
+        help="folder in which file:// URLs of pictures may lie (default: they are refused)",
     )
     group.add_argument(
         "--allowed-media-domains",
         action="append",
         metavar="HOST",
-        help="a host from which pictures are fetched; may be given several times",
+        help="a host from which pictures are fetched; repeatable (default: none)",
     )
-    group.add_argument("--seed", type=int, help="seed of requests without their own")
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="random seed of requests without their own (default: 0)"
+    )
     group.add_argument(
         "--speculative-config",
         type=_drafts,
-        help='speculative decoding: auto, none, or JSON such as {"method": "ngram", …} (auto)',
+        metavar="JSON",
+        help='speculative decoding: auto, none, or JSON such as {"method": "ngram", …} (default: auto)',
     )
-    group.add_argument("--pin-threads", action=switch, help="pin each thread to a core")
-    group.add_argument("--trace", help="write every step's timing to this file, in Chrome's trace format")
+    group.add_argument(
+        "--pin-threads",
+        action=switch,
+        help="pin each thread to a core (default: if the threads fill all cores)",
+    )
+    group.add_argument(
+        "--trace",
+        type=types.output_file,
+        metavar="FILE",
+        help="write the time of every step to this file, in Chrome's trace format (default: no file)",
+    )
 
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `LLM`; settings that were not given are left out."""
-    settings = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    names = (*_SETTINGS, *_LOADING)
+    settings = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if settings.get("speculative_config") == "none":
         settings["speculative_config"] = None
     return {
@@ -128,33 +222,5 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _memory(text: str) -> int | float:
-    if (size := parse_bytes(text)) is not None:
-        return size
-    try:
-        amount = float(text.lower().removesuffix("b"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500MB or 2GiB") from None
-    return amount if amount < 1 else int(amount)
-
-
-def _size(text: str) -> int:
-    amount = _memory(text)
-    if not isinstance(amount, int):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500MB or 2GiB")
-    return amount
-
-
 def _drafts(text: str) -> dict[str, Any] | str:
-    return text if text in ("auto", "none") else json_object(text)
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Returns the object of an option's JSON."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"name": "value"}}')
-    return value
+    return text if text in ("auto", "none") else types.json_object(text)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 
-from torch_armllm.cli import Subcommands
+from torch_armllm.cli import Subcommands, add_command
+from torch_armllm.cli.parser import Parser
 
 
-def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> Parser:
     """Adds the command and its options to the parser."""
-    parser = commands.add_parser("models", help="list the models of transformers and how each runs")
+    parser = add_command(
+        commands,
+        "models",
+        "list the models of transformers and how each runs",
+        "torch-armllm models llama qwen3_moe",
+    )
     parser.add_argument(
-        "family", nargs="*", help="model types such as llama; default: all, which takes minutes"
+        "family", nargs="*", help="model types such as llama (default: all, which takes minutes)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     parser.add_argument("--markdown", action="store_true", help="print the models page of the documentation")

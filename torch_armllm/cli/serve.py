@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
-from pathlib import Path
+import socket
 from typing import TYPE_CHECKING
 
-from torch_armllm.cli import Subcommands
-from torch_armllm.cli.engine_options import add_engine_options, engine_arguments, json_object
+from torch_armllm.cli import Subcommands, add_command
+from torch_armllm.cli import option_types as types
+from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
+from torch_armllm.cli.parser import Parser
 from torch_armllm.system.extras import require_extra
 from torch_armllm.system.gc_pause import collection_paused
 
@@ -19,77 +22,131 @@ _KEY_VARIABLE = "ARMLLM_API_KEY"
 _ADMIN_KEY_VARIABLE = "ARMLLM_ADMIN_API_KEY"
 
 
-def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> Parser:
     """Adds the command and its options to the parser."""
-    parser = commands.add_parser("serve", help="serve models through an OpenAI-compatible API")
-    parser.add_argument("model", nargs="+", help="smollm2, smollm2-moe, a folder or a hub name")
+    parser = add_command(
+        commands,
+        "serve",
+        "serve models through an OpenAI-compatible API",
+        "torch-armllm serve MODEL --port 8000 --api-key KEY",
+        "torch-armllm serve A B --served-model-name a --served-model-name b",
+        "torch-armllm serve MODEL --host 0.0.0.0 --max-num-seqs 32 --kv-cache-dtype int8",
+    )
+    parser.add_argument(
+        "model", nargs="*", default=["smollm2"], help="smollm2, smollm2-moe, a folder or a hub name"
+    )
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="0.0.0.0 accepts other machines, too (127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, help="0: any free port (8000)")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 accepts other machines, too"
+    )
+    group.add_argument(
+        "--port", type=types.port, default=8000, help="TCP port to listen at; 0: any free port"
+    )
     group.add_argument(
         "--served-model-name",
         action="append",
-        help="name of the model in the API, once per model; default: the model argument",
+        metavar="NAME",
+        help="name of the model in the API, once per model (default: the model argument)",
     )
     group.add_argument(
         "--api-key",
         action="append",
-        help=f"require this key; repeatable; default: the environment variable {_KEY_VARIABLE}",
+        metavar="KEY",
+        help=f"require this key; repeatable (default: the environment variable {_KEY_VARIABLE})",
     )
     group.add_argument(
         "--admin-api-key",
-        help="key of the routes that load and unload models, which are off without one; default: the "
-        f"environment variable {_ADMIN_KEY_VARIABLE}",
+        metavar="KEY",
+        help="key of the routes that load and unload models, which are off without one (default: the "
+        f"environment variable {_ADMIN_KEY_VARIABLE})",
     )
     group.add_argument(
-        "--max-request-bytes", type=int, default=8 << 20, help="largest request body (8388608)"
+        "--max-request-bytes",
+        type=types.positive,
+        default=8 << 20,
+        metavar="N",
+        help="maximum number of bytes of a request body",
     )
     group.add_argument(
-        "--max-audio-bytes", type=int, default=25 << 20, help="largest request body with audio (26214400)"
+        "--max-audio-bytes",
+        type=types.positive,
+        default=25 << 20,
+        metavar="N",
+        help="maximum number of bytes of a request body with audio",
     )
-    group.add_argument("--max-queue", type=int, default=256, help="most waiting sequences (256)")
     group.add_argument(
-        "--max-requests-per-key", type=int, help="most sequences of one API key, running and waiting"
+        "--max-queue",
+        type=types.positive,
+        default=256,
+        metavar="N",
+        help="maximum number of waiting sequences",
     )
     group.add_argument(
-        "--max-tokens-per-minute", type=int, help="most prompt and output tokens of one API key in a minute"
+        "--max-requests-per-key",
+        type=types.positive,
+        metavar="N",
+        help="maximum number of sequences of one API key, running and waiting (default: no limit)",
     )
-    group.add_argument("--max-tokens", type=int, help="upper limit of max_tokens of every request")
-    for name, seconds, text in (
-        ("request", 600, "in which a request must finish"),
-        ("read", 30, "in which a request must arrive completely"),
-        ("write", 60, "in which a client must read what was sent"),
-        ("drain", 60, "in which running requests must finish at shutdown"),
+    group.add_argument(
+        "--max-tokens-per-minute",
+        type=types.positive,
+        metavar="N",
+        help="maximum number of prompt and output tokens of one API key in a minute (default: no limit)",
+    )
+    group.add_argument(
+        "--max-tokens",
+        type=types.positive,
+        metavar="N",
+        help="upper limit of max_tokens of every request (default: no limit)",
+    )
+    for name, time, text in (
+        ("request", 600.0, "in which a request must finish"),
+        ("read", 30.0, "in which a request must arrive completely"),
+        ("write", 60.0, "in which a client must read what was sent"),
+        ("drain", 60.0, "in which running requests must finish at shutdown"),
     ):
         group.add_argument(
-            f"--{name}-timeout", type=float, default=seconds, help=f"seconds {text} ({seconds})"
+            f"--{name}-timeout", type=types.seconds, default=time, metavar="SECONDS", help=f"seconds {text}"
         )
     group.add_argument(
-        "--restart", action="store_true", help="rebuild an engine that has failed; default: it stays dead"
+        "--restart", action="store_true", help="rebuild an engine that has failed, instead of leaving it dead"
     )
-    group.add_argument("--max-restarts", type=int, default=3, help="most restarts in 10 minutes (3)")
+    group.add_argument(
+        "--max-restarts",
+        type=types.positive,
+        default=3,
+        metavar="N",
+        help="maximum number of restarts in 10 minutes",
+    )
     group.add_argument(
         "--allowed-origin",
         action="append",
-        help="origin of web pages that may use the API (CORS); repeatable",
+        metavar="URL",
+        help="origin of web pages that may use the API (CORS); repeatable (default: none)",
     )
-    group.add_argument("--chat-template", type=Path, help="a template file, instead of the tokenizer's own")
+    group.add_argument(
+        "--chat-template",
+        type=types.input_file,
+        metavar="FILE",
+        help="a template (default: the tokenizer's own)",
+    )
     group.add_argument(
         "--tool-call-parser",
         choices=["hermes", "llama", "mistral"],
-        help="default: detected from the chat template",
+        help="format of tool calls (default: detected from the chat template)",
     )
     group.add_argument(
         "--reasoning-parser",
         choices=["qwen3", "deepseek_r1", "mistral", "seed_oss", "granite", "none"],
-        help="part reasoning from answers; default: detected from the chat template and the tokens",
+        help="format by which reasoning is parted from answers (default: detected from the chat template and "
+        "the tokens)",
     )
     group.add_argument(
         "--lora-modules",
         nargs="+",
         default=[],
         metavar="NAME=PATH",
-        help="serve the model with these LoRA adapters too; needs --enable-lora",
+        help="serve the model with these LoRA adapters, too; needs --enable-lora",
     )
     add_engine_options(parser)
     _add_pooling_options(parser)
@@ -97,22 +154,19 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_pooling_options(parser: argparse.ArgumentParser) -> None:
+def _add_pooling_options(parser: Parser) -> None:
     group = parser.add_argument_group("pooling models")
     group.add_argument(
         "--runner",
         choices=["auto", "generate", "pooling"],
         default="auto",
-        help="auto: what a model's files say; pooling: a language model makes vectors (auto)",
+        help="auto: what a model's files say; pooling: a language model makes vectors",
     )
     group.add_argument(
         "--pooler-config",
-        type=json_object,
+        type=types.json_object,
         metavar="JSON",
-        help='instead of what the files say: {"pooling_type": "LAST, CLS, MEAN or MAX", "normalize": true}',
-    )
-    group.add_argument(
-        "--hf-overrides", type=json_object, metavar="JSON", help="fields to replace in config.json"
+        help='{"pooling_type": "LAST, CLS, MEAN or MAX", "normalize": true} (default: what the files say)',
     )
 
 
@@ -125,37 +179,37 @@ def run(options: argparse.Namespace) -> None:
 
     names = _names(options)
     engine = {**engine_arguments(options), "runner": options.runner}
-    for name in ("pooler_config", "hf_overrides"):
-        if getattr(options, name) is not None:
-            engine[name] = getattr(options, name)
+    if options.pooler_config is not None:
+        engine["pooler_config"] = options.pooler_config
     settings = ServerSettings(
         api_keys=tuple(_keys(options)),
         admin_api_key=_admin_key(options),
-        max_request_bytes=_positive(options, "max_request_bytes"),
-        max_audio_bytes=_positive(options, "max_audio_bytes"),
-        max_queue=_positive(options, "max_queue"),
-        max_requests_per_key=_optional(options, "max_requests_per_key"),
-        max_tokens_per_minute=_optional(options, "max_tokens_per_minute"),
-        max_tokens=_optional(options, "max_tokens"),
-        request_timeout=_positive(options, "request_timeout"),
-        read_timeout=_positive(options, "read_timeout"),
-        write_timeout=_positive(options, "write_timeout"),
-        drain_timeout=_positive(options, "drain_timeout"),
+        max_request_bytes=options.max_request_bytes,
+        max_audio_bytes=options.max_audio_bytes,
+        max_queue=options.max_queue,
+        max_requests_per_key=options.max_requests_per_key,
+        max_tokens_per_minute=options.max_tokens_per_minute,
+        max_tokens=options.max_tokens,
+        request_timeout=options.request_timeout,
+        read_timeout=options.read_timeout,
+        write_timeout=options.write_timeout,
+        drain_timeout=options.drain_timeout,
         restart=options.restart,
-        max_restarts=_positive(options, "max_restarts"),
+        max_restarts=options.max_restarts,
         allowed_origins=tuple(options.allowed_origin or ()),
     )
     adapters = adapter_folders(options, names)
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     with collection_paused():
-        try:
-            from torch_armllm.server.model_registry import ModelRegistry
-            from torch_armllm.server.run import allow_many_connections, listen, serve
-            from torch_armllm.speech.kind import transcribes
-        except ModuleNotFoundError as error:
-            raise ImportError(f"{error}: pip install 'torch_armllm[serve]'") from error
+        require_extra(("fastapi", "uvicorn", "prometheus_client"), "serve", "serve")
+        from torch_armllm.server.model_registry import ModelRegistry
+        from torch_armllm.server.run import allow_many_connections, listen, serve
+        from torch_armllm.speech.kind import transcribes
     gc.freeze()
-    listening = listen(options.host, options.port, settings.write_timeout)
+    try:
+        listening = listen(options.host, options.port, settings.write_timeout)
+    except OSError as error:
+        raise OSError(_refused(options.host, options.port, error)) from error
 
     with listening:
         allow_many_connections()
@@ -171,6 +225,20 @@ def run(options: argparse.Namespace) -> None:
         address = f"serving {', '.join(names)} at http://{host}:{port}/v1"
         # who reads it may send a signal at once
         asyncio.run(serve(registry, listening, lambda: print(address, flush=True)))
+
+
+def _refused(host: str, port: int, error: OSError) -> str:
+    """Returns why the server cannot listen, and what to change."""
+    if isinstance(error, socket.gaierror):
+        return f"--host {host} is not known ({error.strerror}): give an address, such as 127.0.0.1"
+    if error.errno == errno.EADDRINUSE:
+        other = port + 1 if port < 65535 else 0
+        return f"port {port} of {host} is in use: give another, such as --port {other}, or 0 for any free one"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {host} is not an address of this machine: give 127.0.0.1, or 0.0.0.0 for all of them"
+    if error.errno == errno.EACCES:
+        return f"port {port} is reserved for the administrator: give one from 1024 on, such as --port 8000"
+    return f"cannot listen at {host}, port {port}: {error}"
 
 
 def _transcriber(source: str, options: argparse.Namespace) -> Transcriber:
@@ -242,15 +310,3 @@ def _admin_key(options: argparse.Namespace) -> str | None:
     if key is not None and not key.strip():
         raise ValueError("--admin-api-key is empty; give a key, or leave it out to turn its routes off")
     return key
-
-
-def _positive(options: argparse.Namespace, name: str) -> int:
-    value: int = getattr(options, name)
-    if value <= 0:
-        raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
-    return value
-
-
-def _optional(options: argparse.Namespace, name: str) -> int | None:
-    """Returns the value of an option, which must be positive; None if it is absent."""
-    return None if getattr(options, name) is None else _positive(options, name)

@@ -11,6 +11,7 @@ from torch_armllm.engine.config_check import check_settings
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
 from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
+from torch_armllm.system.dtypes import full_dtype_name
 
 
 @dataclass
@@ -100,6 +101,9 @@ class EngineConfig:
     pin_threads: bool | None = None
 
     def __post_init__(self) -> None:
+        for name in ("kv_cache_dtype", "state_dtype"):
+            if isinstance(value := getattr(self, name), str):
+                setattr(self, name, full_dtype_name(value))
         check_settings({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from torch_armllm.kv_cache.dtypes import STATE_DTYPES
+from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, STATE_DTYPES
 
 MAX_MODEL_LEN = 1 << 26
 MAX_NUM_SEQS = 1 << 16
@@ -61,6 +61,12 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     for name in _SWITCHES:
         if name in given and not isinstance(given[name], bool):
             raise TypeError(f"{name} = {given[name]!r}: give True or False")
+    cache_dtype = settings["kv_cache_dtype"]
+    if not (isinstance(cache_dtype, str) and cache_dtype in ("auto", *KV_CACHE_DTYPES)):
+        raise ValueError(
+            f"kv_cache_dtype = {cache_dtype!r}: give auto, {', '.join(KV_CACHE_DTYPES)}; int8 takes as "
+            "little memory as fp8"
+        )
     state_dtype = settings["state_dtype"]
     if not (isinstance(state_dtype, str) and state_dtype in STATE_DTYPES):
         raise ValueError(f"state_dtype = {state_dtype!r}: give {' or '.join(STATE_DTYPES)}")

@@ -50,23 +50,28 @@ def describe() -> dict[str, Any]:
 
 def warnings(info: dict[str, Any]) -> list[str]:
     """Returns the settings in the result of `describe` that make models slow, each with its remedy."""
-    messages = []
+    return list(problems(info).values())
+
+
+def problems(info: dict[str, Any]) -> dict[str, str]:
+    """Returns the warnings by what they are about: ``OpenMP``, ``kernels`` or ``cores``."""
+    messages = {}
     if len(info["openmp"]) > 1:
-        messages.append(
+        messages["OpenMP"] = (
             f"{len(info['openmp'])} OpenMP runtimes are loaded ({', '.join(info['openmp'])}): threads can "
             "end up on one core; remove the package that brings the second one, or LD_PRELOAD one of them"
         )
     if info["selected"] != info["runnable"][0]:
-        messages.append(
+        messages["kernels"] = (
             f"kernel variant {info['selected']} is in use, {info['runnable'][0]} is the best here: "
             "unset ARMLLM_ISA"
         )
     if info["threads"] > info["cores"]:
-        messages.append(
+        messages["cores"] = (
             f"{info['threads']} threads share {info['cores']} cores: set OMP_NUM_THREADS={info['cores']}"
         )
     elif info["cpu_limit"] is not None and info["threads"] > info["cpu_limit"]:
-        messages.append(
+        messages["cores"] = (
             f"{info['threads']} threads share the time of {info['cpu_limit']:g} cores that the control "
             f"group grants: set OMP_NUM_THREADS={max(int(info['cpu_limit']), 1)}"
         )

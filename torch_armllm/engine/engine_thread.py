@@ -9,12 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from torch_armllm.engine.errors import StepFailedError
+from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
+PauseMode = Literal["abort", "wait", "keep"]
+"""Running requests in a pause: it ends them, waits for them, or keeps them for later."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,11 @@ class _Call(NamedTuple):
     done: Future[Any]
 
 
+class _Pause(NamedTuple):
+    mode: PauseMode
+    done: Future[None]
+
+
 class EngineThread:
     """Runs an engine: computes steps while there are requests, and sleeps while there are none.
 
@@ -114,8 +121,11 @@ class EngineThread:
         self._engine = engine
         self._streams: dict[str, OutputStream] = {}
         self._changed = threading.Condition()
-        self._inbox: deque[_Add | _Abort | _Call] = deque()
+        self._inbox: deque[_Add | _Abort | _Call | _Pause] = deque()
         self._stopping = False
+        self._paused = False
+        self._draining: list[Future[None]] = []
+        self._held: dict[OutputStream, _Add] = {}  # requests that came while a pause waits for others
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="armllm-engine", daemon=True)
         self._thread.start()
@@ -151,6 +161,29 @@ class EngineThread:
         self._post(_Call(work, done))
         return done
 
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """Computes no step until `resume`; requests that come meanwhile wait.
+
+        Returns:
+            A future that is done once nothing is computed any more.
+
+        Raises:
+            EngineDeadError: the engine has stopped; if it stops later, the future raises it.
+        """
+        done: Future[None] = Future()
+        self._post(_Pause(mode, done))
+        return done
+
+    def resume(self) -> None:
+        """Ends a pause, also one that still waits; called by `call`, in the engine's thread."""
+        self._paused = False
+        self._end_drain()
+
+    @property
+    def paused(self) -> bool:
+        """True while a pause lasts, which may still wait for requests."""
+        return self._paused or bool(self._draining)
+
     def check(self) -> None:
         """Raises `EngineDeadError` if the engine has stopped, or runs in the process that forked this one."""
         self._check_process()
@@ -174,7 +207,7 @@ class EngineThread:
                 'process with multiprocessing.get_context("spawn") and load the model in it'
             )
 
-    def _post(self, command: _Add | _Abort | _Call) -> None:
+    def _post(self, command: _Add | _Abort | _Call | _Pause) -> None:
         self._check_process()
         with self._changed:
             if self.error is None:
@@ -188,8 +221,11 @@ class EngineThread:
         cause: BaseException | None = None
         try:
             while self._read_inbox():
-                if self._engine.has_unfinished_requests():
+                if self._has_work():
                     self._step()
+                if self._draining and not self._engine.has_unfinished_requests():
+                    self._paused = True
+                    self._end_drain()
         except BaseException as error:  # of any kind: all waiters must get it
             cause = error
         with self._changed:
@@ -197,10 +233,13 @@ class EngineThread:
             self.error = EngineDeadError(text)
             self.error.__cause__ = cause
             waiting = [*self._streams.values(), *(w.stream for w in self._inbox if isinstance(w, _Add))]
-            calls = [command.done for command in self._inbox if isinstance(command, _Call)]
+            waiting += self._held
+            calls = [command.done for command in self._inbox if isinstance(command, (_Call, _Pause))]
+            calls += self._draining
             names = list(self._streams)
             self._inbox.clear()
             self._streams.clear()
+            self._held.clear()
         self._send((stream, self._death()) for stream in waiting)
         if cause is None:
             self._engine.abort_request(names)
@@ -231,7 +270,7 @@ class EngineThread:
     def _read_inbox(self) -> bool:
         """Executes the commands of the inbox; waits for one if there is nothing to compute. False: stop."""
         with self._changed:
-            while not (self._stopping or self._inbox or self._engine.has_unfinished_requests()):
+            while not (self._stopping or self._inbox or self._has_work()):
                 self._changed.wait()
             if self._stopping:
                 return False
@@ -241,12 +280,52 @@ class EngineThread:
                 self._add(command)
             elif isinstance(command, _Call):
                 _do(command)
+            elif isinstance(command, _Pause):
+                self._pause(command)
+            elif self._drop_held(command):
+                continue
             elif command.stream is None or self._streams.get(command.request_id) is command.stream:
                 self._hand_out(self._engine.abort_request(command.request_id))
                 self._streams.pop(command.request_id, None)  # a pooling request has no last output
         return True
 
+    def _has_work(self) -> bool:
+        return not self._paused and self._engine.has_unfinished_requests()
+
+    def _pause(self, command: _Pause) -> None:
+        if command.mode == "abort":
+            self._hand_out(self._engine.abort_request(list(self._streams)))
+        if command.mode == "wait" and self._has_work():
+            self._draining.append(command.done)
+            return
+        self._paused = True
+        self._end_drain()
+        _set(command.done)
+
+    def _end_drain(self) -> None:
+        draining, self._draining = self._draining, []
+        for done in draining:
+            _set(done)
+        held, self._held = self._held, {}
+        for command in held.values():
+            self._add(command)
+
+    def _drop_held(self, command: _Abort) -> bool:
+        """Drops a request that waits for the end of a pause; False if there is none."""
+        for stream, held in self._held.items():
+            if held.request_id == command.request_id and command.stream in (None, stream):
+                del self._held[stream]
+                if command.stream is None:
+                    self._send(
+                        [(stream, RequestAbortedError(f"the request {held.request_id!r} was aborted"))]
+                    )
+                return True
+        return False
+
     def _add(self, command: _Add) -> None:
+        if self._draining:
+            self._held[command.stream] = command
+            return
         try:
             given = command.request_id, command.prompt, command.params, command.priority
             self._engine.add_request(*given, **command.options)
@@ -280,6 +359,11 @@ class EngineThread:
         for name in names:
             del self._streams[name]
         self._engine.abort_request(names)
+
+
+def _set(done: Future[None]) -> None:
+    if done.set_running_or_notify_cancel():
+        done.set_result(None)
 
 
 def _do(call: _Call) -> None:

@@ -29,6 +29,7 @@ from torch_armllm.lora.adapter_table import AdapterTable
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.plan.expert_store import ExpertCounts
 from torch_armllm.plan.step_result import StepResult
+from torch_armllm.system.huge_pages import release_pages
 
 
 class Runner(Protocol):
@@ -42,6 +43,11 @@ class Runner(Protocol):
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache."""
+        ...
+
+    @property
+    def cache_tensors(self) -> GenericSequence[Tensor]:
+        """The memory of the KV cache and of recurrent states."""
         ...
 
     def compute(self, step: Step, best: bool = False) -> StepResult:
@@ -184,6 +190,17 @@ class LLMEngine:
             if self._arrivals is None or self._arrivals.cancel(request.request_id) is None:
                 self.scheduler.abort(request.request_id)
         return self._outputs(aborted)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the prefix cache in memory; False, and nothing is changed, while requests run."""
+        return self.scheduler.blocks.reset_prefix_cache()
+
+    def release_cache(self) -> int:
+        """Gives the memory of the KV cache back to the system, until it is written again; returns its bytes.
+
+        Its contents are lost: the prefix cache has to be reset before.
+        """
+        return release_pages(self.runner.cache_tensors)
 
     def has_unfinished_requests(self) -> bool:
         """True if there is anything to compute."""

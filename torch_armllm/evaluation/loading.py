@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torch_armllm.checkpoint.bundled_model import with_own_integers
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.evaluation.off_grid import move_off_grid
@@ -17,6 +15,7 @@ from torch_armllm.patching.state import is_patched
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.inspection import describe, is_packed
 from torch_armllm.quant.report import LayerRecord
+from torch_armllm.system.dtypes import float_dtype
 
 
 def load_variant(
@@ -46,7 +45,7 @@ def load_variant(
             calibration text is too short.
     """
     requested_dtype = variant.dtype or dtype
-    chosen = requested_dtype if requested_dtype == "auto" else getattr(torch, requested_dtype)
+    chosen = float_dtype(requested_dtype)
     if variant.folder is not None:
         source = str(variant.folder)
     elif variant.saved:

@@ -100,6 +100,19 @@ class BlockManager(BlockAllocator):
         if self.prefix_cache is None or not self.prefix_cache.retire(block):
             self._free.append(block)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached blocks; False, and nothing is changed, if sequences hold blocks."""
+        if self.prefix_cache is None:
+            return True
+        if self.free < self.num_blocks:
+            return False
+        while self.prefix_cache.idle:
+            block, content = self.prefix_cache.evict()
+            if self.states is not None:
+                self.states.forget(content)
+            self._free.append(block)
+        return True
+
     def count_free(self, blocks: Sequence[int]) -> int:
         """Returns the number of these blocks that have no references."""
         return sum(self._references[block] == 0 for block in blocks)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torch_armllm.engine.disk.session_files import SessionFiles
-from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
+from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream, PauseMode
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
@@ -185,6 +185,50 @@ class AsyncLLM(LLMBase):
         """
         return await asyncio.wrap_future(self._thread.call(work))
 
+    async def check_health(self) -> None:
+        """Returns if the engine runs.
+
+        Raises:
+            EngineDeadError: the engine failed, or was shut down.
+        """
+        self._thread.check()
+
+    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Computes nothing until `resume_generation`; requests that come meanwhile wait for it.
+
+        Args:
+            mode: of the running requests: ``abort`` ends them, ``wait`` waits until they have finished, and
+                ``keep`` lets them continue later.
+            clear_cache: forgets the prefix cache, unless requests are kept.
+
+        Raises:
+            ValueError: the mode is unknown, or the model pools.
+            EngineDeadError: the engine failed, or was shut down.
+        """
+        if mode not in ("abort", "wait", "keep"):
+            raise ValueError(f"mode is {mode!r}: give abort, wait or keep")
+        self._check_generates("pauses")
+        await asyncio.wrap_future(self._thread.pause(mode))
+        if clear_cache and mode != "keep":
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Ends the pause of `pause_generation`; requests that waited are computed."""
+        await self.between_steps(self._thread.resume)
+
+    async def is_paused(self) -> bool:
+        """Returns True between `pause_generation` and `resume_generation`."""
+        return self._thread.paused
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets the prefix cache in memory; returns False, and changes nothing, while requests run."""
+        self._check_generates("prefix caches")
+        return await self.between_steps(self.llm_engine.reset_prefix_cache)
+
+    def _check_generates(self, what: str) -> None:
+        if self.pooling_engine is not None:
+            raise ValueError(f"this model pools, and {what} are of models that generate")
+
     async def save_session(self, path: str | PathLike[str], prompt: Prompt) -> None:
         """Saves what is computed of a conversation, between two steps; see `torch_armllm.LLM.save_session`.
 
@@ -205,8 +249,7 @@ class AsyncLLM(LLMBase):
         return await self.between_steps(lambda: files.load(Path(path)))
 
     def _session_files(self) -> SessionFiles:
-        if self.pooling_engine is not None:
-            raise ValueError("this model pools, and sessions are of models that generate")
+        self._check_generates("sessions")
         return self._sessions
 
     async def add_lora(self, lora_request: LoRARequest) -> None:

@@ -8,14 +8,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from typing_extensions import Unpack
 
+from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.engine.disk.session_files import SessionFiles
+from torch_armllm.engine.engine_settings import EngineSettings
+from torch_armllm.engine.metrics import Metric, read_metrics
 from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
 from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
+from torch_armllm.llm.foreign_settings import NO_CODE
 from torch_armllm.llm.loader import (
     LoadedEngine,
     default_sampling_params,
@@ -29,6 +34,7 @@ from torch_armllm.llm.loader import (
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.runner import Runner, choose_runner
+from torch_armllm.system.dtypes import float_dtype
 from torch_armllm.system.gc_pause import collection_paused
 
 if TYPE_CHECKING:
@@ -68,11 +74,24 @@ class LLMBase:
         runner: Runner = "auto",
         pooler_config: Mapping[str, Any] | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
-        **settings: Any,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        kv_cache_memory_bytes: int | None = None,
+        **settings: Unpack[EngineSettings],
     ) -> None:
+        if trust_remote_code:
+            raise ValueError(f"trust_remote_code=True is refused: {NO_CODE}")
+        if kv_cache_memory_bytes is not None:
+            if "kv_cache_memory" in settings:
+                raise ValueError("kv_cache_memory_bytes is vLLM's name of kv_cache_memory: give one of both")
+            settings["kv_cache_memory"] = kv_cache_memory_bytes
+        if revision is not None:
+            model = _revised(model, revision)
+        dtype = float_dtype(dtype)
         config = engine_config({**self._DEFAULTS, **settings})
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
         self._model_lock = threading.Lock()
+        self._name = model if isinstance(model, str) else str(model.name_or_path)
         self.pooling_engine: PoolingEngine | None = None
         if choose_runner(model, runner) == "pooling":
             if verify:
@@ -90,8 +109,8 @@ class LLMBase:
             )
             self._start()
             return
-        if pooler_config or hf_overrides:
-            raise ValueError("pooler_config and hf_overrides are for pooling models: give runner='pooling'")
+        if pooler_config:
+            raise ValueError("pooler_config is for pooling models: give runner='pooling'")
         with collection_paused():  # it imports transformers
             model, quantization = resolve_auto(model, quantization)
         if verify:
@@ -109,12 +128,15 @@ class LLMBase:
                 skip_tokenizer_init=skip_tokenizer_init,
                 progress=progress,
                 config=config,
+                hf_overrides=hf_overrides,
             )
 
         def load_model() -> PreTrainedModel:
-            return load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
+            cache = config.kv_cache_dtype
+            return load_patched(model, dtype, quantization, progress, cache, hf_overrides=hf_overrides)
 
-        requested = {"dtype": dtype, "quantization": quantization}
+        requested: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
+        requested |= {"hf_overrides": dict(hf_overrides)} if hf_overrides else {}
         loaded = load_with_plan_cache(model, tokenizer, config, requested, skip_tokenizer_init, load)
         self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = load_model
@@ -140,6 +162,10 @@ class LLMBase:
     def stats(self) -> EngineStats:
         """Statistics of the engine."""
         return (self.llm_engine if self.pooling_engine is None else self.pooling_engine).stats
+
+    def get_metrics(self) -> list[Metric]:
+        """Returns counters and gauges of the engine; a server's ``/metrics`` has those of requests, too."""
+        return list(read_metrics(self.stats, self._name))
 
     @property
     def vocab_size(self) -> int:
@@ -213,3 +239,10 @@ class LLMBase:
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that the model's generation config recommends."""
         return default_sampling_params(getattr(self._model, "generation_config", None))
+
+
+def _revised(model: str | PreTrainedModel, revision: str) -> str:
+    """Returns the folder of a revision of a model on the hub."""
+    if not isinstance(model, str):
+        raise ValueError(f"revision={revision!r} is for a model that is yet to be loaded: give its name")
+    return str(hub_snapshot(model, revision))

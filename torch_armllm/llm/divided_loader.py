@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,7 @@ def load_divided_engine(
     skip_tokenizer_init: bool,
     progress: bool,
     config: EngineConfig,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> LoadedEngine:
     """Loads a model on several ranks, of which this process is the first; see `load_engine`.
 
@@ -123,6 +125,7 @@ def load_divided_engine(
         "dtype": dtype,
         "quantization": quantization,
         "kv_cache_dtype": config.kv_cache_dtype,
+        "hf_overrides": hf_overrides,
     }
     threads = {"threads": config.threads, "pin_threads": config.pin_threads}
     processes = RankProcesses(cores, settings | threads)

@@ -18,6 +18,8 @@ from torch_armllm.engine.pictures.media import has_pictures, with_pictures
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.engine.text.stopping import find_eos_token_ids
+from torch_armllm.llm.beam_search import BeamSearchOutput, BeamSearchParams, search
 from torch_armllm.llm.pooling_calls import PoolingCalls
 from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
 from torch_armllm.lora.request import LoRARequest
@@ -43,9 +45,12 @@ class LLM(PoolingCalls):
             generate, or a pooling module of sentence-transformers, pools.
         pooler_config: for pooling models, instead of what the files say: ``pooling_type`` (``LAST``, ``CLS``,
             ``MEAN``, ``MAX``) and ``normalize``.
-        hf_overrides: for pooling models, fields to replace in config.json.
+        hf_overrides: fields to replace in config.json, such as ``{"rope_parameters": {…}}``.
         verify: compares every tensor with the checksum that was saved with it, for a folder that this package
             wrote; this reads all of it.
+        revision: branch, tag or commit of a model on the hub; None: the default branch.
+        trust_remote_code: False; True is refused, as code of a checkpoint is never run.
+        kv_cache_memory_bytes: vLLM's name of ``kv_cache_memory``.
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
             ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …; no rates are
             logged unless ``disable_log_stats=False``: there is a bar.
@@ -64,6 +69,7 @@ class LLM(PoolingCalls):
 
     def _start(self) -> None:
         self._numbers = itertools.count()
+        self._asleep = False
 
     def generate(
         self,
@@ -128,6 +134,7 @@ class LLM(PoolingCalls):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generates replies to conversations; common beginnings share their prefill (prefix cache).
 
@@ -142,6 +149,7 @@ class LLM(PoolingCalls):
             tools: tools that the template describes to the model.
             chat_template_kwargs: further variables of the template.
             lora_request: see `generate`.
+            priority: one per conversation; lower values run first.
 
         Raises:
             ValueError: see `generate`; or there is no template, or it rejects a conversation.
@@ -158,7 +166,7 @@ class LLM(PoolingCalls):
         for index, conversation in enumerate(several):
             with named_errors("conversation", index, len(several)):
                 prompts.append(self._chat_prompt(list(conversation), options))  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
+        return self.generate(prompts, sampling_params, use_tqdm, priority, lora_request=lora_request)
 
     def _chat_prompt(self, conversation: Conversation, options: Mapping[str, Any]) -> Prompt:
         if not has_pictures(conversation):
@@ -187,6 +195,77 @@ class LLM(PoolingCalls):
         self._check_generates("stream")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         return self._run(self._names(1), [prompt], [params], [0], [lora_request])
+
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Finds the most probable completions of prompts by beam search.
+
+        The beams of all prompts are computed together; what they have in common comes from the prefix cache.
+
+        Args:
+            prompts: see `generate`; pictures are not taken.
+            params: width and length of the search.
+            lora_request: the adapter for all prompts; None: the model alone.
+            use_tqdm: shows a progress bar of the tokens.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            ValueError: a prompt cannot be served.
+        """
+        self._check_generates("beam_search")
+        prompt_list = as_prompt_list(prompts)
+        token_ids = []
+        for index, prompt in enumerate(prompt_list):
+            with named_errors("prompt", index, len(prompt_list)):
+                token_ids.append(list(self.llm_engine.preprocessor.token_ids(prompt)))
+
+        def best_next(beams: list[list[int]], sampling_params: SamplingParams) -> list[RequestOutput]:
+            return self.generate(beams, sampling_params, use_tqdm=False, lora_request=lora_request)
+
+        ends = find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
+        steps = progress_bar(range(params.max_tokens), show=use_tqdm, desc="Beam search", unit="token")
+        found = search(token_ids, params, ends, best_next, steps)
+        if self._tokenizer is not None:
+            for output in found:
+                for beam in output.sequences:
+                    beam.text = str(self._tokenizer.decode(beam.tokens))
+        return found
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the prefix cache in memory; returns False, and changes nothing, while requests run."""
+        self._check_generates("reset_prefix_cache")
+        return self.llm_engine.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the memory of the KV cache back to the system until `wake_up`, and forgets the prefix cache.
+
+        Args:
+            level: 1; the weights stay. vLLM's level 2 discards them, too: delete the `LLM` for that.
+
+        Raises:
+            ValueError: the level is another, or this `LLM` is generating.
+        """
+        self._check_generates("sleep")
+        if level != 1:
+            raise ValueError(
+                f"sleep(level={level}) would discard the weights, which the disk gives back in seconds: "
+                "delete this LLM and make another, or give level=1"
+            )
+        if not self.reset_prefix_cache():
+            raise ValueError("this LLM is generating; finish that first")
+        self.llm_engine.release_cache()
+        self._asleep = True
+
+    def wake_up(self) -> None:
+        """Ends `sleep`: prompts are computed again."""
+        self._asleep = False
 
     def save_session(self, path: str | PathLike[str], prompt: Prompt) -> None:
         """Saves what is computed of a conversation, for `load_session` in another process.
@@ -238,6 +317,8 @@ class LLM(PoolingCalls):
         """Submits all prompts and runs steps until they finish; aborts the rest in case of an error."""
         warn_if_forked()
         engine = self.llm_engine
+        if self._asleep:
+            raise ValueError("this LLM sleeps: call wake_up first")
         if engine.has_unfinished_requests():
             raise ValueError("this LLM is already generating; finish that first, or use AsyncLLM")
         with interrupts_held() as let_through:

@@ -18,6 +18,7 @@ from torch_armllm.engine.pictures.reader import FAMILIES
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
+from torch_armllm.llm.foreign_settings import check_names
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.system.logs import show_messages
@@ -49,6 +50,7 @@ def load_engine(
     skip_tokenizer_init: bool = False,
     progress: bool = True,
     config: EngineConfig | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> LoadedEngine:
     """Loads a model and its tokenizer, patches the model if needed, and builds an engine.
 
@@ -61,6 +63,7 @@ def load_engine(
         skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
         progress: shows progress bars.
         config: of the engine.
+        hf_overrides: fields to replace in config.json.
 
     Raises:
         ValueError: a setting is unknown, or does not fit the model or the memory.
@@ -70,7 +73,9 @@ def load_engine(
     model, quantization = resolve_auto(model, quantization)
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
-    loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype, _slots(config))
+    loaded = load_patched(
+        model, dtype, quantization, progress, config.kv_cache_dtype, _slots(config), hf_overrides
+    )
     if config.speculative_config == "auto" and isinstance(model, str):
         _suggest_drafts(loaded, Path(model).expanduser())
     processor = _processor(loaded, source) if config.most_pictures else None
@@ -114,7 +119,7 @@ def load_pooling_engine(
     from torch_armllm.pooling.loading import load_pooling  # imports transformers
 
     show_messages()
-    loaded = load_pooling(model, tokenizer, dtype=_dtype(dtype), **options)
+    loaded = load_pooling(model, tokenizer, dtype=dtype, **options)
     return PoolingEngine(loaded, config), loaded.model.model, loaded.tokenizer
 
 
@@ -141,18 +146,27 @@ def load_patched(
     progress: bool,
     kv_cache_dtype: str,
     adapter_slots: AdapterSlots | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Loads and patches the model of `load_engine`, with slots for adapters."""
     # these import transformers, which an engine from the plan cache does not need
     from torch_armllm.checkpoint.load import load_model
     from torch_armllm.patching.patch import patch, patch_with_slots
+    from torch_armllm.quant.inspection import is_packed
     from torch_armllm.quant.recipe import Recipe
+    from torch_armllm.quant.schemes.registry import DEFAULT
 
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     recipe = None if quantization is None else Recipe.of(quantization)
     if isinstance(model, str):
-        model = load_model(model, _dtype(dtype), progress, cache, recipe)
+        model = load_model(model, dtype, progress, cache, recipe, hf_overrides=hf_overrides)
+    elif hf_overrides:
+        raise ValueError("hf_overrides are for a model that is yet to be loaded: give its folder")
     if not is_patched(model):
+        if recipe is not None and not is_packed(model):
+            show_messages()
+            scheme = "int4" if recipe.scheme == DEFAULT else recipe.scheme
+            logger.info("quantizing the weights to %s; quantization=None keeps them as they are", scheme)
         # the name, not its recipe: packed weights of another tool stay what they are only for the default
         chosen = quantization if isinstance(quantization, str) else recipe
         if adapter_slots is not None and recipe is not None and recipe.importance is None:
@@ -192,15 +206,9 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     """Builds an `EngineConfig` from settings by name.
 
     Raises:
-        ValueError: a setting is unknown.
+        ValueError: a setting is unknown, or one of vLLM's that makes no sense here.
     """
-    names = [field.name for field in fields(EngineConfig)]
-    for name in settings:
-        if name not in names:
-            raise ValueError(
-                f"unknown setting {name!r}; an engine has {', '.join(names)}; how its model is quantized is "
-                "said by quantization=Recipe(…)"
-            )
+    check_names(settings, (field.name for field in fields(EngineConfig)))
     return EngineConfig(**settings)
 
 
@@ -226,15 +234,6 @@ def _suggest_drafts(model: PreTrainedModel, folder: Path) -> None:
             '{"method": "mtp", "num_speculative_tokens": 2} drafts with it',
             folder,
         )
-
-
-def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    if isinstance(dtype, str) and dtype != "auto":
-        torch_dtype = getattr(torch, dtype, None)
-        if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
-            raise ValueError(f"dtype must be auto, bfloat16, float16 or float32, not {dtype!r}")
-        return torch_dtype
-    return dtype
 
 
 def _check_cache(model: PreTrainedModel, cache: str | None) -> None:

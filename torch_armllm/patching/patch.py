@@ -41,6 +41,7 @@ from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.restore import restore
 from torch_armllm.system.allocator import release_free_memory
+from torch_armllm.system.dtypes import full_dtype_name
 from torch_armllm.system.huge_pages import collapse_packed
 
 
@@ -203,6 +204,8 @@ def patch(
             or an option is unknown.
     """
     _check_model(model)
+    if isinstance(kv_cache_dtype, str):
+        kv_cache_dtype = full_dtype_name(kv_cache_dtype)
     check_kv_cache_dtype(kv_cache_dtype)
     if kv_cache_dtype is not None and has_two_stacks(model):
         raise ValueError(

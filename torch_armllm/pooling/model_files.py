@@ -6,12 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch_armllm.checkpoint.source_name import check_source
+
 
 def find_file(source: str, name: str) -> Path | None:
-    """Returns a file of a folder or hub name; None if it has none of that name."""
+    """Returns a file of a folder or hub name; None if it has none of that name.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+    """
     if (folder := Path(source).expanduser()).exists():
         path = folder / name
         return path if path.is_file() else None
+    check_source(source)
     from transformers.utils import cached_file  # imports transformers
 
     found = cached_file(

@@ -12,6 +12,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from torch_armllm.engine.metrics import (
+    COUNTERS,
+    DISK_COUNTERS,
+    DISK_GAUGES,
+    EXPERT_COUNTERS,
+    EXPERT_GAUGES,
+    GAUGES,
+)
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
@@ -60,40 +68,6 @@ _HISTOGRAMS = {
     "request_params_n": ("Parameter n of a request.", _N_BUCKETS),
     "request_params_max_tokens": ("Parameter max_tokens of a request.", _TOKEN_BUCKETS),
 }
-
-_GAUGES = (
-    ("num_requests_running", "Sequences that take part in steps.", "running"),
-    ("num_requests_waiting", "Sequences that wait to be scheduled.", "waiting"),
-    ("kv_cache_usage_perc", "Fraction of the KV cache's blocks in use, 0 to 1.", "kv_usage"),
-)
-_COUNTERS = (
-    ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens"),
-    ("generation_tokens", "Tokens generated.", "generation_tokens"),
-    ("num_preemptions", "Preempted sequences.", "preemptions"),
-    ("spec_decode_num_draft_tokens", "Draft tokens proposed.", "draft_tokens"),
-    ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", "accepted_tokens"),
-)
-_EXPERT_COUNTERS = (
-    ("expert_cache_hits", "Experts that a layer needed and that were in memory.", "hits", 1),
-    ("expert_cache_misses", "Experts that a layer needed and that were on disk.", "misses", 1),
-    ("expert_cache_read_bytes", "Bytes of experts read from the disk.", "bytes_read", 1),
-    ("expert_cache_wait_seconds", "Time that steps waited for experts.", "waited", 1e-9),
-)
-_EXPERT_GAUGES = (
-    ("expert_cache_bytes", "Bytes of the experts in memory.", "resident"),
-    ("expert_cache_max_bytes", "Bytes that experts in memory may take.", "budget"),
-)
-_DISK_COUNTERS = (
-    ("prefix_cache_disk_hits", "Prompt tokens that the prefix cache read from the disk.", "hits"),
-    ("prefix_cache_disk_misses", "Prompt tokens that were neither in memory nor on the disk.", "misses"),
-    ("prefix_cache_disk_read_bytes", "Bytes that the prefix cache read from the disk.", "bytes_read"),
-    ("prefix_cache_disk_written_bytes", "Bytes that the prefix cache wrote to the disk.", "bytes_written"),
-    ("prefix_cache_disk_dropped", "Blocks whose memory was needed before they were written.", "dropped"),
-)
-_DISK_GAUGES = (
-    ("prefix_cache_disk_bytes", "Bytes of the prefix cache on the disk.", "nbytes"),
-    ("prefix_cache_disk_max_bytes", "Bytes that the prefix cache may take on the disk.", "limit"),
-)
 
 
 class ServerMetrics:
@@ -273,12 +247,12 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         gauges = {name: stats.gauges() for name, stats in self._engines.items()}
-        for metric, text, field in _GAUGES:
+        for metric, text, field in GAUGES:
             gauge = GaugeMetricFamily(f"vllm:{metric}", text, labels=[_LABEL])
             for name, values in gauges.items():
                 gauge.add_metric([name], getattr(values, field))
             yield gauge
-        for metric, text, field in _COUNTERS:
+        for metric, text, field in COUNTERS:
             counter = CounterMetricFamily(f"vllm:{metric}", text, labels=[_LABEL])
             for name, stats in self._engines.items():
                 counter.add_metric([name], getattr(stats.totals, field))
@@ -291,12 +265,12 @@ class _EngineCollector(Collector):
         counts = {name: stats.experts() for name, stats in self._engines.items() if stats.experts is not None}
         if not counts:
             return
-        for metric, text, field, unit in _EXPERT_COUNTERS:
+        for metric, text, field, unit in EXPERT_COUNTERS:
             counter = CounterMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
             for name, values in counts.items():
                 counter.add_metric([name], unit * getattr(values, field))
             yield counter
-        for metric, text, field in _EXPERT_GAUGES:
+        for metric, text, field in EXPERT_GAUGES:
             gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
             for name, values in counts.items():
                 gauge.add_metric([name], getattr(values, field))
@@ -307,12 +281,12 @@ class _EngineCollector(Collector):
         counts = {name: stats.disk() for name, stats in self._engines.items() if stats.disk is not None}
         if not counts:
             return
-        for metric, text, field in _DISK_COUNTERS:
+        for metric, text, field in DISK_COUNTERS:
             counter = CounterMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
             for name, values in counts.items():
                 counter.add_metric([name], getattr(values, field))
             yield counter
-        for metric, text, field in _DISK_GAUGES:
+        for metric, text, field in DISK_GAUGES:
             gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
             for name, values in counts.items():
                 gauge.add_metric([name], getattr(values, field))

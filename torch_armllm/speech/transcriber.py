@@ -25,6 +25,7 @@ from torch_armllm.patching.state import is_patched
 from torch_armllm.speech.audio import read_audio
 from torch_armllm.speech.kind import FAMILIES
 from torch_armllm.speech.transcription import Segment, Transcription
+from torch_armllm.system.dtypes import float_dtype
 
 if TYPE_CHECKING:
     from torch_armllm.quant.recipe import Recipe
@@ -62,6 +63,7 @@ class Transcriber:
         quantization: str | Recipe | None = "auto",
         progress: bool = True,
     ) -> None:
+        dtype = float_dtype(dtype)
         source = resolve(model) if isinstance(model, str) else model.name_or_path
         loaded: Any = model
         if isinstance(model, str):

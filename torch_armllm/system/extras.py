@@ -3,18 +3,59 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+
+EXTRAS = {
+    "PIL": "vision",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "httpx": "bench",
+    "matplotlib": "bench",
+    "lm_eval": "eval",
+    "accelerate": "demo",
+    "gguf": "gguf",
+    "soundfile": "audio",
+    "soxr": "audio",
+    "python_multipart": "audio",
+    "llguidance": "structured",
+    "triton": "triton",
+    "argcomplete": "completion",
+}
+"""The extra that installs an optional package, by the name under which it is imported."""
 
 
-def require_extra(package: str, extra: str, user: str) -> None:
-    """Checks that an optional package is installed, before anything is computed.
+def require_extra(package: str | Sequence[str], extra: str, user: str) -> None:
+    """Checks that optional packages are installed, before anything is computed.
 
     Args:
-        package: name to import.
+        package: name to import, or several.
         extra: the extra of this package that installs it.
         user: the option or command that needs it, for the message.
 
     Raises:
-        ImportError: the package is not installed; the message holds the remedy.
+        ImportError: a package is not installed; the message names all that are missing, and the remedy.
     """
-    if importlib.util.find_spec(package) is None:
-        raise ImportError(f"{user} needs {package}: pip install 'torch_armllm[{extra}]'")
+    names = [package] if isinstance(package, str) else package
+    missing = [name for name in names if not is_installed(name)]
+    if missing:
+        raise ImportError(f"{user} needs {' and '.join(missing)}: {install_command(extra)}")
+
+
+def is_installed(package: str) -> bool:
+    """True if a package can be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs an extra of this package."""
+    return f'pip install "torch_armllm[{extra}]"'
+
+
+def with_remedy(error: ImportError) -> str:
+    """Returns the message of an import that failed, with the command that installs what is missing."""
+    message = str(error)
+    package = (error.name or "").partition(".")[0]
+    if "pip install" in message or package not in EXTRAS:
+        return message
+    return f"{message}: {install_command(EXTRAS[package])}"

@@ -27,6 +27,7 @@ SETTING = "ARMLLM_HUGE_PAGES"
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage")
 _LARGEST = 4 << 20  # bytes of a huge page; where pages have 64 KB, huge ones have 512 MB
 _LEAST = 1 << 18  # bytes of the smallest tensor that is collapsed
+_MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
 _MADV_COLLAPSE = 25  # Linux 6.1: collapses at once
 
@@ -86,6 +87,24 @@ def prefer_huge(tensor: Tensor) -> None:
         size = (tensor.data_ptr() + tensor.nbytes - begin) // page * page
         if size > 0:
             _madvise()(begin, size, _MADV_HUGEPAGE)
+
+
+def release_pages(tensors: Iterable[Tensor]) -> int:
+    """Gives the pages of tensors back to the system; they are zero when they are read or written again.
+
+    Args:
+        tensors: dense CPU tensors in memory of this process alone, not in mapped files.
+
+    Returns:
+        Bytes given back: those of whole pages.
+    """
+    released, page = 0, os.sysconf("SC_PAGE_SIZE")
+    for tensor in tensors:
+        begin = -(-tensor.data_ptr() // page) * page
+        size = (tensor.data_ptr() + tensor.nbytes - begin) // page * page
+        if size > 0 and _madvise()(begin, size, _MADV_DONTNEED) == 0:
+            released += size
+    return released
 
 
 def _madvise() -> Any:

@@ -11,6 +11,7 @@ from torch_armllm.benchmark.serving.arrivals import run_load
 from torch_armllm.benchmark.serving.client import Client, Target
 from torch_armllm.benchmark.serving.records import Question
 from torch_armllm.benchmark.serving.results import ServingResult, summarize
+from torch_armllm.system.progress import progress_bar
 
 
 class Questions(Protocol):
@@ -73,7 +74,5 @@ async def measure(
 
 @contextmanager
 def _bar(plan: Plan) -> Iterator[Callable[[], object]]:
-    from tqdm import tqdm
-
-    with tqdm(total=plan.num_prompts, unit="request", disable=not plan.progress) as bar:
+    with progress_bar(total=plan.num_prompts, unit="request", desc="Requests", show=plan.progress) as bar:
         yield bar.update

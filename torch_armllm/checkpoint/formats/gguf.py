@@ -27,6 +27,7 @@ from torch_armllm.checkpoint.model_config import config_errors
 from torch_armllm.quant.packing import in_scale_range
 from torch_armllm.quant.parallel import each
 from torch_armllm.quant.schemes.base import Quantized, joined_rows, row_chunks
+from torch_armllm.system.extras import install_command
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _EXPERTS = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down)_exps\.weight")
@@ -63,7 +64,7 @@ class GgufFile:
         try:
             import gguf
         except ImportError:
-            raise ImportError("GGUF files need the gguf package: pip install torch-armllm[gguf]") from None
+            raise ImportError(f"GGUF files need gguf: {install_command('gguf')}") from None
         self._gguf = gguf
         try:
             self._reader = _bounded_reader(gguf, path)

@@ -48,6 +48,8 @@ class ModuleRunner:
 
     kv_bytes: int = 0
     """Always 0: the model's own caches are not counted."""
+    cache_tensors: tuple[Tensor, ...] = ()
+    """Always empty, for the same reason."""
 
     def __init__(
         self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: ThreadTeam | None = None

@@ -70,7 +70,12 @@ class StepExecutor:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache and the states, swap memory not included."""
-        return sum(tensor.nbytes for tensor in (*self.cache, *self.states) if tensor is not None)
+        return sum(tensor.nbytes for tensor in self.cache_tensors)
+
+    @property
+    def cache_tensors(self) -> list[Tensor]:
+        """The memory of the KV cache and of recurrent states."""
+        return [tensor for tensor in (*self.cache, *self.states) if tensor is not None]
 
     def copy(
         self,

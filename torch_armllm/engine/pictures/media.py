@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.pictures.media_access import MediaAccess
+from torch_armllm.system.extras import install_command
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -96,7 +97,7 @@ def open_picture(data: bytes) -> Image:
     try:
         from PIL import Image, ImageOps
     except ModuleNotFoundError as error:
-        raise ImportError("pictures need Pillow: pip install 'torch_armllm[vision]'") from error
+        raise ImportError(f"pictures need Pillow: {install_command('vision')}") from error
     try:
         picture = Image.open(io.BytesIO(data), formats=_FORMATS)
     except Image.DecompressionBombError as error:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling_params import FreeReasoning, StructuredOutputsParams
 from torch_armllm.system.deep_stack import call_on_deep_stack
+from torch_armllm.system.extras import install_command
 
 _MAX_GRAMMARS = 64  # compiled grammars that are cached
 _MAX_CACHED_TEXT = 1 << 17
@@ -82,7 +83,7 @@ class StructuredOutputs:
                 import llguidance.hf
             except ImportError as missing:
                 raise ImportError(
-                    "structured outputs need llguidance: pip install torch_armllm[structured]"
+                    f"structured outputs need llguidance: {install_command('structured')}"
                 ) from missing
             from transformers import PreTrainedTokenizerFast
 

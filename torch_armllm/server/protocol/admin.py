@@ -35,7 +35,7 @@ class LoadRequest(RequestPart):
         quantization: ``int4``, another scheme, ``none`` or ``auto``.
         runner: ``generate`` or ``pooling``; ``auto``: what the model's files say.
         pooler_config: ``pooling_type`` and ``normalize`` of a pooling model, instead of what its files say.
-        hf_overrides: fields to replace in config.json of a pooling model.
+        hf_overrides: fields to replace in config.json.
         chat_template: replaces the tokenizer's own template.
         tool_call_parser: name of the tool parser; None: detected from the chat template.
         reasoning_parser: name of the reasoning parser; None: detected from the chat template and the tokens.

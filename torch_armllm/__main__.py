@@ -1,4 +1,4 @@
-"""Entry point of ``python -m torch_armllm.cli``."""
+"""Entry point of ``python -m torch_armllm``."""
 
 import sys
 
