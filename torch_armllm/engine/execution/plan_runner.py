@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_armllm.engine.execution.adapter_rows import AdapterRows
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.thread_team import ThreadTeam
+from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.block_copies import copy_blocks
@@ -17,7 +18,7 @@ from torch_armllm.kv_cache.shapes import Cache, Shape
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.servable_model import ServableModel
-from torch_armllm.plan.spare_rows import SpareRows
+from torch_armllm.plan.step import Plan
 from torch_armllm.plan.step_result import StepResult
 
 
@@ -38,7 +39,7 @@ class PlanRunner:
         drawable: number of token ids that may be sampled; None: all.
         kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
         adapters: the adapters of a step's rows; None: the plan has no slots for adapters.
-        spare: rows of the embedding table for pictures; None: there are no pictures.
+        pictures: what pictures change in steps; None: there are no pictures.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class PlanRunner:
         shape: Shape | None = None,
         kept_columns: range | None = None,
         adapters: AdapterRows | None = None,
-        spare: SpareRows | None = None,
+        pictures: PictureSteps | None = None,
     ) -> None:
         self.model = model
-        self.plan = model.plan
+        self.plan: Plan = model.plan if pictures is None else pictures.plan
         self.head = model.head
         self.shape = model.shape if shape is None else shape
         self.block_size = self.shape.block_size
@@ -68,7 +69,10 @@ class PlanRunner:
         self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
         self.states = self.shape.states.tensors(state_slots)
         self._swapped_states = self.shape.states.tensors(swap_state_slots)
-        self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states, spare)
+        self._builder = StepBuilder(
+            *(self.cache, self.block_size, model.first_position, self.states),
+            *((None, None) if pictures is None else (pictures.spare, pictures.numbers)),
+        )
         self._drawable = model.vocab_size if drawable is None else drawable
         self._kept = kept_columns
         # further columns follow those of the last hidden state
