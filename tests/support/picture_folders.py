@@ -201,16 +201,46 @@ def unserved_model() -> Any:
     return Qwen3VLForConditionalGeneration(config).eval()
 
 
+_QWEN_SIZES: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 12}
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}}
 
 
 def _qwen2_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    return qwen2_vl_model(), _qwen_processor(Qwen2VLProcessor, tokenizer)
+
+
+def qwen2_vl_model() -> Any:
+    """Returns a tiny random Qwen2-VL."""
+    torch.manual_seed(1)
     config = Qwen2VLConfig(
         text_config={**_TEXT, **_MROPE},
         vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "patch_size": 4},
         **_qwen_tokens(),
     )
-    return Qwen2VLForConditionalGeneration(config), _qwen_processor(Qwen2VLProcessor, tokenizer)
+    model = Qwen2VLForConditionalGeneration(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+    return model.float().eval()
+
+
+class Qwen2VLPictures:
+    """A processor of Qwen2-VL for pictures only: that of transformers needs torchvision, for videos."""
+
+    def __init__(self) -> None:
+        self.tokenizer = _tokenizer()
+        self._pictures = Qwen2VLImageProcessorPil(**_QWEN_SIZES)
+
+    def __call__(
+        self, text: list[str], images: list[list[Image.Image]], return_tensors: str
+    ) -> dict[str, Any]:
+        """Returns the inputs of the model for one text."""
+        given = self._pictures(images[0], return_tensors=return_tensors)
+        (words,) = text
+        for grid in given["image_grid_thw"]:
+            words = words.replace("<|image_pad|>", "<|video_pad|>" * (int(grid.prod()) // 4), 1)
+        words = words.replace("<|video_pad|>", "<|image_pad|>")
+        ids = self.tokenizer(words, return_tensors=return_tensors)["input_ids"]
+        return {"input_ids": ids, **given, "mm_token_type_ids": (ids == _IDS["<|image_pad|>"]).int()}
 
 
 def _qwen2_5_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
@@ -229,10 +259,9 @@ def _qwen_tokens() -> dict[str, Any]:
 
 
 def _qwen_processor(kind: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
-    sizes = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 12}
-    images = Qwen2VLImageProcessorPil(**sizes)
+    images = Qwen2VLImageProcessorPil(**_QWEN_SIZES)
     template = TEMPLATE.replace("IMAGE", "<|image_pad|>")
-    return kind(images, tokenizer, Qwen2VLVideoProcessor(**sizes), chat_template=template)
+    return kind(images, tokenizer, Qwen2VLVideoProcessor(**_QWEN_SIZES), chat_template=template)
 
 
 def _gemma3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
