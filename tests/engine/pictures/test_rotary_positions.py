@@ -20,6 +20,7 @@ from torch_armllm import SamplingParams  # noqa: E402
 from torch_armllm.engine.build import build_engine  # noqa: E402
 from torch_armllm.engine.config import EngineConfig  # noqa: E402
 from torch_armllm.engine.llm_engine import LLMEngine  # noqa: E402
+from torch_armllm.engine.pictures.picture_rows import PictureRows  # noqa: E402
 
 MARK = "<|image_pad|>"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -101,6 +102,18 @@ def test_pictures_of_one_color_differ_in_their_shape(own: Any, patched: Any) -> 
     engine = engine_of(patched, limit_mm_per_prompt={"image": 12})
     for number in (0, 1, 0, 1):
         assert answers(engine, [prompts[number]]) == [expected(own, prompts[number])]
+
+
+def test_keys_of_the_prefix_cache_hold_all_that_a_token_is_computed_from() -> None:
+    rows = torch.ones(3, 4)
+    square, line = (
+        PictureRows([1, 2, 3], rows, torch.tensor([[0, 0, 0], [1, 1, 1], [1, *second], [2, 2, 2]]))
+        for second in ((1, 2), (2, 1))
+    )
+    assert square.keys[0] == line.keys[0] and square.keys[1] != line.keys[1]
+    other = torch.cat([rows[:2], 2 * rows[:1]])
+    before, after = (PictureRows([1, 2, 3], each, spans=[(2, 4)]) for each in (rows, other))
+    assert before.keys[0] == after.keys[0] and len({*before.keys, *after.keys}) == 5
 
 
 def test_drafts_continue_at_the_position_after_a_picture(own: Any, patched: Any) -> None:
