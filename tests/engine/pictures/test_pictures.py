@@ -238,15 +238,15 @@ def test_shared_quantized_embeddings_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int4", "int8"])
-def test_quantized_plans_compute_what_quantized_modules_do(llava: Path, quantization: str) -> None:
+def test_quantized_plans_compute_what_quantized_modules_do(placed: Path, quantization: str) -> None:
     settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
-    llm = LLM(str(llava), quantization=quantization, **settings)
+    llm = LLM(str(placed), quantization=quantization, **settings)
     forward = patched_forward(llm.model)
     assert forward is not None
-    processor = AutoProcessor.from_pretrained(llava)
+    processor = AutoProcessor.from_pretrained(placed)
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
     for number in (0, 5):
-        text, shown = "what is <image> this", picture(number)
+        text, shown = f"what is {PLACEHOLDERS[placed.name]} this", picture(number)
         (output,) = llm.generate(
             {"prompt": text, "multi_modal_data": {"image": shown}}, params, use_tqdm=False
         )
