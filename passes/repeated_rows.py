@@ -6,6 +6,8 @@ third frequency from another row.  A text has the same number in all of them.
 
 from __future__ import annotations
 
+import operator
+
 from torch import fx
 from torch.fx.node import Node
 
@@ -58,8 +60,12 @@ class _EqualRows:
         source = node.all_input_nodes[0]
         if source not in self._rows:
             raise _Different
-        row, after = self._rows[source], value(node)
-        arguments = node.args[1:]
+        row, arguments = self._rows[source], node.args[1:]
+        if is_op(node, aten.split_with_sizes.default) and arguments[1:] == (-1,):
+            with self._graph.inserting_before(node):
+                self._rows[node] = call(self._graph, node.target, row, *arguments)
+            return
+        after = value(node)
         if is_op(node, aten.select.int) and arguments[0] == 0:
             self._picked[node] = row
             return
@@ -69,7 +75,9 @@ class _EqualRows:
             self._rows[node] = row
             return
         with self._graph.inserting_before(node):
-            if is_op(node, aten.unsqueeze.default) and int(arguments[0]) > 0:  # type: ignore[arg-type]
+            if is_op(node, operator.getitem):
+                new = call(self._graph, operator.getitem, row, *arguments)
+            elif is_op(node, aten.unsqueeze.default) and int(arguments[0]) > 0:  # type: ignore[arg-type]
                 new = call(self._graph, node.target, row, int(arguments[0]) - 1)  # type: ignore[arg-type]
             elif is_op(node, *CONVERSIONS, aten.cos.default, aten.sin.default):
                 new = call(self._graph, node.target, row, *arguments, **node.kwargs)
@@ -86,6 +94,18 @@ class _EqualRows:
         return not isinstance(factor, Node) or (
             factor not in self._rows and value(factor).dim() <= value(row).dim()
         )
+
+
+def _join_parts(graph: fx.Graph) -> None:
+    """Replaces all parts of a split that are joined again by what was split."""
+    for node in graph.find_nodes(op="call_function", target=aten.cat.default):
+        parts = node.args[0]
+        split = parts[0].args[0] if is_op(parts[0], operator.getitem) else None
+        if not is_op(split, aten.split_with_sizes.default) or split.args[2:] != node.args[1:]:
+            continue
+        numbers = [part.args[1] for part in parts if is_op(part, operator.getitem) and part.args[0] is split]
+        if numbers == list(range(len(split.args[1]))) and len(numbers) == len(parts):
+            node.replace_all_uses_with(split.args[0])
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -109,5 +129,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             continue
         rows.replace()
         found += 1
+    if found:
+        _join_parts(graph)
     graph.eliminate_dead_code()
     return found

@@ -94,6 +94,7 @@ def paged_attention(
     profiles: Tensor | None = None,
     ahead: int = 0,
     biases: Tensor | None = None,
+    later: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of the new tokens of each sequence over its cached keys and values.
 
@@ -128,6 +129,8 @@ def paged_attention(
         biases: float32 ``(q_heads, 2 · reach + 1)``, a learned bias of distance to both sides: the score of a
             key d positions after the query gets ``biases[h, reach + d]``, after ``softcap``, and the first or
             the last one if it is farther away than the reach.
+        later: int64 ``(T,)``, like ``ahead`` for each token, as for the tokens of a picture; the larger one
+            counts.  ``position + later`` never falls from one token of a sequence to the next.
 
     Returns:
         ``(T, q_heads, value_size)`` in the dtype of ``q``, contiguous.  A token's result has the same bits
@@ -142,7 +145,7 @@ def paged_attention(
     """
     result: Tensor = torch.ops.armllm.paged_attention(
         *(q, k_cache, v_cache, block_table, query_start, seq_lens, max_seq_len, scale, window, softcap),
-        *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles, ahead, biases),
+        *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles, ahead, biases, later),
     )
     return result
 
@@ -180,5 +183,6 @@ def _paged_attention_fake(
     profiles: Tensor | None = None,
     ahead: int = 0,
     biases: Tensor | None = None,
+    later: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))

@@ -154,7 +154,11 @@ struct Row {
   int64_t position, length;  // of the token, and of its sequence
 
   int64_t first() const { return a.window > 0 && position >= a.window ? position + 1 - a.window : 0; }
-  int64_t last() const { return std::min(position + 1 + a.ahead, length); }
+  int64_t last() const {
+    // compared with the rest of the sequence first: sums of any number do not overflow
+    const int64_t later = a.later ? std::max(a.ahead, a.later[token]) : a.ahead;
+    return position + 1 + std::min(later, length - position - 1);
+  }
   void next() {  // increments, because a division per row costs measurable time
     if (++head < end_head) return;
     head -= group_of(a);
@@ -184,13 +188,13 @@ struct Run {
   }
   int64_t first_split() const { return at(0).first() / kSplit; }
   int64_t end_split() const { return ceil_div(at(rows - 1).last(), kSplit); }
-  // Rows that see at least one position of a split.
+  // Rows that see at least one position of a split, and perhaps rows before them.
   struct Range {
     int64_t begin, end;
   };
   Range rows_seeing(int64_t split) const {
     const int64_t past = f.sequence.length - f.sequence.tokens, group = group_of(a);
-    const int64_t begin = (split * kSplit - past - a.ahead) * group - row;
+    const int64_t begin = a.later ? 0 : (split * kSplit - past - a.ahead) * group - row;
     const int64_t end = a.window > 0 ? ((split + 1) * kSplit + a.window - 1 - past) * group - row : rows;
     return {std::clamp<int64_t>(begin, 0, rows), std::clamp<int64_t>(end, 0, rows)};
   }

@@ -115,9 +115,10 @@ struct AttentionArgs {
   bool single_tokens = false;           // true if each part has one token, whose keys are then prefetched
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
   float scale = 1.0f;
-  int64_t window = 0;    // > 0: a query at position p sees only p − window + 1 … p
-  int64_t ahead = 0;     // a query at position p also sees p + 1 … p + ahead, as far as its sequence goes
-  float softcap = 0.0f;  // > 0: s ← softcap · tanh(s / softcap)
+  int64_t window = 0;  // > 0: a query at position p sees only p − window + 1 … p
+  int64_t ahead = 0;   // a query at position p also sees p + 1 … p + ahead, as far as its sequence goes
+  const int64_t* later = nullptr;  // [tokens] like `ahead`, of each token; the larger one counts
+  float softcap = 0.0f;            // > 0: s ← softcap · tanh(s / softcap)
   // Extra logits that enter the softmax sum but carry no value: [q_heads], or such rows of each token.
   const float* sinks = nullptr;
   int64_t sink_stride = 0;        // from one token's row to the next; 0: the same for all tokens

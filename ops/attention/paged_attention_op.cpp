@@ -11,7 +11,7 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
                        std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
                        std::optional<Tensor> v_scales, std::optional<Tensor> alibi_slopes,
                        std::optional<Tensor> relative, std::optional<Tensor> profiles, int64_t ahead,
-                       std::optional<Tensor> biases) {
+                       std::optional<Tensor> biases, std::optional<Tensor> later) {
   STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
   q = with_whole_tokens(q);
   const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
@@ -40,8 +40,15 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
     a.slopes = static_cast<const float*>(alibi_slopes->data_ptr());
   }
   STD_TORCH_CHECK(ahead >= 0, "ahead is ", ahead, "; it must be 0 or more");
-  STD_TORCH_CHECK(ahead == 0 || !(alibi_slopes || relative), "attention to later positions (ahead = ", ahead,
-                  ") has neither slopes nor profiles");
+  STD_TORCH_CHECK((ahead == 0 && !later) || !(alibi_slopes || relative),
+                  "attention to later positions (ahead = ", ahead, ") has neither slopes nor profiles");
+  if (later) {
+    STD_TORCH_CHECK(type_of(*later) == ScalarType::Long && later->dim() == 1 && later->size(0) == q.size(0),
+                    "later must be int64 of shape (", q.size(0), "), one number per token, not of shape ",
+                    shape_of(*later));
+    later = as_contiguous(*later);
+    a.later = static_cast<const int64_t*>(later->data_ptr());
+  }
   STD_TORCH_CHECK(relative.has_value() == profiles.has_value(), "relative and profiles belong together");
   if (relative) {
     STD_TORCH_CHECK(type_of(*profiles) == ScalarType::Float && profiles->dim() == 2 && profiles->numel() > 0,

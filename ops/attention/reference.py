@@ -108,6 +108,7 @@ def reference_paged_attention(
     profiles: Tensor | None = None,
     ahead: int = 0,
     biases: Tensor | None = None,
+    later: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
     block_size, value_size = block_size_of(k_cache), value_size_of(v_cache)
@@ -121,7 +122,8 @@ def reference_paged_attention(
             continue
         last = torch.arange(length - (end - begin), length)
         position = torch.arange(length)
-        hidden = position[None] - last[:, None] > ahead
+        most = torch.full_like(last, ahead) if later is None else later[begin:end].clamp(min=ahead)
+        hidden = position[None] - last[:, None] > most[:, None]
         if window > 0:
             hidden |= position[None] <= last[:, None] - window
         # Blocks before the window may be freed; their table entries can be negative.

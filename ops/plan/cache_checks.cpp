@@ -67,7 +67,9 @@ void check_fields(const Checks& c, const fields::attention& op) {
     c.float_rows(op.relative, double(op.q_heads) * op.rank);
   }
   c.vector(op.slopes, op.q_heads, ElementType::f32);
-  STD_TORCH_CHECK(op.ahead == 0 || (op.slopes.space == Space::none && op.relative.space == Space::none),
+  c.packed(op.later, 1, ElementType::i64);
+  STD_TORCH_CHECK((op.ahead == 0 && op.later.space == Space::none) ||
+                      (op.slopes.space == Space::none && op.relative.space == Space::none),
                   "plan: attention to ", op.ahead, " later positions has neither slopes nor profiles");
   c.vector(op.biases, double(op.q_heads) * (2.0 * op.reach + 1), ElementType::f32);
   c.needed(op.q, "q");

@@ -282,11 +282,13 @@ Instruction build(const fields::route& op) {
 Instruction build(const fields::rope_table& op) {
   auto task = std::make_unique<RopeTable>();
   task->args.half = op.half;
+  task->args.numbers = op.numbers;
   task->args.scaling = op.scaling;
   task->args.offset = -op.before;
   return simple(std::move(task), [op](RopeTable& t, const Frame& frame) {
     t.args.positions = frame.pointer<int64_t>(op.positions);
     t.args.inv_freq = frame.pointer<float>(op.inv_freq);
+    t.args.axes = frame.pointer<int64_t>(op.axes);
     t.args.cos = frame.pointer<float>(op.cos);
     t.args.sin = frame.pointer<float>(op.sin);
     t.args.tokens = frame.tokens;
@@ -350,6 +352,7 @@ Instruction build(const fields::attention& op) {
         a.profiles = frame.pointer<float>(op.profiles);
         a.biases = frame.pointer<float>(op.biases);
         a.slopes = frame.pointer<float>(op.slopes);
+        a.later = frame.pointer<int64_t>(op.later);
         cache.bind(frame, a);
         bind_sequences(frame, op, a);
         a.threads = team_size();

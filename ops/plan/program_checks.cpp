@@ -247,8 +247,16 @@ void check_fields(const Checks& c, const fields::route& op) {
 void check_fields(const Checks& c, const fields::rope_table& op) {
   c.written({op.cos, op.sin});
   c.positive(op.half, "half");
-  c.packed(op.positions, 1, ElementType::i64);
+  c.positive(op.numbers, "numbers");
+  c.packed(op.positions, static_cast<double>(op.numbers), ElementType::i64);
   c.vector(op.inv_freq, op.half, ElementType::f32);
+  c.vector(op.axes, op.half, ElementType::i64);
+  for (int64_t i = 0; op.axes.space != Space::none && i < op.half; ++i) {
+    int64_t axis;
+    std::memcpy(&axis, c.data(op.axes) + i * sizeof(axis), sizeof(axis));
+    STD_TORCH_CHECK(axis >= 0 && axis < op.numbers, "plan: a pair turns by number ", axis, " of ", op.numbers,
+                    " of a position");
+  }
   c.packed(op.cos, op.half, ElementType::f32);
   c.packed(op.sin, op.half, ElementType::f32);
   c.needed(op.positions, "positions"), c.needed(op.inv_freq, "inv_freq");

@@ -9,23 +9,29 @@ __all__ = ["reference_rope", "reference_rope_table", "rope_", "rope_table"]
 
 
 def rope_table(
-    positions: Tensor, inv_freq: Tensor, scaling: float = 1.0, offset: int = 0
+    positions: Tensor,
+    inv_freq: Tensor,
+    scaling: float = 1.0,
+    offset: int = 0,
+    axes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the cosine and sine of every position's angles.
 
     Args:
-        positions: int64 of any shape, T values.
+        positions: int64 of any shape, T values; with ``axes`` ``(…, T, n)``.
         inv_freq: ``(half,)`` float32, radians per position.
         scaling: factor of both results (YaRN's attention factor).
         offset: added to the positions.
+        axes: int64 ``(half,)``, which of a token's n numbers each frequency turns by, as in M-RoPE, whose
+            tokens have a time, a row and a column; None: they have one.
 
     Returns:
         cos and sin, float32 ``(T, half)``.
 
     Raises:
-        RuntimeError: a dtype or shape is wrong.
+        RuntimeError: a dtype or shape is wrong, or an axis is not one of the n.
     """
-    cos, sin = torch.ops.armllm.rope_table(positions, inv_freq, scaling, offset)
+    cos, sin = torch.ops.armllm.rope_table(positions, inv_freq, scaling, offset, axes)
     return cos, sin
 
 
@@ -53,10 +59,15 @@ def rope_(
 
 
 def reference_rope_table(
-    positions: Tensor, inv_freq: Tensor, scaling: float = 1.0, offset: int = 0
+    positions: Tensor,
+    inv_freq: Tensor,
+    scaling: float = 1.0,
+    offset: int = 0,
+    axes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`rope_table` in plain torch."""
-    angles = (positions + offset).reshape(-1, 1).float() * inv_freq
+    rows = positions.reshape(-1, 1) if axes is None else positions.flatten(0, -2)[:, axes]
+    angles = (rows + offset).float() * inv_freq
     return (angles.double().cos() * scaling).float(), (angles.double().sin() * scaling).float()
 
 
@@ -75,8 +86,15 @@ def reference_rope(
 
 
 @torch.library.register_fake("armllm::rope_table")
-def _(positions: Tensor, inv_freq: Tensor, scaling: float = 1.0, offset: int = 0) -> tuple[Tensor, Tensor]:
-    shape = (positions.numel(), inv_freq.shape[0])
+def _(
+    positions: Tensor,
+    inv_freq: Tensor,
+    scaling: float = 1.0,
+    offset: int = 0,
+    axes: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    tokens = positions.numel() if axes is None else positions.numel() // positions.shape[-1]
+    shape = (tokens, inv_freq.shape[0])
     return inv_freq.new_empty(shape), inv_freq.new_empty(shape)
 
 

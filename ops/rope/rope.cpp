@@ -124,14 +124,30 @@ void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interlea
   if (!k_rows) torch::stable::copy_(k, k_copy);
 }
 
+Tensor axes_of(const Tensor& t, int64_t half, int64_t numbers) {
+  STD_TORCH_CHECK(type_of(t) == ScalarType::Long && t.dim() == 1 && t.size(0) == half,
+                  "axes must be int64 of shape (", half, "), as inv_freq, not of shape ", shape_of(t));
+  const Tensor axes = as_contiguous(t);
+  const auto* axis = static_cast<const int64_t*>(axes.data_ptr());
+  for (int64_t i = 0; i < half; ++i)
+    STD_TORCH_CHECK(axis[i] >= 0 && axis[i] < numbers, "axes holds ", axis[i], ", but positions has ",
+                    numbers, " numbers for each token");
+  return axes;
+}
+
 std::tuple<Tensor, Tensor> rope_table(Tensor given_positions, Tensor given_inv_freq, double scaling,
-                                      int64_t offset) {
+                                      int64_t offset, std::optional<Tensor> given_axes) {
   STD_TORCH_CHECK(type_of(given_positions) == ScalarType::Long, "positions must be int64");
   STD_TORCH_CHECK(type_of(given_inv_freq) == ScalarType::Float && given_inv_freq.dim() == 1,
                   "inv_freq must be float32 with one dimension");
   const Tensor positions = as_contiguous(given_positions);
   const Tensor inv_freq = as_contiguous(given_inv_freq);
-  const int64_t tokens = positions.numel(), half = inv_freq.numel();
+  STD_TORCH_CHECK(!given_axes || (positions.dim() > 0 && last_size(positions) > 0),
+                  "positions must have shape (..., tokens, numbers) where axes is given, not ",
+                  shape_of(positions));
+  const int64_t numbers = given_axes ? last_size(positions) : 1;
+  const int64_t tokens = positions.numel() / numbers, half = inv_freq.numel();
+  const Tensor axes = given_axes ? axes_of(*given_axes, half, numbers) : Tensor();
   Tensor cos = new_tensor(inv_freq, {tokens, half});
   Tensor sin = new_tensor(inv_freq, {tokens, half});
   RopeTable table;
@@ -141,6 +157,8 @@ std::tuple<Tensor, Tensor> rope_table(Tensor given_positions, Tensor given_inv_f
   table.args.sin = static_cast<float*>(sin.data_ptr());
   table.args.tokens = tokens;
   table.args.half = half;
+  table.args.numbers = numbers;
+  if (given_axes) table.args.axes = static_cast<const int64_t*>(axes.data_ptr());
   table.args.scaling = static_cast<float>(scaling);
   table.args.offset = offset;
   run(table);
@@ -172,8 +190,10 @@ int64_t RopeTable::tiles(int) const { return ceil_div(args.tokens, kTableTokens)
 void RopeTable::tile(int, int64_t index) {
   const int64_t first = index * kTableTokens, last = first + kTableTokens;
   for (int64_t token = first; token < last && token < args.tokens; ++token) {
-    const float position = static_cast<float>(args.positions[token] + args.offset);
+    const int64_t* positions = args.positions + token * args.numbers;
     for (int64_t i = 0; i < args.half; ++i) {
+      const int64_t axis = args.axes ? args.axes[i] : 0;
+      const float position = static_cast<float>(positions[axis] + args.offset);
       const double angle = position * args.inv_freq[i];
       args.cos[token * args.half + i] = static_cast<float>(std::cos(angle)) * args.scaling;
       args.sin[token * args.half + i] = static_cast<float>(std::sin(angle)) * args.scaling;

@@ -25,11 +25,12 @@ struct RopeArgs {
 };
 
 struct RopeTableArgs {
-  const int64_t* positions = nullptr;  // [tokens]
+  const int64_t* positions = nullptr;  // [tokens][numbers]
+  const int64_t* axes = nullptr;       // [half] which of a token's numbers turns a pair; nullptr: the first
   const float* inv_freq = nullptr;     // [half]
   float* cos = nullptr;                // [tokens][half]
   float* sin = nullptr;
-  int64_t tokens = 0, half = 0;
+  int64_t tokens = 0, half = 0, numbers = 1;
   int64_t offset = 0;  // added to the positions
   float scaling = 1.0f;
 };

@@ -140,6 +140,19 @@ CASES = {
         (700, 5, 40), (700, 5, 40), window=9, ahead=8, cache_dtype=torch.float16
     ),
     "ahead, window over splits": make_batch((700,), (700,), window=300, ahead=299, softcap=3.0, sinks=True),
+    "later, chunk": make_batch((330, 20), (60, 20), heads=(6, 2), spans=((5, 40), (60, 61), (63, 80))),
+    "later, window over splits": make_batch((700,), (690,), window=300, spans=((3, 400),), softcap=3.0),
+    "later, short window": make_batch(
+        (300, 1), (300, 1), window=9, spans=((250, 290),), cache_dtype=torch.int8
+    ),
+    "later, bf16": make_batch(
+        *((600, 129), (600, 129)),
+        heads=(4, 2),
+        head_sizes=(64, 64),
+        cache_dtype=torch.bfloat16,
+        dtype=torch.bfloat16,
+        spans=((100, 356), (610, 700)),
+    ),
     "ahead, bf16": make_batch(
         *((300, 129, 7), (300, 129, 7)),
         heads=(2, 2),
@@ -303,6 +316,10 @@ def test_ahead_is_checked() -> None:
         replace(make_batch((4,), (4,)), ahead=-1).run()
     with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
         make_batch((4,), (4,), slopes=True, ahead=1).run()
+    with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
+        make_batch((4,), (4,), slopes=True, spans=((0, 2),)).run()
+    with pytest.raises(RuntimeError, match=r"later must be int64 of shape \(4\), .* not of shape \(3\)"):
+        replace(make_batch((4,), (4,)), later=torch.zeros(3, dtype=torch.int64)).run()
     with pytest.raises(RuntimeError, match=r"biases must be float32 of shape \(2, 2 · reach \+ 1\)"):
         replace(make_batch((4,), (4,)), biases=torch.zeros(2, 4)).run()
 
@@ -332,6 +349,8 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.paged_attention, profiled.arguments())
     ahead = make_batch((30, 20), (30, 20), window=5, ahead=4, reach=3)
     torch.library.opcheck(torch.ops.armllm.paged_attention, ahead.arguments())
+    later = make_batch((30, 20), (30, 20), spans=((3, 9),))
+    torch.library.opcheck(torch.ops.armllm.paged_attention, later.arguments())
     k, v = torch.randn(3, 1, 32), torch.randn(3, 1, 32)
     for dtype in CACHES:
         cache = attention.new_kv_cache(2, 1, 32, 32, 16, dtype)

@@ -142,8 +142,25 @@ def test_rope_table_matches_reference(tokens: int) -> None:
         torch.testing.assert_close(actual, expected, rtol=2e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("numbers", [1, 3])
+@pytest.mark.parametrize("tokens", [0, 1, 20])
+def test_tokens_may_have_several_positions(tokens: int, numbers: int) -> None:
+    positions = torch.randint(0, 1000, (1, tokens, numbers))
+    inv_freq, axes = torch.rand(7), torch.arange(7) % numbers
+    arguments = (positions, inv_freq, 0.5, -3, axes)
+    for actual, expected in zip(
+        rope.rope_table(*arguments), rope.reference_rope_table(*arguments), strict=True
+    ):
+        assert actual.shape == (tokens, 7)
+        torch.testing.assert_close(actual, expected, rtol=2e-7, atol=1e-7)
+
+
 def test_opcheck() -> None:
     cos, sin = angle_table(3, 4)
+    axes = torch.tensor([0, 1, 1])
+    torch.library.opcheck(
+        torch.ops.armllm.rope_table.default, (torch.arange(6).view(3, 2), torch.rand(3), 1.0, 0, axes)
+    )
     torch.library.opcheck(torch.ops.armllm.rope_table.default, (torch.arange(3), torch.rand(4), 1.0))
     q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
     torch.library.opcheck(torch.ops.armllm.rope_.default, (q, k, cos, sin, True, True))
@@ -166,3 +183,7 @@ def test_invalid_arguments_raise() -> None:
         rope.rope_(q, k, cos.bfloat16(), sin)
     with pytest.raises(RuntimeError, match="positions must be int64"):
         rope.rope_table(torch.arange(3, dtype=torch.int32), torch.rand(4))
+    with pytest.raises(RuntimeError, match="axes holds 2, but positions has 2 numbers"):
+        rope.rope_table(torch.ones(3, 2, dtype=torch.int64), torch.rand(4), axes=torch.arange(4))
+    with pytest.raises(RuntimeError, match=r"axes must be int64 of shape \(4\)"):
+        rope.rope_table(torch.ones(3, 2, dtype=torch.int64), torch.rand(4), axes=torch.zeros(4))

@@ -55,8 +55,8 @@ def rope(heads: int, stride: int, size: int, name: str) -> torch.Tensor:
     half = max(size // 2, 1)
     cos, sin = (program.allocate(half, torch.float32) for _ in range(2))
     frequencies = program.constant(torch.ones(half))
-    program.emit("rope_table", positions=IDS, inv_freq=frequencies, cos=cos, sin=sin, half=half, before=0,
-                 scaling=1.0)  # fmt: skip
+    program.emit("rope_table", positions=IDS, inv_freq=frequencies, axes=NOTHING, cos=cos, sin=sin,
+                 half=half, numbers=1, before=0, scaling=1.0)  # fmt: skip
     other = "k" if name == "q" else "q"
     fields = {name: rows, f"{name}_heads": heads, f"{name}_head_stride": stride}
     fields |= {other: NOTHING, f"{other}_heads": 0, f"{other}_head_stride": 0}
@@ -171,7 +171,7 @@ def attention(**damage: Any) -> NativePlan:
     inputs = ("block_table", "query_start", "seq_lens", "k_cache", "v_cache")
     fields: dict[str, Any] = {
         **{name: number for number, name in enumerate(inputs, 1)},
-        **dict.fromkeys(("sinks", "slopes", "relative", "profiles", "biases"), NOTHING),
+        **dict.fromkeys(("sinks", "slopes", "relative", "profiles", "biases", "later"), NOTHING),
         **dict.fromkeys(("rank", "extent", "reach", "layer", "window", "ahead", "softcap"), 0),
         **{"q": rows, "out": out, "k_scales": -1, "v_scales": -1, "scale": 1.0},
         **{"q_heads": HEADS, "head_size": SIZE},
@@ -190,6 +190,36 @@ def test_biases_of_distances_must_cover_their_reach() -> None:
             attention(biases=torch.zeros(HEADS, 7), reach=reach)
     with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
         attention(slopes=torch.zeros(HEADS), ahead=1)
+    with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
+        attention(slopes=torch.zeros(HEADS), later=Operand("input", 6, torch.int64, (), 0, 1))
+    with pytest.raises(RuntimeError, match="another element type"):
+        attention(later=Operand("input", 6, torch.float32, (), 0, 1))
+
+
+def angles(positions: Operand, numbers: int, axes: torch.Tensor | None, half: int = 4) -> torch.Tensor:
+    """Looks cosines of positions up, of several numbers of each token."""
+    program, _ = begun()
+    cos, sin = (program.allocate(half, torch.float32) for _ in range(2))
+    frequencies = program.constant(torch.ones(half))
+    chosen = NOTHING if axes is None else program.constant(axes)
+    program.emit("rope_table", positions=positions, inv_freq=frequencies, axes=chosen, cos=cos, sin=sin,
+                 half=half, numbers=numbers, before=0, scaling=1.0)  # fmt: skip
+    return run(program, cos)
+
+
+def test_axes_are_numbers_of_a_position() -> None:
+    wanted = torch.arange(3)[:, None].cos().expand(3, 4)
+    torch.testing.assert_close(angles(IDS, 1, torch.zeros(4, dtype=torch.int64)), wanted)
+    for axis in (-1, 1, MANY):
+        with pytest.raises(RuntimeError, match=f"turns by number {axis} of 1"):
+            angles(IDS, 1, torch.tensor([0, 0, 0, axis]))
+    for numbers in (0, -1):
+        with pytest.raises(RuntimeError, match="numbers is"):
+            angles(IDS, numbers, None)
+    with pytest.raises(RuntimeError, match="plan: "):  # the input has one number a token
+        angles(IDS, 3, torch.tensor([0, 1, 2, 0]))
+    with pytest.raises(RuntimeError, match="plan: "):
+        angles(IDS, 1, torch.zeros(3, dtype=torch.int64))
 
 
 def lora(**damage: Any) -> torch.Tensor:

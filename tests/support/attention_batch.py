@@ -35,6 +35,7 @@ class Batch:
         profiles: bias by distance (rank, extent), from the largest distance to 0.
         ahead: later positions that a query sees.
         biases: bias by distance to both sides (query heads, 2 · reach + 1).
+        later: later positions that each query sees (tokens,).
     """
 
     q: Tensor
@@ -50,6 +51,7 @@ class Batch:
     profiles: Tensor | None = None
     ahead: int = 0
     biases: Tensor | None = None
+    later: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Returns the arguments of `paged_attention`."""
@@ -61,7 +63,7 @@ class Batch:
             *(self.q, self.cache.k, self.cache.v, self.block_table, query_start, seq_lens),
             *(max(self.seq_lens, default=0), scale, self.window, self.softcap, self.sinks),
             *(self.cache.k_scales, self.cache.v_scales, self.slopes, self.relative, self.profiles),
-            *(self.ahead, self.biases),
+            *(self.ahead, self.biases, self.later),
         )
 
     def run(self) -> Tensor:
@@ -85,6 +87,8 @@ class Batch:
             of_tokens["sinks"] = self.sinks[tokens]
         if self.relative is not None:
             of_tokens["relative"] = self.relative[tokens]
+        if self.later is not None:
+            of_tokens["later"] = self.later[tokens]
         return replace(
             self, **of_tokens, block_table=block_table, seq_lens=(seq_len,), query_lens=(query_len,)
         )
@@ -106,6 +110,7 @@ def make_batch(
     extent: int = 0,
     ahead: int = 0,
     reach: int = 0,
+    spans: tuple[tuple[int, int], ...] = (),
     seed: int = 0,
 ) -> Batch:
     """Makes a random batch.
@@ -128,6 +133,7 @@ def make_batch(
         extent: distances with a learned bias; 0 for none.
         ahead: later positions that a query sees.
         reach: distances with a learned bias of their own, to both sides; 0 for none.
+        spans: first and last query, exclusive, of those that all see each other.
         seed: seed of all random values.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -159,6 +165,11 @@ def make_batch(
     )
     if reach:
         batch = replace(batch, biases=torch.randn(query_heads, 2 * reach + 1, generator=generator))
+    if spans:
+        later = torch.zeros(sum(query_lens), dtype=torch.int64)
+        for first, last in spans:
+            later[first:last] = torch.arange(last - first).flip(0)
+        batch = replace(batch, later=later)
     if extent == 0:
         return batch
     relative = torch.randn(sum(query_lens), query_heads * 5 + 2, generator=generator)[:, :-2]

@@ -15,10 +15,18 @@ from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma3ImageProcessorPil,
+    Gemma3Processor,
+    GotOcr2ImageProcessorPil,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3ImageProcessor,
     Idefics3Processor,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    InternVLProcessor,
+    InternVLVideoProcessor,
+    InternVLVisionConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -32,6 +40,15 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2Config,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -43,8 +60,10 @@ TEMPLATE = (
 )
 _SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<image>", "<fake_token_around_image>", "<end_of_utterance>"]
 _SPECIAL += ["<global-img>", "<row_1_col_1>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+_PADS = ["<|image_pad|>", "<|video_pad|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"]
+_PADS += ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"]
 _WORDS = ["what", "is", "this", "picture", "a", "cat", "dog", "red", "blue", ":", "user", "assistant"]
-_VOCABULARY = [*_SPECIAL, *_WORDS, *(f"w{number}" for number in range(72))]
+_VOCABULARY = [*_SPECIAL, *_WORDS, *(f"w{number}" for number in range(63)), *_PADS]
 _IDS = {word: number for number, word in enumerate(_VOCABULARY)}
 _TEXT: dict[str, Any] = {
     "vocab_size": len(_VOCABULARY),
@@ -62,9 +81,18 @@ _TEXT: dict[str, Any] = {
 }
 _TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
-PLACEHOLDERS = {"llava": "<image>", "idefics3": "<image>", "mistral3": "[IMG]", "smolvlm": "<image>"}
+PLACEHOLDERS = {
+    "llava": "<image>",
+    "idefics3": "<image>",
+    "mistral3": "[IMG]",
+    "smolvlm": "<image>",
+    "qwen2_vl": "<|image_pad|>",
+    "qwen2_5_vl": "<|image_pad|>",
+    "gemma3": "<start_of_image>",
+    "internvl": "<IMG_CONTEXT>",
+}
 """Stand for a picture in the texts of each kind of model."""
-NEED_TORCHVISION = ("mistral3",)
+NEED_TORCHVISION = ("mistral3", "qwen2_vl", "qwen2_5_vl", "internvl")
 """Kinds whose processors transformers makes with torchvision only."""
 
 
@@ -83,6 +111,10 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "idefics3": _idefics3,
         "smolvlm": _smolvlm,
         "mistral3": _mistral3,
+        "qwen2_vl": _qwen2_vl,
+        "qwen2_5_vl": _qwen2_5_vl,
+        "gemma3": _gemma3,
+        "internvl": _internvl,
     }
     model, processor = makers[kind](_tokenizer())
     for parameter in model.parameters():
@@ -92,7 +124,7 @@ def picture_folder(folder: Path, kind: str) -> Path:
     return folder
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer(**options: Any) -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel(_IDS, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
@@ -101,7 +133,8 @@ def _tokenizer() -> PreTrainedTokenizerFast:
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",
-        additional_special_tokens=_SPECIAL[4:],
+        additional_special_tokens=[*_SPECIAL[4:], *_PADS],
+        **options,
     )
 
 
@@ -156,24 +189,124 @@ def _smolvlm(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     return SmolVLMForConditionalGeneration(config), processor
 
 
-def unserved_model(kind: str) -> Any:
+def unserved_model() -> Any:
     """Returns a tiny model of pictures whose language model needs more than rows of embeddings."""
     torch.manual_seed(1)
-    text = {**_TEXT, "num_hidden_layers": 2}
-    if kind == "gemma3":
-        gemma = Gemma3Config(
-            text_config=text,
-            vision_config={**_TOWER, "image_size": 28, "patch_size": 14},
-            mm_tokens_per_image=4,
-            image_token_index=4,
-        )
-        return Gemma3ForConditionalGeneration(gemma).eval()
-    qwen = Qwen2_5_VLConfig(
-        text_config={**text, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
-        vision_config={"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
-        image_token_id=4,
+    tower = {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4}
+    config = Qwen3VLConfig(
+        text_config={**_TEXT, **_MROPE},
+        vision_config={**tower, "intermediate_size": 64, "deepstack_visual_indexes": [0]},
+        **_qwen_tokens(),
     )
-    return Qwen2_5_VLForConditionalGeneration(qwen).eval()
+    return Qwen3VLForConditionalGeneration(config).eval()
+
+
+_QWEN_SIZES: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 12}
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}}
+
+
+def _qwen2_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    return qwen2_vl_model(), _qwen_processor(Qwen2VLProcessor, tokenizer)
+
+
+def qwen2_vl_model() -> Any:
+    """Returns a tiny random Qwen2-VL."""
+    torch.manual_seed(1)
+    config = Qwen2VLConfig(
+        text_config={**_TEXT, **_MROPE},
+        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "patch_size": 4},
+        **_qwen_tokens(),
+    )
+    model = Qwen2VLForConditionalGeneration(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+    return model.float().eval()
+
+
+class Qwen2VLPictures:
+    """A processor of Qwen2-VL for pictures only: that of transformers needs torchvision, for videos."""
+
+    def __init__(self) -> None:
+        self.tokenizer = _tokenizer()
+        self._pictures = Qwen2VLImageProcessorPil(**_QWEN_SIZES)
+
+    def __call__(
+        self, text: list[str], images: list[list[Image.Image]], return_tensors: str
+    ) -> dict[str, Any]:
+        """Returns the inputs of the model for one text."""
+        given = self._pictures(images[0], return_tensors=return_tensors)
+        (words,) = text
+        for grid in given["image_grid_thw"]:
+            words = words.replace("<|image_pad|>", "<|video_pad|>" * (int(grid.prod()) // 4), 1)
+        words = words.replace("<|video_pad|>", "<|image_pad|>")
+        ids = self.tokenizer(words, return_tensors=return_tensors)["input_ids"]
+        return {"input_ids": ids, **given, "mm_token_type_ids": (ids == _IDS["<|image_pad|>"]).int()}
+
+
+def _qwen2_5_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    tower = {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4}
+    config = Qwen2_5_VLConfig(
+        text_config={**_TEXT, **_MROPE},
+        vision_config={**tower, "intermediate_size": 64, "window_size": 16, "fullatt_block_indexes": [1]},
+        **_qwen_tokens(),
+    )
+    return Qwen2_5_VLForConditionalGeneration(config), _qwen_processor(Qwen2_5_VLProcessor, tokenizer)
+
+
+def _qwen_tokens() -> dict[str, Any]:
+    tokens = {"image_token_id": _IDS["<|image_pad|>"], "video_token_id": _IDS["<|video_pad|>"]}
+    return {**tokens, "vision_start_token_id": _IDS["<global-img>"], "tie_word_embeddings": False}
+
+
+def _qwen_processor(kind: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
+    images = Qwen2VLImageProcessorPil(**_QWEN_SIZES)
+    template = TEMPLATE.replace("IMAGE", "<|image_pad|>")
+    return kind(images, tokenizer, Qwen2VLVideoProcessor(**_QWEN_SIZES), chat_template=template)
+
+
+def _gemma3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """Returns a Gemma 3 whose window is shorter than two pictures, and cuts into one."""
+    names = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
+    tokenizer = _tokenizer(extra_special_tokens=names)
+    config = Gemma3Config(
+        text_config={
+            **{name: value for name, value in _TEXT.items() if name != "tie_word_embeddings"},
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 3,
+            "query_pre_attn_scalar": 16,
+        },
+        vision_config={**_TOWER, "image_size": 32, "patch_size": 8},
+        mm_tokens_per_image=4,
+        boi_token_index=_IDS["<start_of_image>"],
+        eoi_token_index=_IDS["<end_of_image>"],
+        image_token_index=_IDS["<image_soft_token>"],
+        tie_word_embeddings=False,
+    )
+    template = TEMPLATE.replace("IMAGE", "<start_of_image>")
+    images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
+    return Gemma3ForConditionalGeneration(config), Gemma3Processor(images, tokenizer, template, 4)
+
+
+def _internvl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    names = {"start_image_token": "<img>", "end_image_token": "</img>"}
+    names |= {"context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
+    config = InternVLConfig(
+        vision_config=InternVLVisionConfig(**_TOWER, image_size=[32, 32], patch_size=[8, 8]),
+        text_config=Qwen2Config(**_TEXT),
+        image_token_id=_IDS["<IMG_CONTEXT>"],
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+    sizes = {"size": {"height": 32, "width": 32}}
+    images = GotOcr2ImageProcessorPil(**sizes, crop_to_patches=False)
+    parts = (images, _tokenizer(extra_special_tokens=names), InternVLVideoProcessor(**sizes))
+    template = TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>")
+    processor = InternVLProcessor(*parts, image_seq_length=4, chat_template=template)
+    return InternVLForConditionalGeneration(config), processor
 
 
 def _mistral3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:

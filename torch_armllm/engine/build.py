@@ -16,7 +16,7 @@ from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.max_length import resolve_max_model_len
 from torch_armllm.engine.memory_limit import left, memory_limit, with_bytes
-from torch_armllm.engine.pictures.reader import picture_reader
+from torch_armllm.engine.pictures.build import picture_reader
 from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
@@ -144,7 +144,7 @@ def build_engine(
             *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
             kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
             adapters=None if adapters is None else AdapterRows(adapters.rows),
-            spare=None if isinstance(pictures, str) else pictures.spare,
+            pictures=None if isinstance(pictures, str) else pictures.steps,
             leader=None if ranks is None else ranks.lead(sizes),
         )
         if memory.state_slots and not memory.spare_state_slots:

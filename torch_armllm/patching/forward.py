@@ -252,6 +252,7 @@ class PatchedForward:
         ids = ids.long()  # modules take int32 as well
         batch, length = ids.shape
         past = cache.padded_length
+        positions = _one_position(positions)
         kept = _kept_tokens(cache, mask, past, length)
         if self.begins_at_zero and positions is not None:
             _check_beginnings(cache, positions.expand(batch, length), kept)
@@ -357,6 +358,19 @@ def _is_whole(layer: Any) -> bool:
     if not getattr(layer, "is_initialized", False) or keys is None:  # no keys yet, or those of another layer
         return True
     return bool(keys.shape[-2] == layer.get_seq_length())
+
+
+def _one_position(positions: Tensor | None) -> Tensor | None:
+    """Returns positions ``(batch, T)`` of tokens that may have several, as those of M-RoPE.
+
+    Raises:
+        Unserved: those of a token differ, as in pictures.
+    """
+    if positions is None or positions.dim() != 3:
+        return positions
+    if not bool((positions == positions[:1]).all()):
+        raise Unserved("a token has several positions that differ, as in a picture")
+    return positions[0]
 
 
 def _check_beginnings(cache: PagedCache, positions: Tensor, kept: Tensor | None) -> None:

@@ -45,7 +45,8 @@ class StepInputs:
     """int64 ``(T,)``: slot to which the states after a token are also written, -1 for none; may be empty"""
     given: Tensor | None = None
     """``(T, columns)``: hidden states of another model, an input of draft layers; int64 ``(T,)``: token
-    types, of encoders; None for other models"""
+    types, of encoders; int64 ``(T, n)``: numbers of each token of models that take pictures; None for other
+    models"""
     encoder: tuple[Tensor, ...] = ()
     """inputs of attention to an encoder's tokens, as `EncoderKeys.step` returns them; none for most models"""
 

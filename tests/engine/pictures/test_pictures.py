@@ -36,6 +36,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return picture_folder(tmp_path_factory.mktemp(request.param) / request.param, request.param)
 
 
+@pytest.fixture(scope="module", params=["llava", "gemma3", "qwen2_vl"])
+def placed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a model of each kind of plan."""
+    if request.param in NEED_TORCHVISION:
+        pytest.importorskip("torchvision", reason="needs torchvision")
+    return picture_folder(tmp_path_factory.mktemp("placed") / request.param, request.param)
+
+
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return picture_folder(tmp_path_factory.mktemp("llava"), "llava")
@@ -61,12 +69,15 @@ def expected(folder: Path, prompts: list[dict[str, Any]]) -> list[list[int]]:
 
 
 def prompts_of(folder: Path) -> list[dict[str, Any]]:
-    """Returns prompts with no, one and two pictures at different places."""
+    """Returns prompts with no, one and two pictures at different places.
+
+    A text follows: transformers' ``generate`` counts on from the row and column of a last picture's corner.
+    """
     mark = PLACEHOLDERS[folder.name]
     texts = [
         (f"what is {mark} this", [picture(0)]),
         (f"what is {mark} this", [picture(1, 60, 31)]),
-        (f"{mark} what {mark}", [picture(0), picture(2)]),
+        (f"{mark} what {mark} is", [picture(0), picture(2)]),
         (f"{mark} {'cat dog ' * 20} {mark} what", [picture(2), picture(1)]),
     ]
     prompts: list[dict[str, Any]] = [{"prompt": t, "multi_modal_data": {"image": p}} for t, p in texts]
@@ -86,15 +97,15 @@ def test_answers_are_those_of_transformers(folder: Path, tokens: int) -> None:
     assert outputs[3].num_cached_tokens > 0
 
 
-def test_pictures_with_the_same_placeholders_share_nothing(llava: Path) -> None:
+def test_pictures_with_the_same_placeholders_share_nothing(placed: Path) -> None:
     """The placeholders fill whole blocks, which only the same picture may find."""
-    text = "<image> " * 8 + "what"
+    text = f"{PLACEHOLDERS[placed.name]} cat " * 8 + "what"
     prompts = [
         {"prompt": text, "multi_modal_data": {"image": [picture(first + n) for n in range(8)]}}
         for first in (0, 20)
     ]
-    wanted = expected(llava, prompts)
-    llm = engine(llava)
+    wanted = expected(placed, prompts)
+    llm = engine(placed)
     outputs = [llm.generate(prompts[n], GREEDY, use_tqdm=False)[0] for n in (0, 1, 0)]
     assert [output.outputs[0].token_ids for output in outputs] == [*wanted, wanted[0]]
     assert wanted[0] != wanted[1]
@@ -102,15 +113,16 @@ def test_pictures_with_the_same_placeholders_share_nothing(llava: Path) -> None:
 
 
 @pytest.mark.parametrize("swap_space", [0, 1 << 20])
-def test_preempted_and_forked_prompts_keep_their_pictures(llava: Path, swap_space: int) -> None:
+def test_preempted_and_forked_prompts_keep_their_pictures(placed: Path, swap_space: int) -> None:
+    mark = PLACEHOLDERS[placed.name]
     prompts = [
-        {"prompt": f"what <image> {'cat ' * n}", "multi_modal_data": {"image": picture(n)}} for n in range(8)
+        {"prompt": f"what {mark} {'cat ' * n}", "multi_modal_data": {"image": picture(n)}} for n in range(8)
     ]
-    (wanted,) = expected(llava, prompts[3:4])
+    (wanted,) = expected(placed, prompts[3:4])
     params = SamplingParams(temperature=1e-4, seed=1, max_tokens=60, ignore_eos=True, n=2)  # greedy, forked
-    alone = engine(llava).generate(prompts, params, use_tqdm=False)
+    alone = engine(placed).generate(prompts, params, use_tqdm=False)
     # the least memory for two of the sequences at once
-    tight = engine(llava, kv_cache_memory=128 << 10, max_model_len=128, swap_space=swap_space)
+    tight = engine(placed, kv_cache_memory=128 << 10, max_model_len=128, swap_space=swap_space)
     together = tight.generate(prompts, params, use_tqdm=False)
     assert tight.llm_engine.scheduler.preemptions > 0
     for one, other in zip(alone, together, strict=True):
@@ -161,18 +173,25 @@ def test_limit_of_zero_serves_text_only(llava: Path) -> None:
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": picture(0)}}, use_tqdm=False)
 
 
-@pytest.mark.parametrize(("kind", "said"), [("gemma3", "attend to later ones"), ("qwen2_5_vl", "M-RoPE")])
-def test_other_families_are_refused_by_name(kind: str, said: str) -> None:
+def test_other_families_are_refused_by_name() -> None:
     llm = LLM(
-        unserved_model(kind),
+        unserved_model(),
         quantization=None,
         skip_tokenizer_init=True,
         kv_cache_memory=4 << 20,
         progress=False,
     )
     prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture(0)}}
-    with pytest.raises(ValueError, match=f"served for text only: .*{said}"):
+    with pytest.raises(ValueError, match="served for text only: .*further features"):
         llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_pictures_longer_than_a_step_are_refused_where_their_tokens_see_each_other(tmp_path: Path) -> None:
+    llm = engine(picture_folder(tmp_path, "gemma3"), max_num_batched_tokens=3, max_num_seqs=3)
+    prompt = {"prompt": "<start_of_image> what", "multi_modal_data": {"image": picture(0)}}
+    with pytest.raises(ValueError, match="is 4 tokens, .* max_num_batched_tokens is 3: raise it"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert llm.generate("what is this", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
 def test_sessions_hold_no_pictures(llava: Path, tmp_path: Path) -> None:
@@ -219,15 +238,15 @@ def test_shared_quantized_embeddings_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int4", "int8"])
-def test_quantized_plans_compute_what_quantized_modules_do(llava: Path, quantization: str) -> None:
+def test_quantized_plans_compute_what_quantized_modules_do(placed: Path, quantization: str) -> None:
     settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
-    llm = LLM(str(llava), quantization=quantization, **settings)
+    llm = LLM(str(placed), quantization=quantization, **settings)
     forward = patched_forward(llm.model)
     assert forward is not None
-    processor = AutoProcessor.from_pretrained(llava)
+    processor = AutoProcessor.from_pretrained(placed)
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
     for number in (0, 5):
-        text, shown = "what is <image> this", picture(number)
+        text, shown = f"what is {PLACEHOLDERS[placed.name]} this", picture(number)
         (output,) = llm.generate(
             {"prompt": text, "multi_modal_data": {"image": shown}}, params, use_tqdm=False
         )
@@ -266,7 +285,8 @@ def test_saved_folders_take_pictures_at_every_start(llava: Path, tmp_path: Path)
 def test_towers_are_int8_unless_asked_otherwise(folder: Path, recipe: Recipe, scheme: str | None) -> None:
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     records = {record.name: record for record in quantize(model, recipe, progress=False)}
-    sees = [name for name in records if "vision" in name or "projector" in name or "connector" in name]
+    towers = ("vision", "visual", "projector", "connector")
+    sees = [name for name in records if any(part in name for part in towers)]
     texts = [name for name in records if "text_model" in name or "language_model" in name]
     assert sees and texts
     assert {records[name].scheme for name in sees if records[name].quantized} == {scheme} - {None}

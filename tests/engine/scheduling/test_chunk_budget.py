@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import pytest
+import torch
 
 from tests.support.engines import make_engine
 from tests.support.simulation import Simulation, request, simulation
+from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.chunk_budget import ChunkBudget, PrefillBudget
 
@@ -93,3 +96,41 @@ def test_max_step_time_does_not_change_outputs() -> None:
 def test_zero_max_step_time_raises() -> None:
     with pytest.raises(ValueError, match="max_step_time = 0: give seconds above 0, or None"):
         make_engine(max_step_time=0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "work", "start", "taken", "left"),
+    [
+        (100, inf, 0, 100, 0),  # all of it
+        (9, inf, 0, 4, 5),  # before a span that is longer
+        (14, inf, 0, 14, 0),  # to its end
+        (9, inf, 4, 0, 0),  # none of it, and nobody else takes the room
+        (10, inf, 4, 10, 0),
+        (50, inf, 4, 50, 0),
+        (50, 8.0, 4, 10, 40),  # whole, though work is left for less
+        (6, inf, 8, 6, 0),  # the rest, after what the prefix cache has
+        (5, inf, 8, 0, 0),
+        (30, inf, 14, 6, 24),  # to the next one
+    ],
+)
+def test_spans_are_computed_whole(tokens: int, work: float, start: int, taken: int, left: int) -> None:
+    budget = PrefillBudget(tokens, work, used=1.0)
+    assert budget.take(start, 100 - start if tokens != 30 else 10, [(4, 14), (20, 30)]) == taken
+    assert budget.tokens == left
+
+
+def test_prompt_waits_for_room_for_a_whole_picture() -> None:
+    run = simulation(2000, caching=False, max_num_seqs=4, max_num_batched_tokens=12)
+    shown = request("shown", list(range(40)))
+    shown.pictures = PictureRows(list(range(5, 15)), torch.randn(10, 4), spans=[(5, 15)])
+    for name in ("a", "b", "c"):
+        run.add(request(name, [1, 2, 3], max_tokens=20))
+    run.add(shown)
+    chunks = []
+    for _ in range(60):
+        if not run.scheduler.has_unfinished:
+            break
+        run.step()
+        chunks += [(s.start, s.end) for s in run.steps[-1].scheduled if s.sequence.request is shown]
+    assert any(start <= 5 and end >= 15 for start, end in chunks) and 40 in {end for _, end in chunks}
+    assert all(end <= 5 or end >= 15 for _, end in chunks)

@@ -11,11 +11,11 @@ from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam
+from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.plan.servable_model import ServableModel
-from torch_armllm.plan.spare_rows import SpareRows
 from torch_armllm.plan.step_result import StepResult
 
 
@@ -34,7 +34,7 @@ class PlanRunner(StepExecutor):
         drawable: number of token ids that may be sampled; None: all.
         kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
         adapters: the adapters of a step's rows; None: the plan has no slots for adapters.
-        spare: rows of the embedding table for pictures; None: there are no pictures.
+        pictures: what pictures change in steps; None: there are no pictures.
         leader: sends the steps to the other tensor parallel ranks; None: there are none.
     """
 
@@ -51,14 +51,19 @@ class PlanRunner(StepExecutor):
         shape: Shape | None = None,
         kept_columns: range | None = None,
         adapters: AdapterRows | None = None,
-        spare: SpareRows | None = None,
+        pictures: PictureSteps | None = None,
         leader: RankLeader | None = None,
     ) -> None:
         super().__init__(
             *(model, num_blocks, swap_blocks, trace, drawable, state_slots, swap_state_slots, shape),
             kept_columns=kept_columns,
         )
-        self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states, spare)
+        if pictures is not None:
+            self.plan = pictures.plan
+        self._builder = StepBuilder(
+            *(self.cache, self.block_size, model.first_position, self.states),
+            *((None, None) if pictures is None else (pictures.spare, pictures.numbers)),
+        )
         self._adapters = adapters
         self._leader = leader
         self._at_work = nullcontext() if team is None else team.at_work()

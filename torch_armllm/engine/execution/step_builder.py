@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.pictures.token_numbers import TokenNumbers
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.block_table import BlockTable
@@ -40,6 +41,7 @@ class StepBuilder:
         first_position: position id of a sequence's first token.
         states: states of recurrent layers; empty without.
         spare: takes the embeddings of picture tokens; None: there are no pictures.
+        numbers: of each token, a further input of the plan; None: it has none.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class StepBuilder:
         first_position: int = 0,
         states: Sequence[Tensor] = (),
         spare: SpareRows | None = None,
+        numbers: TokenNumbers | None = None,
     ) -> None:
         self.cache = cache
         self.block_size = block_size
         self.first_position = first_position
         self.states = list(states)
         self._spare = spare
+        self._numbers = numbers
         self._table = BlockTable()
         self._reserve_tokens(512)
         self._reserve_sequences(64)
@@ -70,6 +74,11 @@ class StepBuilder:
             tokens, lambda n: (ids.view(1, n), positions.view(1, n), slots.view(n), saves.view(n))
         )
         self._decodes: dict[int, StepInputs] = {}
+        if self._numbers is not None:
+            columns = self._numbers.columns
+            given = SharedBuffer("q", tokens * columns)
+            self._given = given.items
+            self._given_by_tokens = _Views(tokens, lambda n: (given.view(n, columns),))
 
     def _reserve_sequences(self, sequences: int) -> None:
         starts, lengths = (SharedBuffer("i", sequences + 1) for _ in range(2))
@@ -106,6 +115,8 @@ class StepBuilder:
                 max_seq_len = start + 1
         if self.states:
             self._write_state_slots(step)
+        if self._numbers is not None:
+            self._numbers.write(self._given, step)
         if inputs is None or inputs.block_table is not table.view(count):
             inputs = self._decodes[count] = self._decode_inputs(count)
         inputs.max_seq_len = max_seq_len
@@ -117,8 +128,11 @@ class StepBuilder:
         _, lengths, _ = self._by_sequences[count]
         return StepInputs(
             *(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache, self.states),
-            *(self._state_slots_of(count), saves),
+            *(self._state_slots_of(count), saves, self._given_of(count)),
         )
+
+    def _given_of(self, tokens: int) -> Tensor | None:
+        return None if self._numbers is None else self._given_by_tokens[tokens][0]
 
     def _write_state_slots(self, step: Step) -> None:
         """Writes the slots of sequences, and those of the states that the step saves."""
@@ -182,9 +196,11 @@ class StepBuilder:
             self._write_state_slots(step)
         if self._spare is not None:
             self._write_pictures(self._spare, step)
+        if self._numbers is not None:
+            self._numbers.write(self._given, step)
         step_inputs = StepInputs(
             *(input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache),
-            *(self.states, self._state_slots_of(len(scheduled)), saves),
+            *(self.states, self._state_slots_of(len(scheduled)), saves, self._given_of(tokens)),
         )
         return step_inputs, rows
 

@@ -14,7 +14,7 @@ from torch_armllm.kv_cache.shapes import Cache, Shape
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.servable_model import ServableModel
-from torch_armllm.plan.step import StepInputs
+from torch_armllm.plan.step import Plan, StepInputs
 from torch_armllm.plan.step_result import StepResult
 
 
@@ -48,7 +48,7 @@ class StepExecutor:
         kept_columns: range | None = None,
     ) -> None:
         self.model = model
-        self.plan = model.plan
+        self.plan: Plan = model.plan
         self.head = model.head
         self.shape = model.shape if shape is None else shape
         self.block_size = self.shape.block_size

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,17 +17,41 @@ class PictureRows:
     Args:
         positions: of the tokens in the prompt, in order.
         rows: their embeddings ``(n, hidden)``, in the dtype of the model's embeddings.
+        rotary: int64 ``(T, 3)``, for M-RoPE: time, row and column of each token of the prompt, from whose
+            largest number later tokens count on.  None: tokens have one position each.
+        spans: first and last position, exclusive, of tokens that all attend to each other.
 
     Attributes:
-        keys: a negative number for each token, made from its embedding: the prefix cache compares it instead
-            of the token id, which is the same for all pictures.
+        keys: a negative number for each token, made from all of it that the step computes from: the prefix
+            cache compares it instead of the token id, which is the same for all pictures.
+        rotary: of all tokens of the prompt, one after another.
+        rotary_offset: position of a token after the prompt minus its place.
     """
 
-    def __init__(self, positions: list[int], rows: Tensor) -> None:
+    def __init__(
+        self,
+        positions: list[int],
+        rows: Tensor,
+        rotary: Tensor | None = None,
+        spans: Sequence[tuple[int, int]] = (),
+    ) -> None:
         assert len(positions) == len(rows)
         self.positions = positions
         self.rows = rows
-        self.keys = [_key(row) for row in rows.contiguous().view(torch.uint8)]
+        self.rotary = None if rotary is None else array("q", rotary.flatten().tolist())
+        self.rotary_offset = 0 if rotary is None else int(rotary.max()) + 1 - len(rotary)
+        self.spans = list(spans)
+        contents = [row.numpy().tobytes() for row in rows.contiguous().view(torch.uint8)]
+        if rotary is not None:
+            contents = [
+                content + rotary[at].numpy().tobytes()
+                for content, at in zip(contents, positions, strict=True)
+            ]
+        for span in self.spans:  # each of its tokens is computed from all of them
+            within = self.within(*span)
+            whole = _key(b"".join(contents[within]))
+            contents[within] = [b"%d of %d" % (at, whole) for at in range(within.stop - within.start)]
+        self.keys = [_key(content) for content in contents]
 
     def within(self, start: int, end: int) -> slice:
         """Returns the tokens at positions ``start`` to ``end``."""
@@ -39,6 +65,5 @@ class PictureRows:
         return ids
 
 
-def _key(row: Tensor) -> int:
-    digest = hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest()
-    return -1 - int.from_bytes(digest, "little")
+def _key(content: bytes) -> int:
+    return -1 - int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -35,11 +36,24 @@ class PrefillBudget:
         """True if at least one token fits."""
         return self.tokens > 0 and self.used < self.work
 
-    def take(self, start: int, count: int) -> int:
-        """Reserves up to ``count`` tokens of a prompt from position ``start`` on; returns their number."""
+    def take(self, start: int, count: int, spans: Sequence[tuple[int, int]] = ()) -> int:
+        """Reserves up to ``count`` tokens of a prompt from position ``start`` on; returns their number.
+
+        Args:
+            start: first position.
+            count: most tokens.
+            spans: first and last position, exclusive, of tokens that one step computes.  Where the next span
+                does not fit, nothing is reserved and no room is left, so that others do not take it.
+        """
         cost = _cost(start)
         fitting = count if self.work == inf else int((self.work - self.used) / cost)
         count = min(count, self.tokens, max(fitting, 1 if self.used else _MIN_CHUNK))
+        for first, last in spans:
+            if first < start + count < last:
+                count = (last if first <= start else first) - start
+        if count > self.tokens:
+            self.tokens = 0
+            return 0
         self.tokens -= count
         self.used += count * cost
         return count

@@ -270,8 +270,12 @@ class Scheduler:
     def _schedule_chunk(self, sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
         """Schedules as much of a prompt as the budget allows."""
         if budget.any:
+            pictures = sequence.request.pictures
+            spans = () if pictures is None else pictures.spans
+            count = budget.take(sequence.computed, len(sequence.token_ids) - sequence.computed, spans)
+            if not count:
+                return
             step.decode_only = False
-            count = budget.take(sequence.computed, len(sequence.token_ids) - sequence.computed)
             step.scheduled.append(Scheduled(sequence, sequence.computed, count))
             if self._states is not None:
                 self._states.save_prompt(sequence, step, sequence.computed, sequence.computed + count)

@@ -15,8 +15,10 @@ armllm = torch.ops.armllm
 
 
 def _rope_table(
-    low: Lowering, node: Node, positions: Any, inv_freq: Any, scaling: float = 1.0, offset: int = 0
-) -> Any:
+    low: Lowering, node: Node, positions: Any, inv_freq: Any, scaling: float = 1.0, offset: int = 0,
+    axes: Any = None,
+) -> Any:  # fmt: skip
+    assert axes is None
     if offset > 0:
         raise Unlowerable("rotates by positions after a token's own")
     cos, sin = (low.new(node, val) for val in node.meta["val"])
@@ -24,9 +26,11 @@ def _rope_table(
         "rope_table",
         positions=low.rows(positions),
         inv_freq=low.weight(inv_freq, torch.float32),
+        axes=NOTHING,
         cos=cos,
         sin=sin,
         half=cos.width,
+        numbers=1,
         before=-offset,
         scaling=scaling,
     )
@@ -119,6 +123,7 @@ def _attention(
         extent=extent,
         biases=low.weight(biases, torch.float32),
         reach=0 if biases is None else biases.meta["val"].shape[1] // 2,
+        later=NOTHING,
         **cache,
         **sequence_fields(low, table, starts, lengths),
         q_heads=q_heads,

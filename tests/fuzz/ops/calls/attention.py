@@ -91,6 +91,8 @@ def _paged_attention(draw: Random) -> Call:
     )
     if call["alibi_slopes"] is not None or call["relative"] is not None:
         call["ahead"] = 0
+    elif draw.random() < 0.3:
+        call["later"] = Spec((tokens,), torch.int64, (0, 1))  # a sum with the position never falls
     return call
 
 

@@ -43,10 +43,13 @@ def _add_layer_norm(draw: Random) -> Call:
 
 
 def _rope_table(draw: Random) -> Call:
+    half, axes = draw.choice((1, 4, 16, 33)), draw.choice((None, 1, 3))
+    numbers = () if axes is None else (axes,)
     return {
-        "positions": Spec(leading(draw), torch.int64, (0, 5000)),
-        "inv_freq": Spec((draw.choice((1, 4, 16, 33)),), torch.float32, "unit"),
+        "positions": Spec(leading(draw) + numbers, torch.int64, (0, 5000)),
+        "inv_freq": Spec((half,), torch.float32, "unit"),
         "scaling": draw.choice((1.0, 0.5)),
+        "axes": None if axes is None else Spec((half,), torch.int64, (0, axes - 1)),
     }
 
 

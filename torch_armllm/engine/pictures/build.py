@@ -1,0 +1,102 @@
+"""Builds the reader of a model's pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_armllm.engine.pictures.picture_steps import PictureSteps
+from torch_armllm.engine.pictures.reader import PictureReader
+from torch_armllm.engine.pictures.rotary_axes import rotary_axes
+from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.patching.state import is_patched, patched_forward
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.picture_inputs import input_after, with_later_tokens, with_rotary_axes
+from torch_armllm.plan.plan_model import PlanModel
+from torch_armllm.plan.program import Encoded
+from torch_armllm.plan.spare_rows import with_spare_rows
+
+FAMILIES: dict[str, type[TokenNumbers] | None] = {
+    "llava": None,
+    "idefics3": None,
+    "smolvlm": None,
+    "mistral3": None,
+    "qwen2_vl": RotaryPositions,
+    "qwen2_5_vl": RotaryPositions,
+    "gemma3": LaterTokens,
+    "internvl": None,
+}
+"""Model types that take pictures, and the numbers of each token that their plans read beside its id."""
+_REASONS = {
+    "gemma3n": "its layers embed tokens too, and pictures have embeddings of their own there",
+    "gemma4": "its layers embed tokens too, and pictures have embeddings of their own there",
+    "paligemma": "prompts attend to later tokens, which plans do not compute",
+    "qwen3_vl": "its layers add further features of pictures (deepstack), which plans do not compute",
+    "qwen3_5": "its language model has recurrent layers",
+}
+
+
+def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> PictureReader | str:
+    """Returns the reader of a model's pictures, or the reason why it takes none.
+
+    The plan of the model gets an embedding table with further rows, which replaces the old one.
+
+    Args:
+        model: a patched model, or one from the plan cache.
+        processor: the model's own; None: there is none.
+        limit: most pictures of a prompt.
+        tokens: most tokens of a step.
+    """
+    name = type(model).__name__
+    if isinstance(model, PlanModel):
+        return f"{model.name} came from the plan cache, which keeps no vision towers: set ARMLLM_PLAN_CACHE=0"
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", "")
+    if getattr(config, "vision_config", None) is None:
+        return f"{name} takes no pictures: it is a model of text"
+    if kind not in FAMILIES:
+        known = _REASONS.get(kind, f"only pictures of {', '.join(FAMILIES)} are known")
+        return f"{name} is served for text only: {known}"
+    if limit == 0:
+        return "limit_mm_per_prompt allows no pictures"
+    if processor is None:
+        return f"{name} is served for text only: its files have no processor, or Pillow is missing ([vision])"
+    forward = patched_forward(model) if is_patched(model) else None
+    if forward is None or not isinstance(forward.plan, NativePlan):
+        return f"{name} is served for text only: it has no native plan"
+    if forward.shape.states:
+        return f"{name} is served for text only: its language model has recurrent layers"
+    kept = forward.plan
+    try:
+        program, spare = with_spare_rows(kept.program, forward.vocab_size, tokens)
+        forward.plan = NativePlan(program, kept.experts)
+        numbers = FAMILIES[kind]
+        steps = PictureSteps(forward.plan, spare)
+        if numbers is not None:
+            extended = _with_numbers(program, numbers, forward.base, forward.shape)
+            steps = PictureSteps(NativePlan(extended, kept.experts), spare, numbers())
+    except ValueError as reason:
+        forward.plan = kept
+        return f"{name} is served for text only: {reason}"
+    table = model.get_input_embeddings().weight
+    if (
+        not spare.scaled
+        and table.shape == (forward.vocab_size, spare.table.shape[1])
+        and table.dtype == spare.table.dtype
+    ):
+        tied = model.get_output_embeddings()
+        if tied is None or getattr(tied, "weight", None) is not table:
+            table.data = spare.table[: forward.vocab_size]  # the weights are stored once
+    return PictureReader(name, forward, processor, steps, limit, tokens)
+
+
+def _with_numbers(program: Encoded, numbers: type[TokenNumbers], base: Any, shape: Shape) -> Encoded:
+    """Returns a program that reads numbers of each token as a further input.
+
+    Raises:
+        ValueError: the program has no place for them.
+    """
+    number = input_after(shape.tensors(0))
+    if numbers is RotaryPositions:
+        return with_rotary_axes(program, rotary_axes(base.language_model, program), number)
+    return with_later_tokens(program, number)
