@@ -40,6 +40,8 @@ from torch_armllm.llm.calibration_text import read_tokens
 
 T = TypeVar("T")
 OURS = "int4:rtn,int4:mse,int4:awq,int4:gptq,g32i:gptq,g32:gptq"
+_LENGTH = 512
+"""Tokens of a text that is read."""
 _TEST_SEED, _CALIBRATION_SEED = 1, 7
 """Seeds of the test stories and of the calibration stories."""
 
@@ -83,8 +85,8 @@ def _start(options: argparse.Namespace) -> Comparison:
     return Comparison(
         "SmolLM2-135M-Instruct, off grid" if options.start == "smollm2" else Path(options.start).name,
         off_grid(options.start),
-        read_tokens(options.text, tokenizer, options.sequences),
-        read_tokens(options.calibration, tokenizer, options.calibration_sequences),
+        read_tokens(options.text, tokenizer, options.sequences, _LENGTH),
+        read_tokens(options.calibration, tokenizer, options.calibration_sequences, _LENGTH),
         options.json,
     )
 

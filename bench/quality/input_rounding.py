@@ -23,6 +23,8 @@ from torch_armllm.llm.calibration_text import read_tokens
 from torch_armllm.ops.linear import GROUP, quantize_activations, rotate_groups
 
 Rounding = Callable[[Tensor], Tensor]
+_LENGTH = 512
+"""Tokens of a text."""
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=4, help="texts of 512 tokens")
     options = parser.parse_args()
     model = load_model(options.model, torch.float32)
-    tokens = read_tokens(options.text, load_tokenizer(options.model), options.sequences)
+    tokens = read_tokens(options.text, load_tokenizer(options.model), options.sequences, _LENGTH)
     expected = list(logits(model, tokens))
     print("| INT8 inputs | KL | same first |", "|---|---|---|", sep="\n")
     for name, rounding, head in (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 import torch_armllm
@@ -181,6 +181,13 @@ def _writing(inner: Any) -> Any:
         return inner(self, *args, **named)
 
     return forward
+
+
+def test_generated_texts_are_cut_to_the_positions_of_the_model(source: Path) -> None:
+    config = AutoConfig.from_pretrained(source)
+    positions = config.max_position_embeddings
+    assert calibration_text.calibration_tokens(str(source), None, 2, 9).shape == (2, 9)
+    assert calibration_text.calibration_tokens(str(source), None, 2, positions + 8).shape == (2, positions)
 
 
 def test_command_calibrates_with_generated_tokens(

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _MORE_BITS = "+0.05"
 """Mean size of the layers beyond that of INT4 everywhere, by default, in bits a weight."""
+_TUNING_LENGTH = 512
+"""Tokens of a text for tuning: a gradient needs no variety of beginnings, and long contexts count."""
 _TUNING_SEED = 1000
 """Other texts than those of calibration."""
 
@@ -192,7 +194,7 @@ def _tune(options: argparse.Namespace, report: Report) -> None:
     from torch_armllm.llm.calibration_text import calibration_tokens
 
     source = str(checkpoint_folder(options.model))
-    texts = calibration_tokens(source, options.calibration, options.tune, seed=_TUNING_SEED)
+    texts = calibration_tokens(source, options.calibration, options.tune, _TUNING_LENGTH, _TUNING_SEED)
     try:
         tune_folder(source, options.out, texts, progress=not options.json)
     except ValueError as error:
