@@ -1,7 +1,8 @@
 """First use of an installed wheel, step by step: `matrix.py` runs it in each environment.
 
-Run by the environment's own Python outside the checkout, with its folder of programs alone on PATH.  It makes a
-tiny random model with a tokenizer in the current folder, so that nothing is downloaded, and prints one JSON object.
+Run by the environment's own Python outside the checkout, with its folder of programs alone on PATH.  It makes
+a tiny random model with a tokenizer in the current folder, so that nothing is downloaded, and prints one JSON
+object.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 
 A row is Python/torch/transformers.  Each gets an environment of its own in build/matrix, with the wheel, its
 extra `serve` and nothing of the checkout; `first_use.py` runs there without a compiler.  The environment is
-removed afterwards.  On x86-64 the default index has torch with CUDA, several gigabytes a row: name an index of
-CPU builds with TORCH_INDEX where there is one.
+removed afterwards.  On x86-64 the default index has torch with CUDA, several gigabytes a row: name an index
+of CPU builds with TORCH_INDEX where there is one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Link libraries of an older system, made from this one's, so that a wheel built here loads there.
 
-    python stubs.py FOLDER [--cxx g++]     writes FOLDER, prints what to link in place of the default libraries
+    python stubs.py FOLDER [--cxx g++]     writes FOLDER, prints what to link in place of the default ones
 
 glibc and libstdc++ keep the older versions of their symbols.  Each stub holds the names of one library, every
 name at its newest version that manylinux_2_28 has, and no code: it is linked against, never loaded.  The

@@ -51,7 +51,7 @@ def run(*args: str | Path, env: dict[str, str] | None = None) -> str:
 
 
 def torch_headers() -> Path:
-    """The folder of torch's headers; they are the same for every platform, and its Arm wheel is the smallest."""
+    """The folder of torch's headers: the same for every platform, and its Arm wheel is the smallest."""
     home = WORK / f"torch-{TORCH}"
     include = home / "torch" / "include"
     if not include.exists():
@@ -133,7 +133,7 @@ def complaints(wheel: Path) -> list[str]:
     for part in ("licenses/LICENSE", "licenses/THIRD_PARTY_NOTICES.md", "sboms/torch_armllm.cdx.json"):
         if not any(name.endswith(f".dist-info/{part}") for name in names):
             found.append(f"{part} is missing among the metadata")
-    if not wheel.name.split("-")[2:4] == ["py3", "none"]:
+    if wheel.name.split("-")[2:4] != ["py3", "none"]:
         found.append(f"{wheel.name} is not for every Python: py3-none was expected")
     if wheel.stat().st_size > SIZE:
         found.append(f"{wheel.stat().st_size} bytes, at most {SIZE}")
@@ -157,9 +157,7 @@ def check(files: list[Path]) -> None:
     if found:
         sys.exit("\n".join(found))
     for file in files:
-        print(
-            f"{file.relative_to(ROOT) if file.is_relative_to(ROOT) else file}: {file.stat().st_size >> 10} KiB"
-        )
+        print(f"{file.name}: {file.stat().st_size >> 10} KiB")
 
 
 def main() -> None:
