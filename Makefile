@@ -3,7 +3,7 @@
 #   make demo       the embedded model answers a prompt
 #   make check      lint, types and the fast tests: in under 3 minutes, for use while working
 #   make test       all tests             make test-arm   op tests as aarch64 code under emulation
-#   make lint       ruff, clang-format, the order of the layers, docstrings and line lengths
+#   make lint       ruff, clang-format, the order of the layers, docstrings, line lengths, workflows
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       tests of kernels, ops and the engine under Address- and UndefinedBehaviorSanitizer
 #   make tsan       random work for the thread team under ThreadSanitizer
@@ -122,6 +122,8 @@ lint: $(READY)
 	$(PY) .ci/lint/imports.py
 	$(PY) .ci/lint/includes.py
 	$(PY) .ci/lint/prose.py
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: $(READY)
 	$(BIN)/ruff check --fix-only --quiet $(wildcard $(PYTHONS))

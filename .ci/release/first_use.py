@@ -147,6 +147,16 @@ def main(serve: bool) -> int:
         assert tokens == state["tokens"], f"{tokens} after loading, {state['tokens']} before saving"
         return "the same tokens"
 
+    def transformers_alone() -> str:
+        code = (
+            "import sys; from transformers import AutoModelForCausalLM as A; m = A.from_pretrained('saved')\n"
+            "import torch; print(m.generate(torch.tensor([[2, 3]]), max_new_tokens=4).shape[1])\n"
+            "print(type(m.model.layers[0].mlp).__module__.split('.')[0])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return " tokens, layers of ".join(done.stdout.split())
+
     def llm() -> str:
         from torch_armllm import LLM, SamplingParams
 
@@ -162,6 +172,7 @@ def main(serve: bool) -> int:
         ("generate", generate),
         ("save", save),
         ("load", load),
+        ("transformers alone", transformers_alone),
         ("LLM", llm),
     ]
     if serve:

@@ -28,6 +28,7 @@ _LANGUAGES = {
     ".def": "cpp",
     ".toml": "toml",
     ".json": "json",
+    ".yml": "yaml",
 }
 
 
