@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,20 @@ def main(serve: bool) -> int:
         assert done.returncode == 0, done.stderr[-2000:]
         return " tokens, layers of ".join(done.stdout.split())
 
+    def readme() -> str:
+        """Runs the README's first lines, as the wheel's metadata has them, with a small model."""
+        import torch
+
+        text = str(metadata("torch_armllm").get_payload())
+        blocks = re.findall(r"```python\n(.*?)```", text, re.S)[:2]
+        names = {"prompts": ["Hello"], "inputs": torch.tensor([[2, 3]])}
+        for block in blocks:
+            code = re.sub(r'"[A-Z]\w+/[\w.-]+"', '"float"', block).replace(
+                "generate(...)", "generate(inputs)"
+            )
+            exec(code, names)
+        return f"{sum(block.count(chr(10)) for block in blocks)} lines of code"
+
     def llm() -> str:
         from torch_armllm import LLM, SamplingParams
 
@@ -172,6 +188,7 @@ def main(serve: bool) -> int:
         ("generate", generate),
         ("save", save),
         ("load", load),
+        ("README", readme),
         ("transformers alone", transformers_alone),
         ("LLM", llm),
     ]
