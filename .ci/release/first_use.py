@@ -151,13 +151,17 @@ def main(serve: bool) -> int:
 
     def transformers_alone() -> str:
         code = (
-            "import sys; from transformers import AutoModelForCausalLM as A; m = A.from_pretrained('saved')\n"
-            "import torch; print(m.generate(torch.tensor([[2, 3]]), max_new_tokens=4).shape[1])\n"
-            "print(type(m.model.layers[0].mlp).__module__.split('.')[0])"
+            "import json; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+            "inputs = AutoTokenizer.from_pretrained('saved')('Hello', return_tensors='pt')\n"
+            "model = AutoModelForCausalLM.from_pretrained('saved')\n"
+            "tokens = model.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)\n"
+            "print(json.dumps(tokens.tolist()))"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
-        return " tokens, layers of ".join(done.stdout.split())
+        tokens = json.loads(done.stdout.splitlines()[-1])
+        assert tokens == state["tokens"], f"{tokens} by transformers alone, {state['tokens']} before saving"
+        return "the same tokens"
 
     def readme() -> str:
         """Runs the README's first lines, as the wheel's metadata has them, with a small model."""

@@ -30,6 +30,8 @@ TORCH = "2.10.0"
 PLATFORM = "manylinux_2_28"
 SYMBOLS = Path(__file__).with_name("symbols.txt")
 """All functions of torch that the library calls, one a line."""
+SYSTEM = re.compile(r"lib(torch_cpu|stdc\+\+|gcc_s|m|c|dl|pthread)\.so|ld-linux")
+"""Libraries that every system with torch has."""
 SIZE = 8 << 20
 """Bytes that a wheel may have."""
 MODULES = Path(sys.executable).parent
@@ -91,16 +93,14 @@ def build_wheel(arch: str, cxx: str) -> Path:
     (built,) = fresh.glob("*.whl")
     for old in DIST.glob(f"torch_armllm-*_{arch}.whl"):
         old.unlink()
-    repair = [
-        "--only-plat",
-        "--plat",
-        f"{PLATFORM}_{arch}",
-        "--exclude",
-        "libtorch_cpu.so",
-        "--wheel-dir",
-        DIST,
-    ]
-    run(sys.executable, "-m", "auditwheel", "repair", *repair, built)
+    if arch == platform.machine():
+        repair = ["--only-plat", "--plat", f"{PLATFORM}_{arch}", "--exclude", "libtorch_cpu.so"]
+        run(sys.executable, "-m", "auditwheel", "repair", *repair, "--wheel-dir", DIST, built)
+    else:  # auditwheel repairs for its own machine alone; nothing has to be copied in
+        run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", f"{PLATFORM}_{arch}", built)
+        DIST.mkdir(exist_ok=True)
+        (tagged,) = fresh.glob("*.whl")
+        tagged.rename(DIST / tagged.name)
     (wheel,) = DIST.glob(f"torch_armllm-*_{arch}.whl")
     return wheel
 
@@ -120,6 +120,11 @@ def undefined(library: Path) -> list[str]:
     return [line.split()[-1] for line in lines if line.split()[-2] != "w"]
 
 
+def needed(library: Path) -> set[str]:
+    """Names of the libraries that a library loads."""
+    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "--dynamic", "--wide", library)))
+
+
 def complaints(wheel: Path) -> list[str]:
     """Everything about a wheel that may not be published."""
     found = []
@@ -137,8 +142,10 @@ def complaints(wheel: Path) -> list[str]:
         found.append(f"{wheel.name} is not for every Python: py3-none was expected")
     if wheel.stat().st_size > SIZE:
         found.append(f"{wheel.stat().st_size} bytes, at most {SIZE}")
+    library = folder / "torch_armllm" / "_ops.so"
+    found += [f"_ops.so needs {name}" for name in needed(library) if not SYSTEM.match(name)]
     allowed = set(SYMBOLS.read_text().split())
-    plain = [name for name in undefined(folder / "torch_armllm" / "_ops.so") if "@" not in name]
+    plain = [name for name in undefined(library) if "@" not in name]
     found += [f"symbol {name} is not in {SYMBOLS.name}" for name in plain if name not in allowed]
     return found
 
