@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable
 from contextvars import ContextVar
 
@@ -58,9 +59,5 @@ class UnknownFields:
 
 
 def _printable(name: str) -> str:
-    """Returns a name as a header can hold it."""
-    return (
-        name[:64].encode("ascii", "backslashreplace").decode()
-        if name[:64].isprintable()
-        else ascii(name[:64])
-    )
+    """Returns a name as a header can hold it: quoted and escaped, unless it is visible ASCII."""
+    return name[:64] if re.fullmatch("[!-~]+", name[:64]) else ascii(name[:64])
