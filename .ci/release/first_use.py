@@ -79,8 +79,12 @@ def ask_server(folder: Path) -> str:
         server.wait(60)
 
 
-def main(serve: bool) -> int:
-    """Runs the steps; prints versions and the outcome of each."""
+def main(emulated: bool) -> int:
+    """Runs the steps; prints versions and the outcome of each.
+
+    Args:
+        emulated: leave out steps that start programs, which an emulator of one process cannot do.
+    """
     report: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), "steps": {}}
     state: dict[str, Any] = {}
 
@@ -196,7 +200,9 @@ def main(serve: bool) -> int:
         ("transformers alone", transformers_alone),
         ("LLM", llm),
     ]
-    if serve:
+    if emulated:
+        steps = [(name, run) for name, run in steps if run not in (no_compiler, transformers_alone)]
+    else:
         steps.append(("serve", lambda: ask_server(Path("saved"))))
     good = all(step(name, run) for name, run in steps)
     print(json.dumps(report))
@@ -204,4 +210,4 @@ def main(serve: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(serve="--no-serve" not in sys.argv))
+    sys.exit(main("--emulated" in sys.argv))

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs op tests under emulation from an installed wheel.
+# Runs op tests under emulation from an installed wheel, then its first use: the README's code and more.
 #
 #   tests/arm/test-wheel.sh WHEEL [CPU] [pytest ARGS]      CPU: as for run.sh (default: i8mm)
 #
@@ -19,4 +19,6 @@ rm -rf "$build/site"
 mkdir -p "$build/site"
 "${PYTHON:-python3}" -m zipfile -e "$wheel" "$build/site"
 cp -r "$root/tests" "$root/pyproject.toml" "$build/site/"
-ARMLLM_ARM_BUILD=$build exec bash "$here/run.sh" "$cpu" -- pytest "${tests[@]}"
+export ARMLLM_ARM_BUILD=$build
+bash "$here/run.sh" "$cpu" -- pytest "${tests[@]}"
+bash "$here/run.sh" "$cpu" -- python "$root/.ci/release/first_use.py" --emulated
