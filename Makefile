@@ -3,7 +3,7 @@
 #   make demo       the embedded model answers a prompt
 #   make check      lint, types and the fast tests: in under 3 minutes, for use while working
 #   make test       all tests             make test-arm   op tests as aarch64 code under emulation
-#   make lint       ruff, clang-format, the order of the layers, docstrings and line lengths
+#   make lint       ruff, clang-format, the order of the layers, docstrings, line lengths, workflows
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       tests of kernels, ops and the engine under Address- and UndefinedBehaviorSanitizer
 #   make tsan       random work for the thread team under ThreadSanitizer
@@ -17,6 +17,9 @@
 #   make fuzz       mutated inputs for loaders and more, HOURS=n of them (default: a minute)
 #   make models     docs/models.md: what becomes of each model family of transformers
 #   make microbench every op alone, many shapes (pytest-benchmark)
+#   make wheel      a wheel for PyPI and the source distribution, checked, in dist
+#   make wheel-arm  the wheel for Arm, cross-built; its op tests run from it under emulation
+#   make matrix     that wheel in clean environments of several versions of Python, torch and transformers
 #
 # Variables: PYTHON (an interpreter >= 3.10), VENV (default .venv), PIP_ARGS (added to every pip call),
 # TORCH_INDEX (where torch comes from, if the default index has no CPU-only build), ARGS (added to the command run).
@@ -35,6 +38,7 @@ READY := $(VENV)/.installed
 # The demo needs none of the tests' packages; what `make install` has installed serves it too.
 DEMO  := $(if $(wildcard $(READY)),$(READY),$(VENV)/.installed-demo)
 MODEL := $(VENV)/.model
+TOOLS := build/tools
 
 CPP     := $(shell find ops -name '*.cpp' -o -name '*.h')
 CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h tests/runtime/*.cpp tests/runtime/*.h bench/*/*.cpp bench/*/*.h bench/*/*.c)
@@ -49,7 +53,8 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 export HF_HUB_OFFLINE := 1
 
 .PHONY: all install demo check test test-arm fuzz fuzz-models bench bench-peers bench-arm microbench models lint \
-        format types docs asan tsan faults soak weekly wheel clean
+        format types docs asan tsan faults soak weekly wheel wheel-arm \
+        matrix clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -57,7 +62,7 @@ all: install
 $(VENV)/.torch: .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(PIP) "scikit-build-core>=0.10" "cmake>=3.18" ninja
+	$(PIP) "scikit-build-core>=0.10" "hatch-fancy-pypi-readme>=25.1" "cmake>=3.18" ninja
 	@touch $@
 
 $(READY): $(VENV)/.torch pyproject.toml ops/CMakeLists.txt $(CPP)
@@ -117,6 +122,8 @@ lint: $(READY)
 	$(PY) .ci/lint/imports.py
 	$(PY) .ci/lint/includes.py
 	$(PY) .ci/lint/prose.py
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: $(READY)
 	$(BIN)/ruff check --fix-only --quiet $(wildcard $(PYTHONS))
@@ -159,8 +166,23 @@ soak: $(READY)
 weekly: asan tsan faults soak
 	$(MAKE) fuzz HOURS=1
 
-wheel: $(READY)
-	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+# Build tools alone: nothing of the test environment is used, and of torch the headers only.
+$(TOOLS)/.installed: .ci/release/requirements.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --requirement $<
+	@touch $@
+
+wheel: $(TOOLS)/.installed
+	$(TOOLS)/bin/python .ci/release/wheel.py --sdist $(ARGS)
+
+# The cross compiler and the emulator are those of `make test-arm`.
+wheel-arm: $(TOOLS)/.installed
+	PATH="$(abspath $(TOOLS)/bin):$$PATH" bash tests/arm/setup.sh
+	$(TOOLS)/bin/python .ci/release/wheel.py --arch aarch64 $(ARGS)
+	bash tests/arm/test-wheel.sh dist/torch_armllm-*_aarch64.whl
+
+matrix:
+	$(PYTHON) .ci/release/matrix.py dist/torch_armllm-*.whl $(ARGS)
 
 clean:
 	rm -rf build dist $(VENV)

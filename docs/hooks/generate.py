@@ -29,6 +29,7 @@ _LANGUAGES = {
     ".def": "cpp",
     ".toml": "toml",
     ".json": "json",
+    ".yml": "yaml",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +63,27 @@ def test_wheel_contains_only_the_package(wheel: Path) -> None:
     wrong = [n for n in names if Path(n).suffix in {".cpp", ".h", ".txt"} or "__pycache__" in n]
     assert [n for n in wrong if ".dist-info/" not in n] == []
     assert sum(name.endswith(".so") for name in names) == 1
+
+
+def test_wheel_says_what_it_is(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {n.split(".dist-info/")[1]: n for n in archive.namelist() if ".dist-info/" in n}
+        metadata = archive.read(inside["METADATA"]).decode()
+        materials = json.loads(archive.read(inside["sboms/torch_armllm.cdx.json"]))
+        assert "torch_armllm/py.typed" in archive.namelist()
+    assert {"licenses/LICENSE", "licenses/THIRD_PARTY_NOTICES.md"} <= set(inside)
+    for field in (
+        "Classifier: Typing :: Typed",
+        "Project-URL: Source, https://",
+        "Keywords: ",
+        "Maintainer: ",
+    ):
+        assert f"\n{field}" in metadata
+    assert [
+        link for link in re.findall(r"\]\((.+?)\)", metadata) if not link.startswith(("https://", "#"))
+    ] == []
+    assert [c["name"] for c in materials["components"]] == ["marked", "dompurify", "libstdc++"]
+    assert materials["metadata"]["component"]["version"] in wheel.name
 
 
 def test_library_needs_only_the_stable_abi(installed: Path) -> None:

@@ -190,3 +190,22 @@ def test_llm_accepts_a_recipe() -> None:
     assert llm.model.config.quantization_config.recipe == recipe
     with pytest.raises(ValueError, match=r"unknown setting 'overrides'.*quantization=Recipe\("):
         LLM(tiny("llama"), overrides={"attention": "int8"})
+
+
+def test_modules_to_not_convert_stay_unquantized(tmp_path: Path) -> None:
+    tiny("llama").save_pretrained(tmp_path)
+    config = ArmInt4Config(modules_to_not_convert=["model.layers.0", "mlp.down_proj", "lm_head"])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    left = {record.name for record in model.hf_quantizer.report.layers if not record.quantized}
+    layers = {layer.name for layer in find_layers(tiny("llama"))}
+    assert left == {
+        n for n in layers if n.startswith("model.layers.0.") or n.endswith(("down_proj", "lm_head"))
+    }
+    assert len(left) < len(layers)
+    assert config.to_dict()["ignore"] == ["model.layers.0", "mlp.down_proj", "lm_head"]
+
+
+@pytest.mark.parametrize("names", ["lm_head", [1], 3], ids=str)
+def test_modules_to_not_convert_of_another_type_is_refused(names: object) -> None:
+    with pytest.raises(ValueError, match="modules_to_not_convert must be a list of names of modules"):
+        ArmInt4Config(modules_to_not_convert=names)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -46,9 +46,21 @@ class ArmInt4Config(QuantizationConfigMixin):
         fuse: bool = True,
         modules: dict[str, dict[str, Any]] | None = None,
         source: str | None = None,
+        modules_to_not_convert: Sequence[str] | None = None,
         **saved: Any,
     ) -> None:
         """Creates a configuration; ``saved`` holds further fields of a saved one: see `to_dict`.
+
+        Args:
+            quantization: scheme or recipe.
+            kv_cache_dtype: see `torch_armllm.patch`.
+            fuse: patch the model after loading.
+            modules: of a saved model: its packed modules.
+            source: of a saved model: the tool that quantized it.
+            modules_to_not_convert: names of modules that stay unquantized with all that they contain, as
+                other configurations of transformers take them, such as ``model.layers.0``, ``down_proj`` or
+                ``lm_head``.  They join the recipe's ``ignore``.
+            saved: fields of the recipe, ``kv_cache``, ``quant_method`` and ``format``.
 
         Raises:
             ValueError: a scheme, method, cache type or field is unknown, or the format is newer.
@@ -76,6 +88,9 @@ class ArmInt4Config(QuantizationConfigMixin):
             recipe["importance"] = recipe["importance"] or None
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers' enumeration has its own only
         self.recipe = replace(Recipe.of(quantization), **recipe)
+        if modules_to_not_convert is not None:
+            kept = (*self.recipe.ignore, *_names(modules_to_not_convert))
+            self.recipe = replace(self.recipe, ignore=kept)
         self.kv_cache_dtype = kv_cache_dtype
         self.fuse = fuse
         self.modules = modules
@@ -93,6 +108,17 @@ class ArmInt4Config(QuantizationConfigMixin):
             "modules": copy.deepcopy(self.modules),
             "source": self.source,
         }
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """Returns names of modules; raises ValueError for another type."""
+    if (
+        isinstance(given, str)
+        or not isinstance(given, Sequence)
+        or not all(isinstance(n, str) for n in given)
+    ):
+        raise ValueError(f"modules_to_not_convert must be a list of names of modules, not {given!r}")
+    return tuple(given)
 
 
 def _check_modules(modules: Any) -> None:

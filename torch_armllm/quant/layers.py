@@ -141,12 +141,18 @@ def weight_of(module: nn.Module) -> Tensor:
     return weight
 
 
+def _fits(name: str, pattern: str) -> bool:
+    """True if a layer's name fits a pattern, or a name without wildcards is part of it, from dot to dot."""
+    return fnmatchcase(name, pattern) or f".{pattern}." in f".{name}."
+
+
 def find_layers(model: nn.Module, ignore: Sequence[str] = (), loading: bool = False) -> list[Layer]:
     """Lists every module with a weight matrix, except embeddings and quantized modules.
 
     Args:
         model: a transformers model on the CPU.
-        ignore: shell-style patterns of layer names that stay unquantized, such as ``*.down_proj``.
+        ignore: shell-style patterns of layer names that stay unquantized, such as ``*.down_proj``; or names
+            of modules: see `_fits`.
         loading: the model is still on the meta device.
 
     Raises:
@@ -158,13 +164,13 @@ def find_layers(model: nn.Module, ignore: Sequence[str] = (), loading: bool = Fa
         if _holds_matrix(module)
     ]
     for pattern in ignore:
-        if not any(fnmatchcase(layer.name, pattern) for layer in layers):
+        if not any(_fits(layer.name, pattern) for layer in layers):
             raise ValueError(
                 f"ignore pattern {pattern!r} fits no layer; layers are named like {layers[0].name!r}"
             )
     return [
         Layer(layer.name, layer.module, layer.kind, "left out on request")
-        if any(fnmatchcase(layer.name, pattern) for pattern in ignore)
+        if any(_fits(layer.name, pattern) for pattern in ignore)
         else layer
         for layer in layers
     ]

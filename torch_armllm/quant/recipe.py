@@ -47,7 +47,8 @@ class Recipe:
             the override ``{"vision": "int4"}`` asks for them too: they are small, and all of an answer rests
             on them.
         head: scheme of the output head; None leaves it unquantized.
-        ignore: shell-style patterns of layer names that stay unquantized, such as ``*.down_proj``.
+        ignore: shell-style patterns of layer names that stay unquantized, such as ``*.down_proj``; or names
+            of modules, whole or in part, that stay so with all they contain, such as ``layers.0``.
         overrides: scheme by layer-name pattern or by kind, one of `KINDS`; None leaves the layers
             unquantized.  The last entry that matches a layer wins over ``scheme`` and ``head``; ``ignore``
             wins over all of them.

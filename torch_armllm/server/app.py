@@ -12,6 +12,7 @@ from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.middleware.auth import Authentication
 from torch_armllm.server.middleware.limits import BodyLimit
+from torch_armllm.server.middleware.unknown_fields import HEADER, UnknownFields
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
 from torch_armllm.server.model_leases import ModelLeases
 from torch_armllm.server.model_registry import ModelRegistry
@@ -72,6 +73,8 @@ def build_app(registry: ModelRegistry) -> FastAPI:
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            expose_headers=[HEADER],
         )
+    app.add_middleware(UnknownFields)
     app.add_middleware(UnreadBodies, timeout=settings.read_timeout)  # the outermost: it sees every response
     return app

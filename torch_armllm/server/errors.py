@@ -82,15 +82,17 @@ def unexpected(error: BaseException) -> ApiError:
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:
+    if request.url.path.startswith("/v1/messages"):  # Anthropic's format is OpenAI's, and says that it is one
+        return JSONResponse({"type": "error", **error.to_dict()}, error.status, error.headers)
     return error.response()
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> Response:
     faults: Sequence[dict[str, Any]] = error.errors()
     if not faults:
-        return ApiError(400, "the request is not valid").response()
+        return await _api_error(request, ApiError(400, "the request is not valid"))
     message = "; ".join(f"{_field(fault) or 'body'}: {fault['msg']}" for fault in faults[:5])
-    return ApiError(400, message, _field(faults[0])).response()
+    return await _api_error(request, ApiError(400, message, _field(faults[0])))
 
 
 def _field(fault: Mapping[str, Any]) -> str | None:

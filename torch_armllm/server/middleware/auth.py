@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from torch_armllm.server.client_limits import CLIENT
 from torch_armllm.server.errors import ApiError
 
-OPEN_PATHS = frozenset({"/", "/health"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 """Paths that need no key; the page prompts for a key itself, and contains no secret."""
 
 
@@ -50,7 +50,10 @@ class Authentication:
         digests = self._accepted(scope["path"]) if scope["type"] == "http" else []
         if digests:
             # latin-1 restores the bytes that were sent
-            header = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            headers = Headers(scope=scope)
+            header = headers.get("authorization", "").encode("latin-1")
+            if not header and "x-api-key" in headers:  # Anthropic's clients
+                header = b"Bearer " + headers["x-api-key"].encode("latin-1")
             scheme, _, key = header.partition(b" ")
             client = _digest(key.strip())
             if scheme.lower() != b"bearer" or not _is_accepted(client, digests):

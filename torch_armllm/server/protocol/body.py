@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from torch_armllm.server.middleware.unknown_fields import note_unknown
 
 MAX_PROMPTS = 2048
 MAX_CHOICES = 128
@@ -29,3 +31,12 @@ class RequestBody(RequestPart):
 
     model: str | None = None
     user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _note_unknown(cls, given: Any) -> Any:
+        """Notes fields that the schema lacks, for the response's header."""
+        if isinstance(given, dict):
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            note_unknown((name for name in given if isinstance(name, str)), known)
+        return given

@@ -9,15 +9,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from torch_armllm.server import messages_input
 from torch_armllm.server.handlers.chat import ChatHandler
 from torch_armllm.server.handlers.completions import CompletionHandler
 from torch_armllm.server.handlers.infill import InfillHandler
+from torch_armllm.server.handlers.messages import MessagesHandler
 from torch_armllm.server.handlers.responses import ResponsesHandler
 from torch_armllm.server.handlers.streaming import Event, cancel_on_disconnect, event_stream
 from torch_armllm.server.model_leases import lease_model
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.protocol.completions import CompletionRequest
 from torch_armllm.server.protocol.infill import InfillRequest
+from torch_armllm.server.protocol.messages import CountTokensRequest, MessagesRequest
 from torch_armllm.server.protocol.responses import ResponsesRequest
 
 router = APIRouter()
@@ -34,6 +37,21 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Generates the next items of a conversation, and stores nothing."""
     handler = ResponsesHandler(lease_model(request, body.model), body)
     return await _respond(request, handler, bool(body.stream), done=False)
+
+
+@router.post("/v1/messages", response_model=None)
+async def messages(request: Request, body: MessagesRequest) -> Response:
+    """Generates the next message of a conversation, in Anthropic's format."""
+    handler = MessagesHandler(lease_model(request, body.model), body)
+    return await _respond(request, handler, bool(body.stream), done=False)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request, body: CountTokensRequest) -> dict[str, int]:
+    """Counts the tokens of a conversation, in Anthropic's format."""
+    chat = messages_input.chat_request(body)
+    prompt = await lease_model(request, body.model).prompts.from_messages(chat, chat.tools)
+    return {"input_tokens": len(prompt["prompt_token_ids"])}
 
 
 @router.post("/v1/completions", response_model=None)

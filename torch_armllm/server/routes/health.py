@@ -12,6 +12,8 @@ from torch_armllm.server.model_leases import registry_of
 router = APIRouter()
 
 
+@router.get("/ping", response_model=None)
+@router.post("/ping", response_model=None)
 @router.get("/health", response_model=None)
 async def health(request: Request) -> Response:
     """Returns 200 while all engines run, and 503 if one is dead or being rebuilt."""
@@ -26,6 +28,12 @@ async def health(request: Request) -> Response:
         text = f"the engine of {', '.join(dead)} is dead; restart the server"
         raise ApiError(503, text, code="engine_dead")
     return Response()
+
+
+@router.get("/load")
+async def load(request: Request) -> dict[str, int]:
+    """Returns the number of sequences that were admitted and have not ended, over all models."""
+    return {"server_load": sum(served.admission.num_admitted for served in registry_of(request))}
 
 
 @router.get("/version")

@@ -1,0 +1,163 @@
+"""Conversion of requests of `/v1/messages` to chat requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch_armllm.server.errors import ApiError
+from torch_armllm.server.protocol.chat import (
+    CalledFunction,
+    ChatRequest,
+    ChosenFunction,
+    ChosenTool,
+    ContentPart,
+    Function,
+    Message,
+    PictureUrl,
+    Tool,
+    ToolCall,
+    effort_variables,
+)
+from torch_armllm.server.protocol.messages import Block, CountTokensRequest, MessagesRequest, MessageTurn
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def chat_request(body: CountTokensRequest) -> ChatRequest:
+    """Returns the chat request that generates a message, or counts its prompt.
+
+    A last message of the assistant is continued.
+
+    Raises:
+        ApiError: the request needs what this server lacks: blocks other than texts, pictures and tools.
+    """
+    choice = body.tool_choice
+    continues = body.messages[-1].role == "assistant"
+    sampling: dict[str, Any] = {}
+    if isinstance(body, MessagesRequest):
+        sampling = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "stream")}
+        sampling |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None}
+    return ChatRequest(
+        model=body.model,
+        messages=_messages(body),
+        tools=_tools(body),
+        tool_choice=_choice(body),
+        parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
+        continue_final_message=continues,
+        add_generation_prompt=not continues,
+        chat_template_kwargs=effort_variables("none" if thinks_not(body) else None),
+        **sampling,
+    )
+
+
+def thinks_not(body: CountTokensRequest) -> bool:
+    """True if a request turns reasoning off."""
+    return body.thinking is not None and body.thinking.type == "disabled"
+
+
+def _messages(body: CountTokensRequest) -> list[Message]:
+    messages = []
+    if body.system:
+        messages.append(Message(role="system", content=_text(body.system, "system")))
+    for index, turn in enumerate(body.messages):
+        param = f"messages.{index}.content"
+        if isinstance(turn.content, str):
+            messages.append(Message(role=turn.role, content=turn.content))
+        elif turn.role == "assistant":
+            messages.append(_said(turn, param))
+        else:
+            messages += _asked(turn.content, param)
+    return messages
+
+
+def _said(turn: MessageTurn, param: str) -> Message:
+    """Returns a message of the assistant."""
+    assert isinstance(turn.content, list)
+    texts, thoughts, calls = [], [], []
+    for block in turn.content:
+        if block.type == "text":
+            texts.append(block.text or "")
+        elif block.type in _THOUGHTS:
+            thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
+            if block.name is None or block.id is None:
+                raise ApiError(400, "a tool_use needs id, name and input", param)
+            arguments = json.dumps(block.input or {}, ensure_ascii=False)
+            calls.append(ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=arguments)))
+        else:
+            raise _unsupported(block, "text, thinking and tool_use", param)
+    return Message(
+        role="assistant",
+        content="".join(texts),
+        reasoning_content="".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
+
+
+def _asked(blocks: list[Block], param: str) -> list[Message]:
+    """Returns the results of tools, and then the message of the user."""
+    results, parts = [], []
+    for block in blocks:
+        if block.type == "tool_result":
+            if block.tool_use_id is None:
+                raise ApiError(400, "a tool_result needs tool_use_id", param)
+            text = _text(block.content or "", param)
+            results.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
+        elif block.type == "text":
+            parts.append(ContentPart(type="text", text=block.text or ""))
+        elif block.type == "image":
+            parts.append(ContentPart(type="image_url", image_url=PictureUrl(url=_picture(block, param))))
+        else:
+            raise _unsupported(block, "text, image and tool_result", param)
+    return [*results, Message(role="user", content=parts)] if parts else results
+
+
+def _picture(block: Block, param: str) -> str:
+    source = block.source
+    if source is not None and source.type == "url" and source.url is not None:
+        return source.url
+    if source is not None and source.type == "base64" and source.data is not None and source.media_type:
+        return f"data:{source.media_type};base64,{source.data}"
+    message = (
+        'an image needs source: {"type": "base64", "media_type": …, "data": …} or {"type": "url", "url": …}'
+    )
+    raise ApiError(400, message, param)
+
+
+def _text(content: str | list[Block], param: str) -> str:
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block.type != "text":
+            raise _unsupported(block, "text", param)
+    return "\n".join(block.text or "" for block in content)
+
+
+def _unsupported(block: Block, known: str, param: str) -> ApiError:
+    return ApiError(400, f"blocks of type {block.type[:50]!r} are not supported here; send {known}", param)
+
+
+def _tools(body: CountTokensRequest) -> list[Tool] | None:
+    for index, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "custom"):
+            message = f"tools of type {tool.type[:50]!r} are not supported; give your own, of type custom"
+            raise ApiError(400, message, f"tools.{index}.type")
+    return [
+        Tool(function=Function(name=tool.name, description=tool.description, parameters=tool.input_schema))
+        for tool in body.tools or ()
+    ] or None
+
+
+def _choice(body: CountTokensRequest) -> Any:
+    choice = body.tool_choice
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if choice.name is None:
+        raise ApiError(
+            400, 'tool_choice of type tool needs a name: {"type": "tool", "name": …}', "tool_choice"
+        )
+    return ChosenTool(function=ChosenFunction(name=choice.name))
