@@ -34,7 +34,9 @@ int64_t GatherColumns::tiles(int phase) const {
     number_ = communicator.begin();
     return r.row_tiles;
   }
-  communicator.publish(number_, r.rows * args.columns[communicator.rank()] * size_of(args.x.type));
+  // A network sends as many bytes for every rank.
+  const int64_t most = *std::max_element(args.columns.begin(), args.columns.end());
+  communicator.publish(number_, r.rows * most * size_of(args.x.type));
   return r.row_tiles * (communicator.ranks() - 1);
 }
 

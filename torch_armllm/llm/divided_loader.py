@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.speculative.build import reads_hidden_states
+from torch_armllm.llm.launched_ranks import LaunchedRanks, launched_ranks
 from torch_armllm.llm.loader import LoadedEngine, load_patched
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
 from torch_armllm.llm.rank_processes import RankProcesses
@@ -27,7 +29,7 @@ from torch_armllm.ops.collective import open_communicator
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.placement import best_ranks, rank_cores, usable_nodes
 from torch_armllm.parallel.rank_group import RankGroup
-from torch_armllm.parallel.shared_memory import BUFFER_BYTES, GroupMemory
+from torch_armllm.parallel.shared_memory import BUFFER_BYTES
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.system.files import format_bytes
 
@@ -57,11 +59,10 @@ def described() -> str:
     return f"torch_armllm {_version.__version__}, kernels for {variants.machine().compiled}"
 
 
-def divide(model: Any, kv_cache_dtype: str, memory: GroupMemory, rank: int, ranks: int) -> DividedModel:
+def divide(model: Any, kv_cache_dtype: str, communicator: int, rank: int, ranks: int) -> DividedModel:
     """Returns a rank's part of a patched model; all ranks call this at the same time."""
     from torch_armllm.patching.divided_model import divided_model  # imports transformers
 
-    communicator = open_communicator(memory.exchanges, rank, ranks, BUFFER_BYTES)
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     part = divided_model(model, cache, RankGroup(rank, ranks, communicator))
     program = part.plan.program
@@ -73,6 +74,8 @@ def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConf
     """Returns the settings with a number of ranks in place of ``auto``, and says it in the log."""
     if config.tensor_parallel_size != "auto":
         return config
+    if (launched := launched_ranks()) is not None:
+        return replace(config, tensor_parallel_size=launched)
     nodes = len(usable_nodes())
     ranks = 1
     if nodes > 1 and isinstance(model, str) and _refusal(model, config) is None:
@@ -127,6 +130,8 @@ def load_divided_engine(
         "kv_cache_dtype": config.kv_cache_dtype,
         "hf_overrides": hf_overrides,
     }
+    if launched_ranks() is not None:
+        return _load_launched(settings, own_tokenizer, progress, config)
     threads = {"threads": config.threads, "pin_threads": config.pin_threads}
     processes = RankProcesses(cores, settings | threads)
     try:
@@ -135,7 +140,8 @@ def load_divided_engine(
         loaded = load_patched(**settings, progress=progress)
         _agree(described(), processes.receive())
         processes.send("build")
-        part = divide(loaded, config.kv_cache_dtype, processes.memory, 0, ranks)
+        communicator = open_communicator(processes.memory.exchanges, 0, ranks, BUFFER_BYTES)
+        part = divide(loaded, config.kv_cache_dtype, communicator, 0, ranks)
         del loaded
         _agree(part.fingerprint, processes.receive())
 
@@ -148,6 +154,36 @@ def load_divided_engine(
         raise
     weakref.finalize(engine, processes.close)
     return LoadedEngine(engine, part.model, own_tokenizer)
+
+
+def _load_launched(
+    settings: dict[str, Any], tokenizer: Any, progress: bool, config: EngineConfig
+) -> LoadedEngine:
+    """Loads this rank's part, of ranks that ``torchrun`` has started; returns on rank 0 only."""
+    group = LaunchedRanks(config.ranks)
+    group.agree(described())
+    loaded = load_patched(**settings, progress=progress and group.rank == 0)
+    part = divide(loaded, config.kv_cache_dtype, group.exchange.communicator, group.rank, group.size)
+    del loaded
+    group.agree(part.fingerprint)
+    if group.rank > 0:
+        group.run(part.model, config)
+    engine = build_engine(part.model, tokenizer, config, ranks=_WaitingLaunched(group, config))
+    return LoadedEngine(engine, part.model, tokenizer)
+
+
+class _WaitingLaunched:
+    """Ranks that ``torchrun`` has started, until an engine leads them."""
+
+    def __init__(self, group: LaunchedRanks, config: EngineConfig) -> None:
+        self.size = group.size
+        self._group, self._config = group, config
+
+    def lead(self, sizes: dict[str, Any]) -> RankLeader:
+        """See `torch_armllm.engine.build.Ranks`."""
+        leader = self._group.leader(sizes | {"state_dtype": self._config.state_dtype})
+        atexit.register(leader.stop)
+        return leader
 
 
 class _WaitingRanks:

@@ -24,8 +24,9 @@ from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import with_state_dtype
 from torch_armllm.llm.divided_loader import DividedModel, described, divide
 from torch_armllm.llm.loader import load_patched
+from torch_armllm.ops.collective import open_communicator
 from torch_armllm.parallel.mailbox import Mailbox
-from torch_armllm.parallel.shared_memory import GroupMemory
+from torch_armllm.parallel.shared_memory import BUFFER_BYTES, GroupMemory
 
 
 def main() -> None:
@@ -54,7 +55,8 @@ def _run(rank: int, ranks: int, memory: GroupMemory, connection: Connection) -> 
     model = load_patched(**settings, progress=False)
     connection.send(("loaded", described()))
     connection.recv()
-    part: DividedModel = divide(model, settings["kv_cache_dtype"], memory, rank, ranks)
+    communicator = open_communicator(memory.exchanges, rank, ranks, BUFFER_BYTES)
+    part: DividedModel = divide(model, settings["kv_cache_dtype"], communicator, rank, ranks)
     del model
     connection.send(("built", part.fingerprint))
     sizes: dict[str, Any] = connection.recv()

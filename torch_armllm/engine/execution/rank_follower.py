@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_message import StepReader
-from torch_armllm.parallel.mailbox import Mailbox
 
 
-def follow(rank: int, mailbox: Mailbox, executor: StepExecutor) -> None:
+class Inbox(Protocol):
+    """Receives the leader's messages."""
+
+    def receive(self) -> int:
+        """Waits for the next message and returns its address."""
+        ...
+
+    def done(self, rank: int) -> None:
+        """Lets the leader reuse the memory of a message."""
+        ...
+
+
+def follow(rank: int, mailbox: Inbox, executor: StepExecutor) -> None:
     """Computes steps until the leader ends.
 
     Args:

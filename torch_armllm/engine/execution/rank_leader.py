@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor
 
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.execution.step_message import step_message, stop_message
 from torch_armllm.engine.step import Step
-from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.plan.step import StepInputs
+
+
+class Outbox(Protocol):
+    """Sends messages to the other ranks."""
+
+    def post(self, numbers: array[int], tensors: Iterable[Tensor] = ()) -> None:
+        """Sends int64 numbers and, after them, the contents of contiguous tensors."""
+        ...
 
 
 class RankLeader:
@@ -20,7 +31,7 @@ class RankLeader:
         fail: ends the other ranks, as this one has failed.
     """
 
-    def __init__(self, mailbox: Mailbox, failure: Callable[[], str | None], fail: Callable[[], None]) -> None:
+    def __init__(self, mailbox: Outbox, failure: Callable[[], str | None], fail: Callable[[], None]) -> None:
         self._mailbox = mailbox
         self._failure, self._fail = failure, fail
 
