@@ -48,12 +48,29 @@ class NetworkExchange:
 
     def _exchange(self, number: int, count: int) -> int:
         try:
-            parts = list(self._buffers[:, number % 2, :count])
-            dist.all_gather(parts, parts[self._rank].clone(), group=self._group)
+            self._share(list(self._buffers[:, number % 2, :count]))
         except Exception:  # of any kind: C++ raises an error in its place
             _logger.exception("rank %d cannot exchange columns with the others", self._rank)
             return 0
         return 1
+
+    def _share(self, parts: list[Tensor]) -> None:
+        """Sends this rank's part to all others, one rank after another.
+
+        gloo's ``all_gather`` of 4 KB takes 0.6 to 0.9 ms between two processes of one machine, where a send
+        and a receive in turn take 0.14 ms.
+        """
+        if len(parts) == 2:
+            other = 1 - self._rank
+            if self._rank == 0:
+                dist.send(parts[0], 1, group=self._group)
+                dist.recv(parts[other], other, group=self._group)
+            else:
+                dist.recv(parts[other], other, group=self._group)
+                dist.send(parts[1], 0, group=self._group)
+            return
+        for rank, part in enumerate(parts):
+            dist.broadcast(part, rank, group=self._group)
 
     def close(self) -> None:
         """Closes the communicator; plans must not run any more."""

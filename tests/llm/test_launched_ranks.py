@@ -1,0 +1,54 @@
+"""Ranks that ``torchrun`` starts and gloo connects."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.models import tiny
+from torch_armllm import LLM, SamplingParams
+from torch_armllm.llm.launched_ranks import launched_ranks
+
+SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
+PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60))]
+SCRIPT = """
+import json, sys
+from torch_armllm import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], skip_tokenizer_init=True, progress=False, threads=1, kv_cache_memory=1 << 20)
+params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+outputs = llm.generate(json.loads(sys.argv[2]), params, use_tqdm=False)
+print("tokens", json.dumps([output.outputs[0].token_ids for output in outputs]))
+"""
+
+
+def launch(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    return subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_return_the_tokens_of_one_process(tmp_path: Path) -> None:
+    tiny("llama", torch.bfloat16, **SIZES).save_pretrained(tmp_path / "model")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = launch(tmp_path / "script.py", str(tmp_path / "model"), json.dumps(PROMPTS))
+    assert run.returncode == 0, run.stderr[-2000:]
+    lines = [line for line in run.stdout.splitlines() if line.startswith("tokens")]
+    one = LLM(str(tmp_path / "model"), tensor_parallel_size=1, skip_tokenizer_init=True, progress=False)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    expected = [list(o.outputs[0].token_ids) for o in one.generate(PROMPTS, params, use_tqdm=False)]
+    assert lines == [f"tokens {json.dumps(expected)}"]
+
+
+def test_a_process_that_torchrun_did_not_start_is_no_rank() -> None:
+    assert launched_ranks({}) is None
+    assert launched_ranks({"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "3"}) == 3
