@@ -48,7 +48,7 @@ def test_scalings_are_found_by_tracing_a_layer(kind: str) -> None:
     readers = readers_in(stage, {})
     names = {id(module): name for name, module in stage.named_modules()}
     with torch.no_grad():
-        scalings, refused = find_scalings(stage, readers, lambda: stages.sample(0), stages.sample(0))
+        scalings, refused = find_scalings(stage, readers, lambda: stages.probe(0))
     found = {
         names[id(x.writer.module)]: {names[id(r.module)].split(".")[-1] for r in x.readers} for x in scalings
     }

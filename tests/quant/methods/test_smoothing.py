@@ -223,11 +223,53 @@ def _writers(model: Any) -> set[str]:
     stages = Stages(model, TOKENS, batch=8)
     module = stages.modules[0]
     with torch.no_grad():
-        scalings, _ = find_scalings(
-            module, readers_in(module, {}), lambda: stages.sample(0), stages.sample(0)
-        )
+        scalings, _ = find_scalings(module, readers_in(module, {}), lambda: stages.probe(0))
     names = {id(x): name for name, x in module.named_modules()}
     return {names[id(scaling.writer.module)] for scaling in scalings}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_probe_computes_the_first_tokens_of_the_sample(
+    kind: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not streamed:
+        monkeypatch.setattr(Stages, "_prepare", lambda _: "a reason")
+    model = loud(kind)
+    with torch.no_grad():
+        stages = Stages(model, TOKENS, batch=8)
+        assert stages.streamed == streamed
+        for stage in range(len(stages.modules)):
+            stages.run_float(stage)
+            few, sample = stages.probe(stage), stages.sample(stage)
+            assert few.shape == (1, 16, 64)
+            torch.testing.assert_close(few, sample[:, :16], rtol=1e-4, atol=1e-5)
+
+
+def test_layers_with_a_forward_of_their_own_keep_it() -> None:
+    model, calls = loud("llama"), []
+    layer = model.model.layers[0]
+    inner = layer.forward
+
+    def forward(*args: Any, **named: Any) -> Any:
+        calls.append(args)
+        return inner(*args, **named)
+
+    layer.forward = forward
+    with torch.no_grad():
+        stages = Stages(model, TOKENS, batch=8)
+        assert stages.streamed
+        assert layer.__dict__["forward"] is forward
+        del calls[:]
+        stages.probe(0)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_probe_of_a_short_text_is_the_sample(length: int) -> None:
+    with torch.no_grad():
+        stages = Stages(loud("llama"), TOKENS[:, :length], batch=8)
+        assert torch.equal(stages.probe(0), stages.sample(0))
 
 
 def test_powers_are_fourth_roots_of_the_channels_sizes() -> None:

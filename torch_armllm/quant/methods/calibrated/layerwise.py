@@ -14,6 +14,8 @@ from torch_armllm.quant.methods.calibrated.recorded_call import RecordedCall, fi
 
 _BATCH_TOKENS = 2048
 """Tokens per batch."""
+_PROBE_TOKENS = 16
+"""Tokens of a probe: the ops of a layer, a clamp among them, show in few."""
 _SHARED = "its layers share more than hidden states"
 
 
@@ -55,6 +57,7 @@ class Stages:
         self.sizes = [part.numel() for part in self._batches]
         self.modules: list[nn.Module] = decoder_layers(model)
         self._calls: list[RecordedCall] = []
+        self._probes: list[RecordedCall] = []
         self._states: list[Tensor] = []
         self._floats: list[Tensor] = []
         self._on_meta = on_meta
@@ -66,7 +69,7 @@ class Stages:
         if on_meta and self.whole is not None:
             raise _whole_only(model, self.whole)
         if self.whole is not None:
-            self._calls, self._states = [], []
+            self._calls, self._probes, self._states = [], [], []
             self.modules = self.modules or [self._base]
 
     @property
@@ -84,6 +87,12 @@ class Stages:
         if not self.streamed:
             return first_of(tuple(self._forward(self._batches[0][:1]).values()))
         return self._calls[stage].cut(1)(self._sample)
+
+    def probe(self, stage: int) -> Tensor:
+        """Returns the output for the first tokens of the text of `sample`: a cheap run of the stage's ops."""
+        if not self.streamed:
+            return first_of(tuple(self._forward(self._batches[0][:1, :_PROBE_TOKENS]).values()))
+        return self._probes[stage](self._sample[:, :_PROBE_TOKENS])
 
     def run_float(self, stage: int) -> None:
         """Runs a stage on its inputs in the float model, for hooks; call it once per stage, in order."""
@@ -174,6 +183,8 @@ class Stages:
             if len(tokens) == len(self._batches[0]) and not first.same_context(self._calls[0]):
                 return "its layers have arguments that depend on the text"
             self._states.append(first.states)
+        with _passing_through(self.modules, self._in_tuple):
+            self._probes = self._record(self._batches[0][:1, :_PROBE_TOKENS])
         self._floats = list(self._states)
         self._sample = self._floats[0][:1]
         return None
@@ -236,13 +247,17 @@ def _passing_through(
         states = states if result is None else result
         return (states,) if in_tuple else states
 
+    before = [layer.__dict__.get("forward") for layer in layers]
     for layer in layers:
         layer.forward = forward  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.__dict__["forward"]
+        for layer, own in zip(layers, before, strict=True):
+            if own is None:
+                del layer.__dict__["forward"]
+            else:
+                layer.forward = own  # type: ignore[method-assign]
 
 
 def _whole_only(model: nn.Module, reason: str) -> NotByLayersError:

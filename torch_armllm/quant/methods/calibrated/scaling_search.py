@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch_armllm.quant.offset_norm import offset_factor
 
 
 def find_scalings(
-    stage: nn.Module, readers: Sequence[Channels], call: Any, expected: Tensor
+    stage: nn.Module, readers: Sequence[Channels], call: Callable[[], Tensor]
 ) -> tuple[list[ChannelScaling], list[str]]:
     """Finds the scalings of a decoder layer, and checks each by running the layer.
 
@@ -28,17 +28,17 @@ def find_scalings(
     Args:
         stage: the decoder layer.
         readers: its linear layers, routers and experts.
-        call: runs the layer and returns its output.
-        expected: that output.
+        call: runs the layer on a few tokens and returns its output.
 
     Returns:
         The scalings, and the names of writers whose channels cannot be scaled and are read by modules that
         no scaling is for.
     """
+    by_norm, expected = _readers_of_norms(stage, readers, call)
     # large powers, so that a clamp between writer and reader shows; float16 activations would lose bits
     exponent = 1 if expected.dtype == torch.float16 else MAX_EXPONENT
     scalings, refused = [], {}
-    for scaling, name in _candidates(stage, readers, call):
+    for scaling, name in _candidates(stage, readers, by_norm):
         powers = scaling.limited(torch.exp2(exponent * (torch.arange(scaling.written) % 3 - 1.0)))
         if bool((powers != 1).any()) and _is_same(scaling, powers, call, expected):
             scalings.append(scaling)
@@ -49,7 +49,7 @@ def find_scalings(
     return scalings, left
 
 
-def _is_same(scaling: ChannelScaling, powers: Tensor, call: Any, expected: Tensor) -> bool:
+def _is_same(scaling: ChannelScaling, powers: Tensor, call: Callable[[], Tensor], expected: Tensor) -> bool:
     """True if a layer's output has the same bits with a scaling as without."""
     applied = scaling.apply(powers)
     try:
@@ -58,10 +58,11 @@ def _is_same(scaling: ChannelScaling, powers: Tensor, call: Any, expected: Tenso
         applied.undo()
 
 
-def _candidates(stage: nn.Module, readers: Sequence[Channels], call: Any) -> list[tuple[ChannelScaling, str]]:
+def _candidates(
+    stage: nn.Module, readers: Sequence[Channels], by_norm: Sequence[tuple[nn.Module, list[Channels]]]
+) -> list[tuple[ChannelScaling, str]]:
     candidates = []
     names = {id(module): name for name, module in stage.named_modules()}
-    by_norm = _readers_of_norms(stage, readers, call)
     for norm, read in by_norm:
         scaling = ChannelScaling(Channels(norm), tuple(read), factor=offset_factor(norm))
         if all(reader.count_read == scaling.written for reader in read):
@@ -105,9 +106,9 @@ def _is_linear_in_up(layout: ExpertLayout) -> bool:
 
 
 def _readers_of_norms(
-    stage: nn.Module, readers: Sequence[Channels], call: Any
-) -> list[tuple[nn.Module, list[Channels]]]:
-    """Returns each norm with the modules that read its output, or a view of it."""
+    stage: nn.Module, readers: Sequence[Channels], call: Callable[[], Tensor]
+) -> tuple[list[tuple[nn.Module, list[Channels]]], Tensor]:
+    """Returns each norm with the modules that read its output, or a view of it; and the layer's output."""
     outputs: list[tuple[nn.Module, Tensor]] = []
     found: dict[int, tuple[nn.Module, list[Channels]]] = {}
     by_module = {id(reader.module): reader for reader in readers}
@@ -126,11 +127,11 @@ def _readers_of_norms(
     handles = [m.register_forward_hook(record_output) for m in norms]
     handles += [reader.module.register_forward_pre_hook(match_input, with_kwargs=True) for reader in readers]
     try:
-        call()
+        result = call()
     finally:
         for handle in handles:
             handle.remove()
-    return list(found.values())
+    return list(found.values()), result
 
 
 def _is_view(one: Tensor, other: Tensor) -> bool:

@@ -68,8 +68,8 @@ class StageScaling:
         }
         module = self._stages.modules[stage]
         readers = readers_in(module, {id(x.module): x.layout for x in inside if x.layout is not None})
+        scalings, refused = find_scalings(module, readers, lambda: self._stages.probe(stage))
         expected = self._stages.sample(stage)
-        scalings, refused = find_scalings(module, readers, lambda: self._stages.sample(stage), expected)
         self._refused.update(refused)
         shared = self._parameters_elsewhere(stage)
         applied: list[tuple[AppliedScaling, list[FloatInputs]]] = []
