@@ -39,24 +39,30 @@ struct LoraKernels {
   void (*expand)(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns);
 };
 
+// Additions to several layers' results, none of which reads or adds to what another adds to: they share
+// phases.
 class Lora final : public TaskSet {
  public:
-  LoraArgs args;
-  static int64_t scratch_bytes(const LoraArgs& args) {
-    return args.tokens * args.most_rank * static_cast<int64_t>(sizeof(float));
-  }
+  std::vector<LoraArgs> parts;
+  // Bytes of scratch that all parts need together; `set_scratch` divides it among them.
+  static int64_t scratch_bytes(const std::vector<LoraArgs>& parts);
+  void set_scratch(void* scratch);
   int phases() const override { return 2; }
   // No tiles if no row has an adapter, which costs a look at each row's number.
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
 
  private:
-  void group_rows() const;
-  int64_t tiles_of(int phase, const LoraGroup& group) const;
+  struct Work {
+    const LoraArgs* args = nullptr;
+    LoraGroup group;
+    int64_t tiles(int phase) const;
+  };
+  void group_rows(const LoraArgs& args) const;
 
   // The work of the current run, which `tiles` finds when the run begins.
   mutable std::vector<int32_t> rows_;
-  mutable std::vector<LoraGroup> groups_;
+  mutable std::vector<Work> work_;
 };
 
 }  // namespace armllm
