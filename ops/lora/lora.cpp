@@ -59,6 +59,14 @@ int64_t Lora::Work::tiles(int phase) const {
                     : ceil_div(args->out_features, kLoraColumns);
 }
 
+const char* Lora::Work::factor(int phase, int64_t tile) const {
+  const int64_t slot = group.slot * args->most_rank;
+  const int64_t element =
+      phase == 0 ? (slot + tile * kLoraRanks) * args->in_features
+                 : slot * round_up(args->out_features, kLoraBlock) + tile * kLoraColumns * args->most_rank;
+  return (phase == 0 ? args->a : args->b) + element * size_of(args->type);
+}
+
 int64_t Lora::tiles(int phase) const {
   if (phase == 0) {
     rows_.clear();
@@ -78,12 +86,15 @@ void Lora::tile(int phase, int64_t index) {
   for (int64_t count; index >= (count = work_[number].tiles(phase)); ++number) index -= count;
   const LoraArgs& args = *work_[number].args;
   const LoraGroup& group = work_[number].group;
+  const char* ahead = index + 1 < work_[number].tiles(phase) ? work_[number].factor(phase, index + 1)
+                      : number + 1 < work_.size()            ? work_[number + 1].factor(phase, 0)
+                                                             : nullptr;
   if (phase == 0) {
     const int64_t first = index * kLoraRanks, left = args.ranks[group.slot] - first;
-    variant().lora->shrink(args, group, first, std::min(left, kLoraRanks));
+    variant().lora->shrink(args, group, first, std::min(left, kLoraRanks), ahead);
   } else {
     const int64_t first = index * kLoraColumns, left = args.out_features - first;
-    variant().lora->expand(args, group, first, std::min(left, kLoraColumns));
+    variant().lora->expand(args, group, first, std::min(left, kLoraColumns), ahead);
   }
 }
 

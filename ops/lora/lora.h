@@ -31,12 +31,16 @@ struct LoraGroup {
   int64_t count = 0, slot = 0;
 };
 
+// `ahead` is what the next tile will read of A or B, null if there is none: a kernel prefetches it.
+//
 // A result depends on its own row and adapter only: every sum has one order, whatever the other rows are.
 struct LoraKernels {
   // scratch[row][rank] = x[row] · A[slot][rank], for `ranks` ranks.
-  void (*shrink)(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks);
+  void (*shrink)(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
+                 const char* ahead);
   // Adds scratch[row] · B[slot] to `columns` columns of out, rounded once.
-  void (*expand)(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns);
+  void (*expand)(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns,
+                 const char* ahead);
 };
 
 // Additions to several layers' results, none of which reads or adds to what another adds to: they share
@@ -57,6 +61,7 @@ class Lora final : public TaskSet {
     const LoraArgs* args = nullptr;
     LoraGroup group;
     int64_t tiles(int phase) const;
+    const char* factor(int phase, int64_t tile) const;  // A or B from the tile's first element on
   };
   void group_rows(const LoraArgs& args) const;
 
