@@ -140,6 +140,9 @@ def _rows() -> Iterator[Case]:
     yield Case("search_steps", "16 x 4096, groups of 32, 12 steps", "f32", (), family="rows")
     for m in (1, 16):
         yield case("dense_linear", f"M={m} N=128 K=2048", f"m={m}", "n=128")
+    for adapters in (1, 8):
+        shape = f"8 x 2048 to 2048, rank 16, adapters: {adapters}"
+        yield case("lora_linear", shape, f"adapters={adapters}")
 
 
 def _recurrent() -> Iterator[Case]:

@@ -3,6 +3,7 @@
 #include "dispatch/variants.h"
 #include "driver.h"
 #include "linear/quant_linear.h"
+#include "lora/lora.h"
 
 namespace bench {
 namespace {
@@ -51,6 +52,20 @@ Case sample_case(int64_t rows, int64_t width, const Options& options) {
   call.with("min_p", constant("min_p", 0)).with("top_k", integer(options.number("top_k", 0)));
   call.with("seeds", integer(1)).with("steps", integer(2));
   return case_of(call, 0, double(rows * width));
+}
+
+// `m` rows with `adapters` adapters in turn.  Elements: those of the factors, once for each row.
+Case lora_case(const Options& options) {
+  const int64_t m = options.number("m", 8), n = options.number("n", 2048), k = options.number("k", 2048);
+  const int64_t rank = options.number("rank", 16), slots = options.number("adapters", 1);
+  const ScalarType type = options.type("dtype", "bf16");
+  Call call("lora_linear");
+  call.with("base", values({m, n}, type)).with("x", values({m, k}, type));
+  call.with("a", values({slots, rank, k}, type));
+  call.with("b", values({slots, armllm::ceil_div(n, armllm::kLoraBlock), rank, armllm::kLoraBlock}, type));
+  call.with("ranks", integers({slots}, [=](int64_t) { return rank; }));
+  call.with("adapters", integers({m}, [=](int64_t row) { return row % slots; }));
+  return case_of(call, 0, double(m * rank * (n + k)));
 }
 
 // Elements: weights, once for each candidate.
@@ -102,6 +117,7 @@ Case row_case(const std::string& op, const Options& options) {
     return case_of(call, 0, elements);
   }
   if (op == "sample") return sample_case(rows, width, options);
+  if (op == "lora_linear") return lora_case(options);
   throw std::runtime_error("no case for op " + op);
 }
 

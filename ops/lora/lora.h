@@ -31,32 +31,43 @@ struct LoraGroup {
   int64_t count = 0, slot = 0;
 };
 
+// `ahead` is what the next tile will read of A or B, null if there is none: a kernel prefetches it.
+//
 // A result depends on its own row and adapter only: every sum has one order, whatever the other rows are.
 struct LoraKernels {
   // scratch[row][rank] = x[row] · A[slot][rank], for `ranks` ranks.
-  void (*shrink)(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks);
+  void (*shrink)(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
+                 const char* ahead);
   // Adds scratch[row] · B[slot] to `columns` columns of out, rounded once.
-  void (*expand)(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns);
+  void (*expand)(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns,
+                 const char* ahead);
 };
 
+// Additions to several layers' results, none of which reads or adds to what another adds to: they share
+// phases.
 class Lora final : public TaskSet {
  public:
-  LoraArgs args;
-  static int64_t scratch_bytes(const LoraArgs& args) {
-    return args.tokens * args.most_rank * static_cast<int64_t>(sizeof(float));
-  }
+  std::vector<LoraArgs> parts;
+  // Bytes of scratch that all parts need together; `set_scratch` divides it among them.
+  static int64_t scratch_bytes(const std::vector<LoraArgs>& parts);
+  void set_scratch(void* scratch);
   int phases() const override { return 2; }
   // No tiles if no row has an adapter, which costs a look at each row's number.
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
 
  private:
-  void group_rows() const;
-  int64_t tiles_of(int phase, const LoraGroup& group) const;
+  struct Work {
+    const LoraArgs* args = nullptr;
+    LoraGroup group;
+    int64_t tiles(int phase) const;
+    const char* factor(int phase, int64_t tile) const;  // A or B from the tile's first element on
+  };
+  void group_rows(const LoraArgs& args) const;
 
   // The work of the current run, which `tiles` finds when the run begins.
   mutable std::vector<int32_t> rows_;
-  mutable std::vector<LoraGroup> groups_;
+  mutable std::vector<Work> work_;
 };
 
 }  // namespace armllm

@@ -27,74 +27,145 @@ float* sums_of(const LoraArgs& args, int64_t row) {
   return static_cast<float*>(args.scratch) + row * args.most_rank;
 }
 
+// Rows whose sums are in registers at once, so that a value of A or B is read and converted once for them.
+#if defined(ARMLLM_VARIANT_avx512)
+constexpr int kRowsAtOnce = 4;
+#else
+constexpr int kRowsAtOnce = 1;
+#endif
+
+// Prefetches what lies in the next tile where `read` lies in this one, once for each cache line; `ahead` is
+// null for none.
+template <typename W>
+ARMLLM_INLINE inline void prefetch(const char* ahead, const W* tile, const W* read, int64_t column) {
+  constexpr int64_t kLine = 64 / sizeof(W);
+  constexpr int kToL2 = 2;
+  if (ahead != nullptr && column % kLine == 0)
+    __builtin_prefetch(ahead + (read - tile) * static_cast<int64_t>(sizeof(W)), 0, kToL2);
+}
+
+// Calls visit(first, std::integral_constant<int, n>) for n rows at a time.
+template <typename Visit>
+ARMLLM_INLINE inline void for_rows(int64_t count, Visit visit) {
+  int64_t i = 0;
+  for (; i + kRowsAtOnce <= count; i += kRowsAtOnce) visit(i, std::integral_constant<int, kRowsAtOnce>());
+  if constexpr (kRowsAtOnce > 1)
+    for (; i < count; ++i) visit(i, std::integral_constant<int, 1>());
+}
+
+template <int Tokens, typename X, typename W>
+ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows,
+                                    const W* const (&a)[kLoraRanks], int64_t first_rank, int64_t ranks,
+                                    const char* ahead) {
+  const X* x[Tokens];
+  F32 sums[Tokens][kLoraRanks];
+  for (int t = 0; t < Tokens; ++t) {
+    x[t] = reinterpret_cast<const X*>(args.x.row(rows[t]));
+    for (F32& sum : sums[t]) sum = zero();
+  }
+  for_blocks(args.in_features, [&](int64_t k, int lanes) ARMLLM_INLINE {
+    F32 v[kLoraRanks];
+    for (int r = 0; r < kLoraRanks; ++r) {
+      v[r] = load_lanes(a[r] + k, lanes);
+      prefetch(ahead, a[0], a[r] + k, k);
+    }
+    for (int t = 0; t < Tokens; ++t) {
+      const F32 value = load_lanes(x[t] + k, lanes);
+      for (int r = 0; r < kLoraRanks; ++r) sums[t][r] = fma(value, v[r], sums[t][r]);
+    }
+  });
+  for (int t = 0; t < Tokens; ++t) {
+    float found[kLoraRanks];
+    for (int r = 0; r < kLoraRanks; ++r) found[r] = reduce_add(sums[t][r]);
+    for (int64_t r = 0; r < ranks; ++r) sums_of(args, rows[t])[first_rank + r] = found[r];
+  }
+}
+
 template <typename X, typename W>
-void shrink_as(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks) {
+void shrink_as(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
+               const char* ahead) {
   const W* a[kLoraRanks];
   const W* slot = reinterpret_cast<const W*>(args.a) + group.slot * args.most_rank * args.in_features;
   for (int64_t r = 0; r < kLoraRanks; ++r)  // a ragged tile repeats its last rank, and drops the results
     a[r] = slot + (first_rank + (r < ranks ? r : ranks - 1)) * args.in_features;
-  for (int64_t i = 0; i < group.count; ++i) {
-    const X* x = reinterpret_cast<const X*>(args.x.row(group.rows[i]));
-    F32 s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero();
-    for_blocks(args.in_features, [&](int64_t k, int lanes) ARMLLM_INLINE {
-      const F32 v = load_lanes(x + k, lanes);
-      s0 = fma(v, load_lanes(a[0] + k, lanes), s0);
-      s1 = fma(v, load_lanes(a[1] + k, lanes), s1);
-      s2 = fma(v, load_lanes(a[2] + k, lanes), s2);
-      s3 = fma(v, load_lanes(a[3] + k, lanes), s3);
-    });
-    const float sums[kLoraRanks] = {reduce_add(s0), reduce_add(s1), reduce_add(s2), reduce_add(s3)};
-    for (int64_t r = 0; r < ranks; ++r) sums_of(args, group.rows[i])[first_rank + r] = sums[r];
-  }
+  for_rows(group.count, [&](int64_t i, auto tokens) ARMLLM_INLINE {
+    dot_ranks<tokens, X>(args, group.rows + i, a, first_rank, ranks, i == 0 ? ahead : nullptr);
+  });
 }
 
 // Adds to Blocks × kLanes columns of one block of B, from `first` on, or to fewer than kLanes.
-template <int Blocks, typename X, typename W>
-ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const LoraGroup& group, int64_t first,
-                                      int lanes) {
-  const int64_t block = group.slot * ceil_div(args.out_features, kLoraBlock) + first / kLoraBlock;
-  const W* b = reinterpret_cast<const W*>(args.b) + block * args.most_rank * kLoraBlock + first % kLoraBlock;
-  const int32_t rank = args.ranks[group.slot];
-  for (int64_t i = 0; i < group.count; ++i) {
-    const float* sums = sums_of(args, group.rows[i]);
-    X* out = reinterpret_cast<X*>(args.out.at(group.rows[i], first));
-    F32 added[Blocks];
-    for (F32& sum : added) sum = zero();
-    for (int32_t r = 0; r < rank; ++r) {
-      const F32 sum = set1(sums[r]);
-      const W* row = b + r * kLoraBlock;
-      for (int n = 0; n < Blocks; ++n) added[n] = fma(sum, load_lanes(row + n * kLanes, lanes), added[n]);
+template <int Tokens, int Blocks, typename X, typename W>
+ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const int32_t* rows, const W* b, int32_t rank,
+                                      int64_t first, int lanes, const char* ahead) {
+  const float* sums[Tokens];
+  F32 added[Tokens][Blocks];
+  for (int t = 0; t < Tokens; ++t) {
+    sums[t] = sums_of(args, rows[t]);
+    for (F32& sum : added[t]) sum = zero();
+  }
+  for (int32_t r = 0; r < rank; ++r) {
+    F32 v[Blocks];
+    for (int n = 0; n < Blocks; ++n) {
+      const W* row = b + r * kLoraBlock + n * kLanes;
+      v[n] = load_lanes(row, lanes);
+      prefetch(ahead, b, row, n * kLanes);
     }
+    for (int t = 0; t < Tokens; ++t) {
+      const F32 sum = set1(sums[t][r]);
+      for (int n = 0; n < Blocks; ++n) added[t][n] = fma(sum, v[n], added[t][n]);
+    }
+  }
+  for (int t = 0; t < Tokens; ++t) {
+    X* out = reinterpret_cast<X*>(args.out.at(rows[t], first));
     for (int n = 0; n < Blocks; ++n)
-      store_lanes(out + n * kLanes, load_lanes(out + n * kLanes, lanes) + added[n], lanes);
+      store_lanes(out + n * kLanes, load_lanes(out + n * kLanes, lanes) + added[t][n], lanes);
   }
 }
 
-template <typename X, typename W>
-void expand_as(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns) {
-  constexpr int64_t kWide = 4 * kLanes;
-  static_assert(kWide == kLoraBlock && kLoraColumns % kLoraBlock == 0);
-  const int64_t whole = columns / kWide * kWide;
-  for (int64_t c = 0; c < whole; c += kWide) add_columns<4, X, W>(args, group, first_column + c, kLanes);
-  for_blocks(columns - whole, [&](int64_t c, int lanes) ARMLLM_INLINE {
-    add_columns<1, X, W>(args, group, first_column + whole + c, lanes);
+template <int Blocks, typename X, typename W>
+ARMLLM_INLINE inline void add_group(const LoraArgs& args, const LoraGroup& group, int64_t first, int lanes,
+                                    const char* ahead) {
+  const int64_t block = group.slot * ceil_div(args.out_features, kLoraBlock) + first / kLoraBlock;
+  const W* b = reinterpret_cast<const W*>(args.b) + block * args.most_rank * kLoraBlock + first % kLoraBlock;
+  for_rows(group.count, [&](int64_t i, auto tokens) ARMLLM_INLINE {
+    add_columns<tokens, Blocks, X>(args, group.rows + i, b, args.ranks[group.slot], first, lanes,
+                                   i == 0 ? ahead : nullptr);
   });
 }
 
-void shrink(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks) {
+template <typename X, typename W>
+void expand_as(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns,
+               const char* ahead) {
+  constexpr int64_t kWide = 4 * kLanes;
+  static_assert(kWide == kLoraBlock && kLoraColumns % kLoraBlock == 0);
+  const int64_t whole = columns / kWide * kWide;
+  for (int64_t c = 0; c < whole; c += kWide) {
+    const char* block =
+        ahead == nullptr ? nullptr : ahead + c * args.most_rank * static_cast<int64_t>(sizeof(W));
+    add_group<4, X, W>(args, group, first_column + c, kLanes, block);
+  }
+  for_blocks(columns - whole, [&](int64_t c, int lanes) ARMLLM_INLINE {
+    add_group<1, X, W>(args, group, first_column + whole + c, lanes, nullptr);
+  });
+}
+
+void shrink(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
+            const char* ahead) {
   with_type(args.x.type, [&](auto x) {
     with_type(args.type, [&](auto w) {
       shrink_as<std::remove_cv_t<std::remove_pointer_t<decltype(x)>>,
-                std::remove_cv_t<std::remove_pointer_t<decltype(w)>>>(args, group, first_rank, ranks);
+                std::remove_cv_t<std::remove_pointer_t<decltype(w)>>>(args, group, first_rank, ranks, ahead);
     });
   });
 }
 
-void expand(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns) {
+void expand(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns,
+            const char* ahead) {
   with_type(args.out.type, [&](auto x) {
     with_type(args.type, [&](auto w) {
       expand_as<std::remove_cv_t<std::remove_pointer_t<decltype(x)>>,
-                std::remove_cv_t<std::remove_pointer_t<decltype(w)>>>(args, group, first_column, columns);
+                std::remove_cv_t<std::remove_pointer_t<decltype(w)>>>(args, group, first_column, columns,
+                                                                      ahead);
     });
   });
 }

@@ -27,8 +27,7 @@ Tensor lora_linear(Tensor base, Tensor given_x, Tensor a, Tensor b, Tensor ranks
                   kLoraBlock, ")");
   STD_TORCH_CHECK(type_of(a) == type_of(b), "a and b must have the same dtype");
   const int64_t tokens = last_size(x) == 0 || last_size(base) == 0 ? 0 : row_count(x);
-  Lora lora;
-  LoraArgs& args = lora.args;
+  LoraArgs args;
   args.ranks = integers(ranks, "ranks");
   args.adapters = integers(adapters, "adapters");
   STD_TORCH_CHECK(ranks.numel() == a.size(0), "ranks must have one element for each of the ", a.size(0),
@@ -45,8 +44,10 @@ Tensor lora_linear(Tensor base, Tensor given_x, Tensor a, Tensor b, Tensor ranks
   args.most_rank = a.size(1);
   args.in_features = a.size(2);
   args.out_features = last_size(base);
-  const Scratch scratch(Lora::scratch_bytes(args));
-  args.scratch = scratch.data();
+  Lora lora;
+  lora.parts = {args};
+  const Scratch scratch(Lora::scratch_bytes(lora.parts));
+  lora.set_scratch(scratch.data());
   run(lora);
   return out;
 }

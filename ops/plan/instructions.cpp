@@ -183,25 +183,33 @@ Instruction build(const fields::dense_linear& op) {
 
 Instruction build(const fields::lora& op) {
   auto task = std::make_unique<Lora>();
-  LoraArgs& a = task->args;
-  a.type = op.a.dtype();
-  a.slots = op.slots;
-  a.most_rank = op.most_rank;
-  a.listed = op.listed;
-  a.in_features = op.in_features;
-  a.out_features = op.out_features;
-  return with_scratch(
-      std::move(task),
-      [op](Lora& t, const Frame& frame) {
-        t.args.x = frame.rows(op.x);
-        t.args.out = frame.rows(op.out);
-        t.args.a = frame.address(op.a);
-        t.args.b = frame.address(op.b);
-        t.args.ranks = frame.pointer<int32_t>(op.ranks);
-        t.args.adapters = frame.pointer<int32_t>(op.adapters);
-        t.args.tokens = frame.tokens;
-      },
-      [](const LoraArgs& args) { return Lora::scratch_bytes(args); });
+  Lora* raw = task.get();
+  for (const fields::adapted_layer& layer : op.layers) {
+    LoraArgs a;
+    a.type = layer.a.dtype();
+    a.slots = op.slots;
+    a.most_rank = op.most_rank;
+    a.listed = op.listed;
+    a.in_features = layer.in_features;
+    a.out_features = layer.out_features;
+    task->parts.push_back(a);
+  }
+  Instruction instruction = simple(std::move(task), [op](Lora& t, const Frame& frame) {
+    for (size_t i = 0; i < op.layers.size(); ++i) {
+      const fields::adapted_layer& layer = op.layers[i];
+      LoraArgs& a = t.parts[i];
+      a.x = frame.rows(layer.x);
+      a.out = frame.rows(layer.out);
+      a.a = frame.address(layer.a);
+      a.b = frame.address(layer.b);
+      a.ranks = frame.pointer<int32_t>(layer.ranks);
+      a.adapters = frame.pointer<int32_t>(op.adapters);
+      a.tokens = frame.tokens;
+    }
+  });
+  instruction.scratch_bytes = [raw] { return Lora::scratch_bytes(raw->parts); };
+  instruction.set_scratch = [raw](void* scratch) { raw->set_scratch(scratch); };
+  return instruction;
 }
 
 Instruction build(const fields::gather_columns& op) {

@@ -152,18 +152,22 @@ void check_fields(const Checks& c, const fields::dense_linear& op) {
 }
 
 void check_fields(const Checks& c, const fields::lora& op) {
-  c.written({op.out});
-  for (int64_t size : {op.slots, op.most_rank, op.listed, op.in_features, op.out_features})
-    c.positive(size, "a size of adapters");
-  c.rows(op.x, op.in_features);
-  c.rows(op.out, op.out_features);
-  c.floats(op.a, double(op.slots) * op.most_rank * op.in_features);
-  c.floats(op.b, double(op.slots) * op.most_rank * round_up(op.out_features, kLoraBlock));
-  c.same_type({op.a, op.b});
-  c.vector(op.ranks, op.slots, ElementType::i32);
+  for (int64_t size : {op.slots, op.most_rank, op.listed}) c.positive(size, "a size of adapters");
   c.vector(op.adapters, op.listed, ElementType::i32);
-  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.a, "a"), c.needed(op.b, "b");
-  c.needed(op.ranks, "ranks"), c.needed(op.adapters, "adapters");
+  c.needed(op.adapters, "adapters");
+  STD_TORCH_CHECK(!op.layers.empty(), "plan: adapters of no layer");
+  for (const fields::adapted_layer& layer : op.layers) {
+    c.written({layer.out});
+    for (int64_t size : {layer.in_features, layer.out_features}) c.positive(size, "a size of adapters");
+    c.rows(layer.x, layer.in_features);
+    c.rows(layer.out, layer.out_features);
+    c.floats(layer.a, double(op.slots) * op.most_rank * layer.in_features);
+    c.floats(layer.b, double(op.slots) * op.most_rank * round_up(layer.out_features, kLoraBlock));
+    c.same_type({layer.a, layer.b});
+    c.vector(layer.ranks, op.slots, ElementType::i32);
+    c.needed(layer.x, "x"), c.needed(layer.out, "out"), c.needed(layer.a, "a"), c.needed(layer.b, "b");
+    c.needed(layer.ranks, "ranks");
+  }
 }
 
 void check_fields(const Checks& c, const fields::gather_columns& op) {

@@ -2,6 +2,7 @@
 #include "activation/activation.h"
 #include "kernel_test.h"
 #include "linear/dense.h"
+#include "lora/lora.h"
 #include "moe/moe.h"
 #include "norm/norm.h"
 #include "rope/rope.h"
@@ -176,6 +177,43 @@ void test_dense(const DenseKernels& tested, const DenseKernels& truth, const cha
           }
 }
 
+void test_lora(const LoraKernels& tested, const LoraKernels& truth, const char* name, Report& report) {
+  Random random(17);
+  constexpr int64_t kRank = 5;
+  const int32_t rows[] = {0, 2, 3, 5, 6, 7}, ranks[] = {3, kRank};
+  for (DType type : kTypes)
+    for (DType factors : kTypes)
+      for (int64_t k : {1, 16, 45, 160})
+        for (int64_t n : {7, 64, 100})
+          for (int64_t count : {1, 3, 4, 6}) {
+            Values x(type, 8 * k, random), base(type, 8 * n, random), a(factors, 2 * kRank * k, random);
+            Values b(factors, 2 * kRank * round_up(n, kLoraBlock), random);
+            Values out[2] = {base, base},
+                   sums[2] = {Values(DType::f32, 8 * kRank), Values(DType::f32, 8 * kRank)};
+            for (int i = 0; i < 2; ++i) {
+              LoraArgs args;
+              args.x = x.rows(k);
+              args.out = out[i].rows(n);
+              args.a = static_cast<const char*>(a.data());
+              args.b = static_cast<const char*>(b.data());
+              args.ranks = ranks;
+              args.type = factors;
+              args.most_rank = kRank;
+              args.in_features = k;
+              args.out_features = n;
+              args.scratch = sums[i].data();
+              const LoraGroup group = {rows, count, 1};
+              const LoraKernels& kernels = i ? truth : tested;
+              kernels.shrink(args, group, 0, kLoraRanks, args.a);
+              kernels.shrink(args, group, kLoraRanks, kRank - kLoraRanks, nullptr);
+              kernels.expand(args, group, 0, n, i ? nullptr : args.b);
+            }
+            report.expect(out[0].same(out[1]) && sums[0].same(sums[1]),
+                          text("%s lora types %d %d k %ld n %ld rows %ld", name, int(type), int(factors),
+                               long(k), long(n), long(count)));
+          }
+}
+
 void test_combine(const MoeKernels& tested, const MoeKernels& truth, const char* name, Report& report) {
   Random random(15);
   for (DType type : kTypes)
@@ -257,6 +295,7 @@ void test_rows(const Variant& tested, const Variant& truth, Report& report) {
   test_activation(*tested.activation, *truth.activation, tested.name, report);
   test_route(*tested.moe, *truth.moe, tested.name, report);
   test_dense(*tested.dense, *truth.dense, tested.name, report);
+  test_lora(*tested.lora, *truth.lora, tested.name, report);
   test_combine(*tested.moe, *truth.moe, tested.name, report);
   test_widen(*tested.moe, *truth.moe, tested.name, report);
   test_sample(*tested.sample, *truth.sample, tested.name, report);

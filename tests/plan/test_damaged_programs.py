@@ -234,8 +234,10 @@ def lora(**damage: Any) -> torch.Tensor:
     sizes = {"slots": 2, "most_rank": 3, "listed": 2, "in_features": WIDTH, "out_features": WIDTH}
     for name in constants.keys() & damage.keys():
         constants[name] = damage.pop(name)
-    program.emit("lora", x=rows, out=rows, **{n: program.constant(c) for n, c in constants.items()},
-                 **{**sizes, **damage})  # fmt: skip
+    given = {n: program.constant(c) for n, c in constants.items()} | {**sizes, **damage}
+    whole = {name: given.pop(name) for name in ("adapters", "slots", "most_rank", "listed")}
+    layers = given.pop("layers", [{"x": rows, "out": rows, **given}])
+    program.emit("lora", **whole, layers=layers)
     return run(program, rows)
 
 
@@ -279,8 +281,9 @@ def test_adapters_that_fit_run() -> None:
         ({"ranks": torch.zeros(2, dtype=torch.int64)}, "another element type"),
         ({"ranks": torch.tensor([3, 4], dtype=torch.int32)}, "has the rank 4"),
         ({"adapters": torch.tensor([2, 0], dtype=torch.int32)}, "has the adapter 2"),
+        ({"layers": []}, "adapters of no layer"),
     ],
-    ids=["slots", "rank", "listed", "inputs", "outputs", "types", "int64", "ranks", "adapters"],
+    ids=["slots", "rank", "listed", "inputs", "outputs", "types", "int64", "ranks", "adapters", "none"],
 )
 def test_adapters_past_their_memory_are_refused(damage: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):

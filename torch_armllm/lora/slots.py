@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +12,10 @@ from torch import Tensor, nn
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_linear
 from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.system.huge_pages import prefer_huge
+
+_LINE = 64
+"""Elements between the beginnings of factors: whole cache lines."""
 
 
 class AdapterSlots(NamedTuple):
@@ -42,16 +48,12 @@ class LoraSlots(nn.Module):
     ranks: Tensor
     adapters: Tensor
 
-    def __init__(self, layer: QuantLinear, sizes: AdapterSlots, dtype: torch.dtype, rows: Tensor) -> None:
+    def __init__(self, a: Tensor, b: Tensor, out_features: int, rows: Tensor) -> None:
         super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        blocks = -(-layer.out_features // BLOCK)
-        shapes = {"a": (sizes.rank, layer.in_features), "b": (blocks, sizes.rank, BLOCK)}
-        for name, shape in shapes.items():
-            # written at once, so that the memory counts as used before the KV cache is sized
-            factor = torch.empty(sizes.slots, *shape, dtype=dtype).zero_()
-            self.register_buffer(name, factor, persistent=False)
-        self.register_buffer("ranks", torch.zeros(sizes.slots, dtype=torch.int32), persistent=False)
+        self.in_features, self.out_features = a.shape[-1], out_features
+        self.register_buffer("a", a, persistent=False)
+        self.register_buffer("b", b, persistent=False)
+        self.register_buffer("ranks", torch.zeros(len(a), dtype=torch.int32), persistent=False)
         self.register_buffer("adapters", rows, persistent=False)
 
     def forward(self, base: Tensor, x: Tensor) -> Tensor:
@@ -90,8 +92,29 @@ def add_slots(model: Any, sizes: AdapterSlots) -> None:
     if not layers:
         raise ValueError("enable_lora needs quantized linear layers, and this model has none")
     adapters = torch.full((sizes.rows,), -1, dtype=torch.int32)
+    shapes = [shape for layer in layers for shape in _shapes(layer, sizes)]
+    factors = iter(_zeros(shapes, model.dtype))
     for layer in layers:
-        layer.lora = LoraSlots(layer, sizes, model.dtype, adapters)
+        layer.lora = LoraSlots(next(factors), next(factors), layer.out_features, adapters)
+
+
+def _shapes(layer: QuantLinear, sizes: AdapterSlots) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shapes of a layer's two factors."""
+    blocks = -(-layer.out_features // BLOCK)
+    return (sizes.slots, sizes.rank, layer.in_features), (sizes.slots, blocks, sizes.rank, BLOCK)
+
+
+def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
+    """Returns zeros in one piece of memory, on huge pages where the system has them.
+
+    A decode step reads all factors in use; the factor of one layer is often smaller than a huge page.
+    """
+    sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in shapes]
+    memory = torch.empty(sum(sizes), dtype=dtype)
+    prefer_huge(memory)
+    memory.zero_()  # written at once, so that it counts as used before the KV cache is sized
+    parts = memory.split(sizes)
+    return [part[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _check_channels(model: Any) -> None:

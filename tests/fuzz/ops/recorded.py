@@ -139,8 +139,8 @@ def pieces() -> Recorded:
     a = p.constant(torch.randn(2, 4, 40, generator=generator).bfloat16())
     b = p.constant(torch.randn(2, 1, 4, 64, generator=generator).bfloat16())
     ranks, slots = (p.constant(torch.tensor(n, dtype=torch.int32)) for n in ([4, 3], [1, -1, 0]))
-    p.emit("lora", x=wide, out=narrow, a=a, b=b, ranks=ranks, adapters=slots, slots=2, most_rank=4, listed=3,
-           in_features=40, out_features=10)  # fmt: skip
+    layer = {"x": wide, "out": narrow, "a": a, "b": b, "ranks": ranks, "in_features": 40, "out_features": 10}
+    p.emit("lora", adapters=slots, slots=2, most_rank=4, listed=3, layers=[layer])
     norm = p.allocate(10, torch.bfloat16)
     scale = p.constant(torch.ones(10))
     p.emit("layer_norm", x=narrow, out=norm, residual=NOTHING, sum=NOTHING, weight=scale, bias=NOTHING,

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from torch_armllm.plan.fuse_norms import fuse_norms
+from torch_armllm.plan.join_adapters import join_adapters
 from torch_armllm.plan.lower import (
     attention,
     blocks,
@@ -51,5 +52,6 @@ def lower(module: fx.GraphModule) -> Program:
         Unlowerable: some node has no instruction.
     """
     program = Lowering(module, WRITERS).run()
-    fuse_norms(program)
+    fuse_norms(program)  # it counts the instructions as they were written
+    join_adapters(program)
     return program

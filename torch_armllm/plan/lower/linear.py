@@ -9,7 +9,7 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import aten, is_op
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import NOTHING, Operand
+from torch_armllm.plan.program import NOTHING, Field, Operand
 
 armllm = torch.ops.armllm
 
@@ -134,19 +134,22 @@ def _lora_linear(
     rows, out = low.rows(x), low.rows(base)
     slots, most_rank, in_features = low.program.constants[(down := low.weight(a)).index].shape
     listed = low.weight(adapters, torch.int32)
+    layer: dict[str, Field] = {
+        "x": rows,
+        "out": out,
+        "a": down,
+        "b": low.weight(b),
+        "ranks": low.weight(ranks, torch.int32),
+        "in_features": in_features,
+        "out_features": out.width,
+    }
     low.emit(
         "lora",
-        x=rows,
-        out=out,
-        a=down,
-        b=low.weight(b),
-        ranks=low.weight(ranks, torch.int32),
         adapters=listed,
         slots=slots,
         most_rank=most_rank,
         listed=low.program.constants[listed.index].shape[0],
-        in_features=in_features,
-        out_features=out.width,
+        layers=[layer],
     )
     return low.same_rows(node, base)
 
