@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny
+from tests.support.rank_processes import ended, pids
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.outputs import RequestOutput
@@ -34,24 +35,9 @@ def load(folder: Path, ranks: int, **settings: Any) -> LLM:
     return LLM(str(folder), tensor_parallel_size=ranks, kv_cache_memory=1 << 20, **{**OPTIONS, **settings})
 
 
-def pids() -> list[int]:
-    """Returns the processes of the other ranks: the children that run the program of a rank."""
-    own = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-    children = [int(pid) for pid in Path(own).read_text().split()]
-    return [p for p in children if b"rank_process" in Path(f"/proc/{p}/cmdline").read_bytes()]
-
-
 def run(llm: LLM, **settings: Any) -> list[RequestOutput]:
     params = SamplingParams(max_tokens=24, ignore_eos=True, **settings)
     return llm.generate(PROMPTS, params, use_tqdm=False)
-
-
-def ended(process: int) -> bool:
-    for _ in range(100):
-        if not Path(f"/proc/{process}").exists() or "Z" in Path(f"/proc/{process}/stat").read_text():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.mark.slow

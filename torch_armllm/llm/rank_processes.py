@@ -10,11 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.engine.execution.rank_leader import OnFailure
 from torch_armllm.parallel.shared_memory import GroupMemory
 from torch_armllm.parallel.silent_ranks import SilentRanks
 
@@ -44,6 +47,7 @@ class RankProcesses:
     def __init__(self, cores: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> None:
         self.memory = GroupMemory(len(cores))
         self._reasons: list[str] = []
+        self._on_failure: list[weakref.WeakMethod[OnFailure]] = []
         self._closed = threading.Event()
         self._finder: threading.Thread | None = None
         self._stacks = {rank: os.memfd_create(f"stacks of rank {rank}") for rank in range(1, len(cores))}
@@ -106,6 +110,9 @@ class RankProcesses:
     def _fail(self, rank: int, reason: str) -> None:
         self._reasons.append(f"tensor parallel rank {rank} has failed: {reason}")
         self.memory.fail(rank)
+        for kept in self._on_failure:
+            if (method := kept()) is not None:
+                method(RankFailedError(self._reasons[0]))
 
     def _find_silent(self) -> None:
         """Waits for ranks that hold up the others, and kills them."""
@@ -151,6 +158,12 @@ class RankProcesses:
             return self._reasons[0]
         failed = self.memory.failed_rank
         return None if failed is None else f"tensor parallel rank {failed} has failed"
+
+    def on_failure(self, method: OnFailure) -> None:
+        """Calls a method, which is kept weakly, with the error once a rank has failed."""
+        self._on_failure.append(weakref.WeakMethod(method))
+        if self._reasons:
+            method(RankFailedError(self._reasons[0]))
 
     def fail(self) -> None:
         """Ends the exchanges of all ranks, as this one has failed."""

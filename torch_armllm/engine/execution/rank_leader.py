@@ -10,6 +10,8 @@ from torch_armllm.engine.step import Step
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.plan.step import StepInputs
 
+OnFailure = Callable[[RankFailedError], object]
+
 
 class RankLeader:
     """Sends steps to the other ranks.
@@ -18,11 +20,19 @@ class RankLeader:
         mailbox: from which they read.
         failure: returns the reason why a rank has failed; None if all are well.
         fail: ends the other ranks, as this one has failed.
+        on_failure: keeps a method weakly, and calls it with the error once a rank has failed.
     """
 
-    def __init__(self, mailbox: Mailbox, failure: Callable[[], str | None], fail: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        failure: Callable[[], str | None],
+        fail: Callable[[], None],
+        on_failure: Callable[[OnFailure], None],
+    ) -> None:
         self._mailbox = mailbox
         self._failure, self._fail = failure, fail
+        self.on_failure = on_failure
 
     def send(self, step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> None:
         """Sends a step, which all ranks then compute.
