@@ -166,6 +166,9 @@ def test_numa_nodes_and_cpu_limits(tmp_path: Path) -> None:
         ("node10", "8-11"),
     ]
     assert host.numa_nodes(tmp_path / "nowhere") == {}
+    write("node/node2/meminfo", "Node 2 MemTotal:       2048 kB\nNode 2 MemFree:        1024 kB\n")
+    assert host.node_memory(tmp_path / "node") == {"node2": 2 << 20}
+    assert host.node_memory(tmp_path / "nowhere") == {}
     write("v2/a/cpu.max", "250000 100000\n")
     write("v2/a/b/cpu.max", "max 100000\n")
     assert host.cpu_limit(tmp_path / "v2", "0::/a/b\n") == 2.5

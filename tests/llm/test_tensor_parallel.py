@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from tests.support.models import tiny
+from tests.support.rank_processes import ended, pids
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.llm.rank_processes import RankProcesses
 
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60)), [5, 6, 7] * 9 + [9]]
 OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "progress": False, "threads": 1}
@@ -33,24 +35,9 @@ def load(folder: Path, ranks: int, **settings: Any) -> LLM:
     return LLM(str(folder), tensor_parallel_size=ranks, kv_cache_memory=1 << 20, **{**OPTIONS, **settings})
 
 
-def pids() -> list[int]:
-    """Returns the processes of the other ranks: the children that run the program of a rank."""
-    own = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-    children = [int(pid) for pid in Path(own).read_text().split()]
-    return [p for p in children if b"rank_process" in Path(f"/proc/{p}/cmdline").read_bytes()]
-
-
 def run(llm: LLM, **settings: Any) -> list[RequestOutput]:
     params = SamplingParams(max_tokens=24, ignore_eos=True, **settings)
     return llm.generate(PROMPTS, params, use_tqdm=False)
-
-
-def ended(process: int) -> bool:
-    for _ in range(100):
-        if not Path(f"/proc/{process}").exists() or "Z" in Path(f"/proc/{process}/stat").read_text():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.mark.slow
@@ -83,6 +70,39 @@ def test_a_killed_rank_ends_the_engine_with_its_reason(folder: Path) -> None:
     with pytest.raises(RankFailedError, match=f"rank 1 has failed: process {process} was ended by signal 9"):
         _run_often(llm)
     assert ended(process)
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_answer_is_killed_and_ends_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RankProcesses, "seconds_to_answer", 1.5)
+    before = set(pids())
+    llm = load(folder, 3)
+    run(llm, temperature=0)
+    _, process = sorted(set(pids()) - before)
+    time.sleep(2)
+    run(llm, temperature=0)  # ranks that have nothing to do are well
+    os.kill(process, signal.SIGSTOP)
+    message = f"rank 2 has failed: process {process} has not answered for 1.5 s"
+    with pytest.raises(RankFailedError, match=message):
+        run(llm, temperature=0)
+    assert ended(process)
+
+
+@pytest.mark.slow
+def test_a_rank_tells_its_stack(folder: Path) -> None:
+    settings: dict[str, Any] = {
+        **{"model": str(folder), "dtype": "auto", "quantization": None, "kv_cache_dtype": "auto"},
+        **{"hf_overrides": None, "threads": 1, "pin_threads": False},
+    }
+    cpus = sorted(os.sched_getaffinity(0))
+    processes = RankProcesses([cpus, cpus], settings)
+    try:
+        processes.receive()
+        assert "rank_process.py" in processes.stack_of(1)
+    finally:
+        processes.close()
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,13 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         help='speculative decoding: auto, none, or JSON such as {"method": "ngram", …} (default: auto)',
     )
     group.add_argument(
+        "--tensor-parallel-size",
+        type=types.ranks,
+        metavar="N",
+        help="number of processes that share out the model, or auto: one for each NUMA node if that is faster "
+        "(default: auto)",
+    )
+    group.add_argument(
         "--pin-threads",
         action=switch,
         help="pin each thread to a core (default: if the threads fill all cores)",

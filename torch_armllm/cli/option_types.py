@@ -28,6 +28,11 @@ def positive(text: str) -> int:
     return _integer(text, 1)
 
 
+def ranks(text: str) -> int | str:
+    """A number of processes, or ``auto``."""
+    return text if text == "auto" else _integer(text, 1)
+
+
 def port(text: str) -> int:
     """A TCP port; 0 is any free one."""
     number = _integer(text, 0)

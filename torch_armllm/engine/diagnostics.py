@@ -12,6 +12,7 @@ import torch
 
 from torch_armllm._version import __version__
 from torch_armllm.engine.execution.thread_team import choose_threads
+from torch_armllm.engine.rank_plan import drawn, rank_plan
 from torch_armllm.ops import LIBRARY_PATH, variants
 from torch_armllm.system.host import cores, cpu_limit, cpu_name, free_memory, numa_nodes, openmp_runtimes
 from torch_armllm.system.text_layout import labeled
@@ -41,6 +42,7 @@ def describe() -> dict[str, Any]:
         "cores": cores(),
         "cpu_limit": cpu_limit(),
         "numa": numa_nodes(),
+        "tensor_parallel": rank_plan(),
         "threads": torch.get_num_threads(),
         "engine_threads": str(choose_threads()),
         "free_memory": f"{free_memory() / 1e9:.1f} GB",
@@ -86,9 +88,9 @@ def render(info: dict[str, Any]) -> str:
             lines += [
                 _line(family, f"{kernel['variant']} ({kernel['why']})") for family, kernel in value.items()
             ]
-        elif isinstance(value, dict):
-            lines += [_line(f"{name} {key}", inner) for key, inner in value.items()] or [_line(name, None)]
-        else:
+        elif name == "tensor_parallel":
+            lines += [_line(label, text) for label, text in drawn(value)]
+        elif name != "numa":  # drawn with the ranks
             lines.append(_line(name, ", ".join(map(str, value)) if isinstance(value, list) else value))
     return "\n".join(lines + [_line("warning", text) for text in warnings(info)])
 

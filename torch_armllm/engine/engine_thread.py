@@ -123,6 +123,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._inbox: deque[_Add | _Abort | _Call | _Pause] = deque()
         self._stopping = False
+        self._failure: Exception | None = None
         self._paused = False
         self._draining: list[Future[None]] = []
         self._held: dict[OutputStream, _Add] = {}  # requests that came while a pause waits for others
@@ -200,6 +201,12 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def end(self, error: Exception) -> None:
+        """Ends the thread before its next step with an error of something that the engine needs."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify()
+
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise EngineDeadError(
@@ -270,10 +277,12 @@ class EngineThread:
     def _read_inbox(self) -> bool:
         """Executes the commands of the inbox; waits for one if there is nothing to compute. False: stop."""
         with self._changed:
-            while not (self._stopping or self._inbox or self._has_work()):
+            while not (self._stopping or self._failure or self._inbox or self._has_work()):
                 self._changed.wait()
             if self._stopping:
                 return False
+            if self._failure is not None:
+                raise self._failure
             commands, self._inbox = self._inbox, deque()
         for command in commands:
             if isinstance(command, _Add):

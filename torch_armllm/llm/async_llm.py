@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream, PauseMode
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
+from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -50,6 +51,9 @@ class AsyncLLM(LLMBase):
 
     def _start(self) -> None:
         self._thread = EngineThread(self.llm_engine if self.pooling_engine is None else self.pooling_engine)
+        runner = None if self.pooling_engine else getattr(self.llm_engine, "runner", None)
+        if isinstance(runner, PlanRunner):
+            runner.on_failure(self._thread.end)
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._end = weakref.finalize(self, _end, self._thread, self._tokenizing)

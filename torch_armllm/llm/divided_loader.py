@@ -72,6 +72,7 @@ def divide(model: Any, kv_cache_dtype: str, communicator: int, rank: int, ranks:
 
 def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConfig:
     """Returns the settings with a number of ranks in place of ``auto``, and says it in the log."""
+    _take_cpus_back()
     if config.tensor_parallel_size != "auto":
         return config
     if (launched := launched_ranks()) is not None:
@@ -86,6 +87,22 @@ def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConf
             *(ranks, nodes, format_bytes(weight_bytes(folder)) if folder.is_dir() else "unknown sizes"),
         )
     return replace(config, tensor_parallel_size=ranks)
+
+
+_cpus_before: dict[frozenset[int], set[int]] = {}
+"""CPUs of a thread before it became a rank 0, by those of this rank."""
+
+
+def _place(cpus: list[int]) -> None:
+    """Lets this thread, and those that it starts, run on the CPUs of rank 0 only."""
+    _cpus_before.setdefault(frozenset(cpus), os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cpus)
+
+
+def _take_cpus_back() -> None:
+    """Lets this thread use all its CPUs again, so that the ranks of another engine share out all of them."""
+    if _cpus_before and (before := _cpus_before.get(frozenset(os.sched_getaffinity(0)))) is not None:
+        os.sched_setaffinity(0, before)
 
 
 def _layers(folder: Path) -> int:
@@ -135,7 +152,7 @@ def load_divided_engine(
     threads = {"threads": config.threads, "pin_threads": config.pin_threads}
     processes = RankProcesses(cores, settings | threads)
     try:
-        os.sched_setaffinity(0, cores[0])
+        _place(cores[0])
         logger.info("tensor parallel: rank 0 runs on CPUs %s, others on %s", cores[0], cores[1:])
         loaded = load_patched(**settings, progress=progress)
         _agree(described(), processes.receive())
@@ -199,7 +216,7 @@ class _WaitingRanks:
         processes.send(sizes | {"state_dtype": self._config.state_dtype})
         processes.watch()
         mailbox = Mailbox(processes.memory.mail, self.size, lambda: _check(processes))
-        return RankLeader(mailbox, processes.failure, processes.fail)
+        return RankLeader(mailbox, processes.failure, processes.fail, processes.on_failure)
 
 
 def _check(processes: RankProcesses) -> None:

@@ -84,7 +84,7 @@ class LaunchedRanks:
     def leader(self, sizes: dict[str, Any]) -> RankLeader:
         """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
         dist.broadcast_object_list([sizes], 0, group=self._columns)
-        return RankLeader(NetworkMailbox(self._messages), lambda: None, lambda: None)
+        return RankLeader(NetworkMailbox(self._messages), lambda: None, lambda: None, lambda call: None)
 
     def run(self, model: PlanModel, config: EngineConfig) -> None:
         """Computes steps until rank 0 ends, and then ends this process."""

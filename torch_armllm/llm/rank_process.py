@@ -1,9 +1,9 @@
 """The program of a tensor parallel rank other than 0; the leader starts it.
 
-    python -m torch_armllm.llm.rank_process RANK RANKS MEMORY CONNECTION
+    python -m torch_armllm.llm.rank_process RANK RANKS MEMORY CONNECTION STACKS
 
-The last two are descriptors: of the group's memory, and of a socket to the leader.  The process ends when the
-socket closes.
+The last three are descriptors: of the group's memory, of a socket to the leader, and of a file to which the
+process writes its stacks when it gets SIGUSR1.  The process ends when the socket closes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch_armllm.parallel.shared_memory import BUFFER_BYTES, GroupMemory
 
 def main() -> None:
     """Runs the rank until the leader ends."""
-    rank, ranks, file, socket = map(int, sys.argv[1:5])
+    rank, ranks, file, socket, stacks = map(int, sys.argv[1:6])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader decides when to end
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR1, stacks)
     connection = Connection(socket)
     memory = GroupMemory(ranks, file)
     try:

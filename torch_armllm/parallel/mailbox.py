@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_armllm.ops import LIBRARY_PATH
@@ -27,10 +28,22 @@ def mailbox_bytes(ranks: int) -> int:
     return _LINE * (1 + ranks) + _SLOTS * SLOT_BYTES
 
 
+def message_numbers(memory: Tensor, ranks: int) -> list[int]:
+    """Returns the number of the latest message, and of the latest one that each of the other ranks has read.
+
+    Args:
+        memory: of a mailbox.
+        ranks: number of ranks.
+    """
+    numbers = memory[: _LINE * (1 + ranks)].view(torch.int64)[:: _LINE // 8].tolist()
+    return [numbers[0], *numbers[2:]]
+
+
 class Mailbox:
     """One leader, which posts messages in turn to two slots, and readers, which say what they have read.
 
-    The memory begins with the number of the latest message, and of the latest one that each rank has read.
+    The memory begins with lines of 64 bytes: the number of the latest message, and of the latest one that
+    each rank has read.
 
     Args:
         memory: uint8, `mailbox_bytes` of them, 0 at first.

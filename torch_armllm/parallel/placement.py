@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch_armllm.system.host import numa_nodes, physical_cores
 
@@ -19,14 +19,15 @@ _EXCHANGE = 6e-6
 _EXCHANGES_PER_LAYER = 4
 
 
-def usable_nodes(
+def cores_by_node(
     cores: Sequence[Core] | None = None, nodes: Mapping[str, str] | None = None
-) -> list[list[Core]]:
+) -> dict[str, list[Core]]:
     """Returns the cores that this process may use, by NUMA node; nodes without any are left out.
 
     Args:
         cores: the physical cores that the process may use; None: as its affinity says.
-        nodes: CPUs of each node, as `numa_nodes` returns them; None: as the system says.
+        nodes: CPUs of each node, as `numa_nodes` returns them; None: as the system says.  Cores of no node
+            are listed under an empty name.
     """
     cores = physical_cores() if cores is None else cores
     nodes = numa_nodes() if nodes is None else nodes
@@ -34,7 +35,12 @@ def usable_nodes(
     node_of = {cpu: name for name, text in nodes.items() for cpu in cpus_of(text)}
     for core in cores:
         by_node.setdefault(node_of.get(core[0], ""), []).append(core)
-    return list(by_node.values())
+    return by_node
+
+
+def usable_nodes() -> list[list[Core]]:
+    """Returns the cores that this process may use, a list for each NUMA node with any."""
+    return list(cores_by_node().values())
 
 
 def rank_cores(ranks: int, by_node: Sequence[Sequence[Core]] | None = None) -> list[list[Core]]:
@@ -64,6 +70,17 @@ def cpus_of(text: str) -> set[int]:
     return cpus
 
 
+def cpu_list(cpus: Iterable[int]) -> str:
+    """Formats CPUs, as in ``0-3, 8``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
 def best_ranks(weight_bytes: int, layers: int, nodes: int) -> int:
     """Returns the number of ranks with which a model's decode step is fastest: 1, or one a node.
 
@@ -74,8 +91,16 @@ def best_ranks(weight_bytes: int, layers: int, nodes: int) -> int:
         layers: number of its decoder layers.
         nodes: NUMA nodes that the process may use.
     """
-    if nodes < 2:
-        return 1
-    alone = weight_bytes / (_WHOLE_GAIN * _NODE_BANDWIDTH)
-    together = weight_bytes / (nodes * _NODE_BANDWIDTH) + layers * _EXCHANGES_PER_LAYER * _EXCHANGE
-    return nodes if together < alone else 1
+    return nodes if nodes > 1 and weight_bytes > layers * least_layer_bytes(nodes) else 1
+
+
+def least_layer_bytes(nodes: int) -> float:
+    """Returns the bytes of weights for each decoder layer above which a rank on each node is faster.
+
+    With fewer, exchanges take longer than the memory of further nodes saves.
+
+    Args:
+        nodes: number of NUMA nodes, at least 2.
+    """
+    saved = (1 / _WHOLE_GAIN - 1 / nodes) / _NODE_BANDWIDTH
+    return _EXCHANGES_PER_LAYER * _EXCHANGE / saved

@@ -66,6 +66,17 @@ def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> dict[str, str]:
     return nodes
 
 
+def node_memory(root: Path = Path("/sys/devices/system/node")) -> dict[str, int]:
+    """Returns the bytes of memory of each NUMA node, as far as they are known."""
+    memory = {}
+    for file in root.glob("node[0-9]*/meminfo"):
+        for line in _read(file).splitlines():
+            words = line.split()  # Node 0 MemTotal: 65536 kB
+            if len(words) == 5 and words[2] == "MemTotal:":
+                memory[file.parent.name] = 1024 * int(words[3])
+    return memory
+
+
 def cpu_limit(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float | None:
     """Returns the limit of this process's control groups (version 1 or 2), in CPUs; None without a limit.
 

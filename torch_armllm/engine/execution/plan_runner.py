@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from torch_armllm.engine.execution.adapter_rows import AdapterRows
-from torch_armllm.engine.execution.rank_leader import RankLeader
+from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam
@@ -72,6 +72,11 @@ class PlanRunner(StepExecutor):
     def is_divided(self) -> bool:
         """True if tensor parallel ranks compute the steps together."""
         return self._leader is not None
+
+    def on_failure(self, method: OnFailure) -> None:
+        """Calls a method, which is kept weakly, once a tensor parallel rank has failed, if there are any."""
+        if self._leader is not None:
+            self._leader.on_failure(method)
 
     def execute(self, step: Step) -> Tensor:
         """Computes a step.

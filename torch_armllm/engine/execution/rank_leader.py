@@ -13,6 +13,8 @@ from torch_armllm.engine.execution.step_message import step_message, stop_messag
 from torch_armllm.engine.step import Step
 from torch_armllm.plan.step import StepInputs
 
+OnFailure = Callable[[RankFailedError], object]
+
 
 class Outbox(Protocol):
     """Sends messages to the other ranks."""
@@ -29,11 +31,20 @@ class RankLeader:
         mailbox: from which they read.
         failure: returns the reason why a rank has failed; None if all are well.
         fail: ends the other ranks, as this one has failed.
+        on_failure: keeps a method weakly, and calls it with the error once a rank has failed.
     """
 
-    def __init__(self, mailbox: Outbox, failure: Callable[[], str | None], fail: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        mailbox: Outbox,
+        failure: Callable[[], str | None],
+        fail: Callable[[], None],
+        on_failure: Callable[[OnFailure], None],
+    ) -> None:
         self._mailbox = mailbox
         self._failure, self._fail = failure, fail
+        self.on_failure = on_failure
+        self._has_failed = False
 
     def send(self, step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> None:
         """Sends a step, which all ranks then compute.
@@ -49,6 +60,7 @@ class RankLeader:
     def fail(self, error: Exception) -> RankFailedError:
         """Ends all ranks, because a step has failed here or there; returns the error of the engine."""
         self._fail()
+        self._has_failed = True
         if isinstance(error, RankFailedError):
             return error
         failed = RankFailedError(self._failure() or f"a step failed on rank 0: {error}")
@@ -57,5 +69,5 @@ class RankLeader:
 
     def stop(self) -> None:
         """Ends the other ranks."""
-        if self._failure() is None:
+        if self._failure() is None and not self._has_failed:
             self._mailbox.post(stop_message())

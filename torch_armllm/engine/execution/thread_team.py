@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from torch_armllm.ops import threads
+from torch_armllm.parallel.placement import cpu_list
 from torch_armllm.system.exclusive import PROCESS_LOCK, SharedExclusiveLock
 from torch_armllm.system.forks import is_forked
 from torch_armllm.system.host import cpu_limit, physical_cores
@@ -107,7 +108,8 @@ def choose_threads(
             return ThreadSettings(count, why, (), f"the process may use {len(cores)} cores")
         if limit is not None and limit < count:
             return ThreadSettings(count, why, (), f"the control group grants the time of {limit:g} cores")
-    return ThreadSettings(count, why, tuple(cores[:count]), f"{_listed(cores[:count])}")
+    cpus = [cpu for core in cores[:count] for cpu in core]
+    return ThreadSettings(count, why, tuple(cores[:count]), f"CPUs {cpu_list(cpus)}")
 
 
 def apply_threads(chosen: ThreadSettings) -> list[int]:
@@ -213,15 +215,3 @@ def _count(
         return max(1, int(limit)), f"the control group grants the time of {limit:g} cores"
     shared = f" of {cpus} CPUs" if cpus > len(cores) else ""
     return len(cores), f"physical cores{shared}"
-
-
-def _listed(cores: list[Core]) -> str:
-    """Formats the CPUs of cores, as in ``CPUs 0-3, 8``."""
-    cpus = sorted(cpu for core in cores for cpu in core)
-    runs: list[list[int]] = []
-    for cpu in cpus:
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return "CPUs " + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
