@@ -199,8 +199,8 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         "--tensor-parallel-size",
         type=types.ranks,
         metavar="N",
-        help="number of processes that share out the model, or auto: one for each NUMA node if that is faster "
-        "(default: auto)",
+        help="number of processes that share out the model, or auto: one for each NUMA node if that is "
+        "faster (default: auto)",
     )
     group.add_argument(
         "--pin-threads",
