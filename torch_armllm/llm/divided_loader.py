@@ -25,7 +25,7 @@ from torch_armllm.llm.loader import LoadedEngine, load_patched
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
 from torch_armllm.llm.rank_processes import RankProcesses
 from torch_armllm.ops import variants
-from torch_armllm.ops.collective import open_communicator
+from torch_armllm.ops.collective import close_communicator, open_communicator
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.placement import best_ranks, rank_cores, usable_nodes
 from torch_armllm.parallel.rank_group import RankGroup
@@ -169,8 +169,14 @@ def load_divided_engine(
         if reason is not None and isinstance(error, RuntimeError):
             raise ValueError(reason) from error
         raise
-    weakref.finalize(engine, processes.close)
+    weakref.finalize(engine, _close, processes, communicator)
     return LoadedEngine(engine, part.model, own_tokenizer)
+
+
+def _close(processes: RankProcesses, communicator: int) -> None:
+    """Ends the other ranks; the memory that they shared goes with the last plan that reads it."""
+    processes.close()
+    close_communicator(communicator)
 
 
 def _load_launched(

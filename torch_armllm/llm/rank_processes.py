@@ -182,7 +182,7 @@ class RankProcesses:
                 process.wait()
         if self._finder is not None:
             self._finder.join()
-        for file in self._stacks.values():
+        for file in (self.memory.file, *self._stacks.values()):
             os.close(file)
 
 
