@@ -55,6 +55,11 @@ def group_span(scheme: str) -> int:
     return 0 if scheme in EXACT else int(scheme.removeprefix("int8")[1:].rstrip("zbm"))
 
 
+def same_in_any_batch(scheme: str) -> bool:
+    """True if a row's bits do not depend on the number of rows: few and many rows add alike."""
+    return scheme in EXACT or scheme.startswith("int8")
+
+
 def has_zero_points(scheme: str) -> bool:
     """True if values are 0..15 minus a zero point."""
     return SCHEMES[scheme] & 8 != 0

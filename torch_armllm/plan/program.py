@@ -22,6 +22,8 @@ TYPES = {getattr(torch, name): number for name, number in ENUMS["ElementType"].i
 TYPES |= dict.fromkeys(
     (torch.int8, torch.uint8), TYPES[torch.float32]
 )  # packed: addressed by their first byte
+_VIEW_INTEGERS = 5
+"""Integers of an encoded operand."""
 _LINE = 64
 """Bytes of a cache line; rows of the arena begin on one."""
 
@@ -178,6 +180,38 @@ class Encoded:
     opcodes: list[str]
     columns: int
     dtype: torch.dtype
+
+
+def schemes_of(program: Encoded) -> set[str]:
+    """Returns the schemes of all quantized weights that a program multiplies by."""
+    names = {number: name for name, number in ENUMS["Scheme"].items()}
+    formats = {form.opcode: (name, form.fields) for name, form in INSTRUCTIONS.items()}
+    found: set[str] = set()
+
+    def read(fields: Sequence[tables.Field], at: int) -> int:
+        """Returns the place after some fields, which begin at ``at``."""
+        for entry in fields:
+            if entry.kind == "view":
+                at += _VIEW_INTEGERS
+            elif entry.kind == "part":
+                at = read(INSTRUCTIONS[entry.type].fields, at)
+            elif entry.kind == "list":
+                count, at = program.integers[at], at + 1
+                for _ in range(count):
+                    at = read(RECORDS[entry.type], at)
+            else:
+                if entry.type == "Scheme":
+                    found.add(names[program.integers[at]])
+                at += 1
+        return at
+
+    outputs = program.integers[1]
+    at = 3 + 2 * outputs
+    for _ in range(program.integers[at - 1]):
+        _, fields = formats[program.integers[at]]
+        read(fields, at + 2)
+        at += 2 + program.integers[at + 1]
+    return found
 
 
 @dataclass

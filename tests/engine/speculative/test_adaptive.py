@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.patched_models import patched
+from torch_armllm.engine.build import build_engine
+from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.adaptive import MAX_DRAFT_TOKENS, MAX_SEQUENCES, AdaptiveDrafts
@@ -219,3 +223,10 @@ def test_drafts_keep_to_limits_and_to_the_number_of_sequences() -> None:
             assert all(len(draft) <= i % 4 for i, draft in enumerate(proposed))
             assert any(proposed) or number == 1 or number > 8
     assert drafts.propose([], []) == []
+
+
+@pytest.mark.parametrize(("quantization", "drafts"), [("int4", True), ("g32", False), ("int8", True)])
+def test_auto_drafts_only_where_bits_do_not_depend_on_the_batch(quantization: str, drafts: bool) -> None:
+    """A row of float group scales has other bits among few rows than among many."""
+    engine = build_engine(patched("llama", torch.bfloat16, quantization), None, EngineConfig())
+    assert (engine.speculative_decoder is not None) is drafts

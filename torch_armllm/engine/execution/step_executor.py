@@ -11,8 +11,10 @@ from torch_armllm.engine.step import StateMove
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.block_copies import copy_blocks
 from torch_armllm.kv_cache.shapes import Cache, Shape
+from torch_armllm.ops.linear.packed_layout import same_in_any_batch
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.program import schemes_of
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step import Plan, StepInputs
 from torch_armllm.plan.step_result import StepResult
@@ -119,8 +121,11 @@ class StepExecutor:
         """True if a token's logits are known to have the same bits whatever else a step computes."""
         if not isinstance(self.plan, NativePlan):
             return False
-        like = torch.zeros(1, self.plan.program.columns, dtype=self.plan.program.dtype)
-        return self.head.weights(like) is not None
+        program = self.plan.program
+        head = self.head.weights(torch.zeros(1, program.columns, dtype=program.dtype))
+        if head is None or (head.scheme is not None and not same_in_any_batch(head.scheme)):
+            return False
+        return all(map(same_in_any_batch, schemes_of(program)))
 
     def _fuse_head(self, hidden: Tensor) -> None:
         """Fuses the head with a native plan, if the head is one matrix product."""
