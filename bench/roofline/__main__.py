@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import table
+from bench.roofline.clusters import CLUSTERS, predict_ranks
 from bench.roofline.figures import Figures, read_records
 from bench.roofline.machines import BARRIER_US, MACHINES, SHARE, Machine, machine_named
 from bench.roofline.models import MODELS, Model, model_named
@@ -91,6 +92,19 @@ def compare_published(figures: Figures) -> str:
     return table(header, body)
 
 
+def speedups(models: Iterable[Model], figures: Figures) -> str:
+    """Return a table of ranks: rates relative to one node, and the share of exchanges in a step."""
+    works = ("prompt 512", "decode, 1", "decode, 8")
+    body = []
+    for model in models:
+        for cluster in CLUSTERS:
+            found = [predict_ranks(model, cluster, WORKS[name], figures) for name in works]
+            shares = [p.exchanges / (p.parts + p.exchanges) for p in found]
+            cells = [f"{p.speedup:.2f} ({s:.0%})" for p, s in zip(found, shares, strict=True)]
+            body.append([model.name, cluster.name, cluster.link.name, cluster.nodes, *cells])
+    return table(["model", "cluster", "link", "ranks", *works], body)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -115,6 +129,8 @@ def main() -> None:
             print(f"{machine.name}: assumed are {machine.assumed}")
     print("\nCompared with published figures of other engines\n")
     print(compare_published(figures))
+    print("\nTensor parallel ranks: rate relative to one node (share of exchanges)\n")
+    print(speedups(models, figures))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bench.report import DOCUMENT
-from bench.roofline.__main__ import WORKS, compare_published, rates, records
+from bench.roofline.__main__ import WORKS, compare_published, rates, records, speedups
+from bench.roofline.clusters import Cluster, Link, predict_ranks
 from bench.roofline.figures import Figures, read_records, shown_records
 from bench.roofline.machines import BARRIER_US, SHARE, Machine
 from bench.roofline.models import Attention, Experts, Model, Product, Recurrence, model_named
@@ -117,6 +118,21 @@ def test_document_tables_cover_every_model_and_machine() -> None:
     assert rates(found).count("\n") == 1 + len(MODELS) * len(MACHINES)
     document = PREDICTIONS.read_text()
     assert rates(found) in document and compare_published(shown) in document  # as `python -m bench.roofline`
+    assert speedups(MODELS, shown) in document
+
+
+def test_ranks_share_weights_and_pay_for_exchanges() -> None:
+    model = Model("one", ((4, (Product(1 << 14, 4096), Product(4096, 1 << 14))),), Product(16, 32, int8=True))
+    free = Cluster("free", MACHINE, 4, Link("free", 1e9, 0.0))
+    work = Work(1, 0, 1)
+    alone = predict(model, MACHINE, work, figures())
+    shared = predict_ranks(model, free, work, figures())
+    assert shared.one == alone.seconds and shared.exchanges < 1e-12
+    assert shared.parts == pytest.approx(alone.barriers_s + alone.memory_s / 4, rel=1e-2)
+    slow = predict_ranks(model, Cluster("slow", MACHINE, 4, Link("slow", 1.0, 50.0)), work, figures())
+    received = 0.75 * 2 * 4 * ((1 << 14) + 4096)
+    assert slow.exchanges == pytest.approx(9 * 50e-6 + received / 1e9)
+    assert slow.speedup < shared.speedup
 
 
 def test_tables_of_products_and_states_are_read() -> None:
