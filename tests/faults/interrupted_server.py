@@ -135,18 +135,28 @@ def _answer(text: str, stream: bool) -> str:
     return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
 
 
+def _answers(port: int) -> dict[str, str]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+        got = {p: http.post("/v1/completions", json=_body(p, False)) for p in _PROMPTS}
+    for response in got.values():
+        if response.status_code != 200:
+            raise RuntimeError(f"the first server answers {response.status_code}: {response.text}")
+    return {p: _answer(response.text, False) for p, response in got.items()}
+
+
 def first_answers(folder: Path) -> tuple[dict[str, str], int, float]:
     """Returns answers by prompt, the port, and the seconds of a start with a stored plan."""
     for _ in range(2):  # the first stores the plan
         began = time.perf_counter()
         server = Server(folder, 0)
-        if not server.started.wait(60):
-            raise RuntimeError("the first server does not start")
-        seconds = time.perf_counter() - began
-        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as http:
-            answers = {
-                p: _answer(http.post("/v1/completions", json=_body(p, False)).text, False) for p in _PROMPTS
-            }
+        try:
+            if not server.started.wait(60):
+                raise RuntimeError("the first server does not start")
+            seconds = time.perf_counter() - began
+            answers = _answers(server.port)
+        except BaseException:
+            os.kill(server.pid, signal.SIGKILL)  # its reader would keep this process
+            raise
         os.kill(server.pid, signal.SIGTERM)
         if server.wait():
             raise RuntimeError("the first server failed")

@@ -159,9 +159,11 @@ def test_requests_end_during_a_pause(async_llm: AsyncLLM) -> None:
         first = asyncio.create_task(tokens_of(async_llm, "first"))
         await started(async_llm)
         pausing = asyncio.create_task(async_llm.pause_generation(mode="wait"))
-        await asyncio.sleep(0.005)
+        while not await async_llm.is_paused():
+            await asyncio.sleep(0.001)
         held = asyncio.create_task(tokens_of(async_llm, "held"))
-        await asyncio.sleep(0.005)
+        while not async_llm._thread._held:
+            await asyncio.sleep(0.001)
         await async_llm.abort("held")  # it waits for the end of the pause, and has no output yet
         with pytest.raises(RequestAbortedError, match="^the request 'held' was aborted$"):
             await held

@@ -20,10 +20,16 @@ _REGISTRY = "transformers.quantizers.auto"
 def when_transformers_is_there() -> None:
     """Registers now, or when transformers' registry is imported: importing it here would take seconds."""
     registry = sys.modules.get(_REGISTRY)
-    if registry is not None:
+    if registry is not None and _is_complete(registry):
         _register(registry)
-    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
+    elif not any(isinstance(finder, (_Watch, _AfterRegistry)) for finder in sys.meta_path):
+        # a registry that is incomplete imports torch, which imports this package
+        sys.meta_path.insert(0, _Watch() if registry is None else _AfterRegistry(registry))
+
+
+def _is_complete(registry: ModuleType) -> bool:
+    """True if transformers' registry has been executed to its end."""
+    return hasattr(registry, "register_quantizer")
 
 
 def _register(registry: ModuleType) -> None:
@@ -68,6 +74,21 @@ class _Watch(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _Registering(spec.loader)
         return spec
+
+
+class _AfterRegistry(MetaPathFinder):
+    """A one-time import hook: registers at the first import after the registry's own has ended."""
+
+    def __init__(self, registry: ModuleType) -> None:
+        self._registry = registry
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if _is_complete(self._registry):
+            sys.meta_path.remove(self)
+            _register(self._registry)
+        return None
 
 
 class _Registering(Loader):
