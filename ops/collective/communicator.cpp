@@ -1,6 +1,7 @@
 #include "collective/communicator.h"
 
 #include <sched.h>
+#include <time.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include "runtime/pause_cpu.h"
@@ -11,6 +12,8 @@ namespace {
 
 constexpr int kSpinsBeforeYield = 4000;
 constexpr int kSpinsPerCheck = 64;
+constexpr Nanoseconds kAwake = 2 * 1000000;  // parts of a step differ by less
+constexpr timespec kNap{0, 100000};
 
 }  // namespace
 
@@ -38,6 +41,7 @@ void Communicator::wait_for(int64_t rank, int64_t number) const {
     if (began == 0) began = now;
     STD_TORCH_CHECK(now - began < timeout_ns_, "tensor parallel: rank ", rank, " has not answered for ",
                     timeout_ns_ / 1000000000, " s");
+    if (now - began > kAwake) nanosleep(&kNap, nullptr);  // it is loading, or stopped
   }
 }
 
