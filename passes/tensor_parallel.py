@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.parallel.rank_group import HeadShares, RankGroup, shares
-from torch_armllm.passes.lib.attention_heads import (
-    PROJECTIONS,
-    AttentionHeads,
-    Projection,
-    attention_heads,
-    per_head_arguments,
-)
+from torch_armllm.parallel.rank_group import RankGroup, shares
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     aten,
@@ -33,11 +26,10 @@ from torch_armllm.passes.lib.graph import (
     recompute,
     value,
 )
+from torch_armllm.passes.lib.head_division import HeadDivision
+from torch_armllm.passes.lib.partial_results import PANEL, QUANTIZED, argument, argument_place
 
 armllm = torch.ops.armllm
-PANEL = 16  # output rows of a packed panel
-_MOST_IMBALANCE = 1.5
-"""Heads of the rank with the most, relative to the average, above which all ranks compute all heads."""
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -51,15 +43,13 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     group = context.group
     if group is None:
         return 0
-    found = attention_heads(module)
-    divided: set[Node] = set()
-    if found is not None and (shared := _shares_of(found, group)) is not None:
-        divided = _divide_heads(module, group, found, shared)
-        context.divides_heads = True
+    heads = HeadDivision(module, group)
+    divided = heads.run()
+    context.divides_heads = heads.divides_attention
     layers = [n for n in module.graph.nodes if n not in divided]
-    count = len(divided)
+    count = len(heads.owners)
     for node in layers:
-        if is_op(node, *PROJECTIONS):
+        if is_op(node, *QUANTIZED):
             count += _divide_linear(module, group, node)
         elif is_op(node, armllm.int4_gated_linear.default):
             count += _divide_gated(module, group, node)
@@ -69,99 +59,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     return count
 
 
-def _shares_of(found: AttentionHeads, group: RankGroup) -> list[HeadShares] | None:
-    """Returns the heads of each rank for each attention; None if they cannot be shared out evenly enough."""
-    every = []
-    for query_heads, key_heads in zip(found.query_heads, found.key_heads, strict=True):
-        heads = HeadShares.of(query_heads, key_heads, group.size)
-        if heads is None or heads.imbalance > _MOST_IMBALANCE:
-            return None
-        every.append(heads)
-    by_count = {(q, k): heads for q, k, heads in zip(found.query_heads, found.key_heads, every, strict=True)}
-    for each in found.projections:
-        aligned = (each.begin % PANEL, each.width % PANEL) == (0, 0)
-        if not aligned and any(
-            h.start * each.width % PANEL or (h.stop * each.width % PANEL and h.stop != each.heads)
-            for heads in by_count.values()
-            for h in (heads.query if each.is_query else heads.key)
-        ):
-            return None
-    return every
-
-
-def _divide_heads(
-    module: fx.GraphModule, group: RankGroup, found: AttentionHeads, shared: Sequence[HeadShares]
-) -> set[Node]:
-    """Lets a rank compute its own heads; returns the layers that project to them."""
-    by_query = {n: heads for n, heads in zip(found.query_heads, shared, strict=True)}
-    by_key = {n: heads for n, heads in zip(found.key_heads, shared, strict=True)}
-
-    def own(each: Projection) -> range:
-        heads = by_query[each.heads].query if each.is_query else by_key[each.heads].key
-        return heads[group.rank]
-
-    by_layer: dict[Node, list[Projection]] = {}
-    for each in found.projections:
-        by_layer.setdefault(each.layer, []).append(each)
-    changed: set[Node] = set()
-    for layer, parts in by_layer.items():
-        parts.sort(key=lambda each: each.begin)
-        _divide_projections(module, layer, [(each, own(each)) for each in parts])
-        changed |= {layer, *(each.part for each in parts), *(n for each in parts for n in each.nodes)}
-    for node in module.graph.nodes:
-        if node in changed:
-            recompute(node)
-    for node, heads in zip(found.attentions, shared, strict=True):
-        _gather_heads(module, group, node, heads)
-    return set(by_layer)
-
-
-def _divide_projections(module: fx.GraphModule, layer: Node, parts: list[tuple[Projection, range]]) -> None:
-    weight = _constant(module, layer.args[1])
-    rows: list[Tensor] = []
-    columns: list[range] = []
-    at = 0
-    for each, heads in parts:
-        chosen = range(each.begin + heads.start * each.width, each.begin + heads.stop * each.width)
-        rows.append(weight[chosen.start // PANEL : -(-chosen.stop // PANEL)])
-        columns.append(chosen)
-        if each.part is not layer:
-            each.part.args = (each.part.args[0], -1, at, at + len(chosen))
-        view: Any = each.nodes[0]
-        sizes = list(view.args[1])
-        if sizes[-2] != -1:
-            sizes[-2] = len(heads)
-        view.args = (view.args[0], sizes)
-        at += len(chosen)
-    _replace_weight(module, layer, torch.cat(rows), at, columns)
-
-
-def _gather_heads(module: fx.GraphModule, group: RankGroup, node: Node, shared: HeadShares) -> None:
-    """Gathers the results of all heads behind an attention."""
-    heads = shared.query[group.rank]
-    for place in per_head_arguments(node):
-        numbers = new_constant(
-            module, node, "heads", _constant(module, node.args[place])[heads.start : heads.stop]
-        )
-        node.update_arg(place, numbers)
-    before = list(node.users)
-    recompute(node)
-    size = int(value(node).shape[-1])
-    columns = [len(each) * size for each in shared.query]
-    graph = module.graph
-    with graph.inserting_after(node):
-        rows = call(graph, aten.reshape.default, node, [-1, columns[group.rank]])
-    with graph.inserting_after(rows):
-        gathered = call(graph, armllm.gather_columns.default, rows, group.communicator, columns)
-    with graph.inserting_after(gathered):
-        whole = call(graph, aten.reshape.default, gathered, [-1, sum(columns) // size, size])
-    for user in before:
-        user.replace_input_with(node, whole)
-
-
 def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     """Lets a rank compute its columns of a quantized layer, and gathers those of all."""
-    size: int = _argument(node, "out_features")
+    size: int = argument(node, "out_features")
     panels = _panels(size, group)
     if panels is None:
         return 0
@@ -170,18 +70,18 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     _replace_weight(
         module, node, _constant(module, node.args[1])[own.start : own.stop], len(chosen), [chosen]
     )
-    residual = _argument(node, "residual")
+    residual = argument(node, "residual")
     if residual is not None:
         with module.graph.inserting_before(node):
             part = call(module.graph, aten.slice.Tensor, residual, -1, chosen.start, chosen.stop)
-        node.update_arg(_place(node, "residual"), part)
+        node.update_arg(argument_place(node, "residual"), part)
     _gather(module, group, node, [len(_columns(each, size)) for each in panels])
     return 1
 
 
 def _divide_gated(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     """Likewise, for a layer whose panels of gate and up alternate."""
-    size: int = _argument(node, "out_features")
+    size: int = argument(node, "out_features")
     panels = _panels(size, group)
     if panels is None:
         return 0
@@ -198,12 +98,12 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
 
     Routing is uneven, so that whole experts would leave some ranks without work.
     """
-    inner_size: int = _argument(node, "intermediate")
+    inner_size: int = argument(node, "intermediate")
     outer_size = int(value(node).shape[-1])
     inner, outer = _panels(inner_size, group), _panels(outer_size, group)
     if inner is None or outer is None:
         return 0
-    gated = _argument(node, "gated")
+    gated = argument(node, "gated")
     step = 1 if gated is False else 2
     first, second = inner[group.rank], outer[group.rank]
     old = [str(node.args[place].target) for place in (3, 4)]
@@ -222,9 +122,9 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
 def _set_arguments(node: Node, **values: Any) -> None:
     """Gives a node arguments that follow others with their defaults."""
     schema = node.target._schema.arguments
-    args = [*node.args, *(argument.default_value for argument in schema[len(node.args) :])]
-    for name, argument in values.items():
-        args[_place(node, name)] = argument
+    args = [*node.args, *(each.default_value for each in schema[len(node.args) :])]
+    for name, given in values.items():
+        args[argument_place(node, name)] = given
     node.args = tuple(args)
 
 
@@ -252,12 +152,12 @@ def _replace_weight(
     node.update_arg(1, own)
     node.update_arg(2, size)
     for name in biases:
-        bias = _argument(node, name)
+        bias = argument(node, name)
         if bias is not None:
             whole = _constant(module, bias)
             part = torch.cat([whole[each.start : each.stop] for each in columns])
             old.append(str(bias.target))
-            node.update_arg(_place(node, name), new_constant(module, node, f"{old[-1]}_rank", part))
+            node.update_arg(argument_place(node, name), new_constant(module, node, f"{old[-1]}_rank", part))
     drop_unused(module, *old)
 
 
@@ -274,13 +174,3 @@ def _constant(module: fx.GraphModule, node: Any) -> Tensor:
     tensor = constant(module, node)
     assert tensor is not None, f"{node} is no constant"
     return tensor
-
-
-def _place(node: Node, name: str) -> int:
-    """Returns the place of an argument in the schema of a node's operator."""
-    return [argument.name for argument in node.target._schema.arguments].index(name)
-
-
-def _argument(node: Node, name: str) -> Any:
-    place = _place(node, name)
-    return node.args[place] if len(node.args) > place else None

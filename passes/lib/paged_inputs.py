@@ -25,6 +25,7 @@ The inputs are the same for all layers:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.lib.graph import fake_mode
+from torch_armllm.passes.lib.graph import fake_mode, value
 
 BLOCK_SIZE = 32
 
@@ -111,6 +112,13 @@ def add_state_inputs(
     }
     slots, saves, *states = _add(module, near, shapes).values()
     return StateInputs(slots, saves, states)
+
+
+def state_sizes(module: fx.GraphModule) -> list[tuple[int, ...]]:
+    """Returns the shape of one state of each group that `add_state_inputs` added."""
+    inputs = paged_inputs(module)
+    names = (f"states_{i}" for i in itertools.count())
+    return [tuple(map(int, value(inputs[n]).shape[2:])) for n in itertools.takewhile(inputs.get, names)]
 
 
 def add_encoder_inputs(

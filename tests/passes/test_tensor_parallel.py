@@ -12,11 +12,12 @@ from tests.support.models import tiny
 from tests.support.ranks import at_once, communicators
 from torch_armllm.capture.export import capture
 from torch_armllm.hf.base_model import base_model_of
-from torch_armllm.kv_cache.shapes import Shape, with_key_heads
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.parallel.rank_group import HeadShares, RankGroup
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.cache_layout import cache_layout
-from torch_armllm.plan.infer_cache import cache_shape_of
+from torch_armllm.plan.infer_cache import cache_shape_of, shape_of_rank
 from torch_armllm.plan.make import make_plan
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.sample_steps import sample_hidden
@@ -45,11 +46,25 @@ CASES: dict[str, tuple[str, int, dict[str, Any], bool]] = {
     "windows": ("gemma3_text", 2, {}, True),
     "experts": ("qwen3_moe", 2, {}, True),
     "sinks and clamped experts": ("gpt_oss", 2, {}, True),
-    "one layer split into three": ("gpt2", 2, {}, False),
-    "recurrent layers": ("qwen3_next", 2, {}, False),
+    "one layer split into three": ("gpt2", 2, {}, True),
+    "recurrent layers": ("qwen3_next", 2, {}, True),
     "weighed inputs": ("llama4_text", 2, {}, True),
 }
-"""Family, ranks, settings, and whether its heads are shared out."""
+"""Family, ranks, settings, and whether its heads of keys and values are shared out."""
+SURVEYED = {
+    ("deepseek_v3", 3): {},
+    ("deepseek_v32", 2): {},
+    ("kimi_linear", 3): {0: (3, 48), 1: (1, 16, 16)},
+    ("nemotron_h", 2): {0: (3, 96), 1: (4, 16, 16)},
+    ("nemotron_h", 3): {0: (3, 192), 1: (8, 16, 16)},
+    ("granitemoehybrid", 2): {0: (3, 96), 1: (4, 16, 16)},
+    ("qwen3_5_moe_text", 2): {0: (3, 64), 1: (2, 16, 16)},
+    ("lfm2", 3): {0: (2, 16)},
+    ("jamba", 2): {0: (3, 128), 1: (16, 64)},
+    ("recurrent_gemma", 2): {0: (3, 32), 1: (1, 32)},
+    ("zamba", 3): {0: (3, 128), 1: (16, 16)},
+}
+"""Families with latents and recurrent layers, ranks, and the sizes of the first rank's states."""
 
 
 def built(model: Any, group: RankGroup | None) -> tuple[NativePlan, Shape, bool]:
@@ -59,11 +74,29 @@ def built(model: Any, group: RankGroup | None) -> tuple[NativePlan, Shape, bool]
     assert context.layout is not None
     shape = cache_shape_of(base_model_of(model), graph, context.layout, None)
     run_passes(graph, context)
-    if group is not None and context.divides_heads:
-        shape = with_key_heads(shape, group.key_heads)
+    shape = shape_of_rank(shape, graph, context)
     plan, reason = make_plan(graph)
     assert isinstance(plan, NativePlan), reason
     return plan, shape, context.divides_heads
+
+
+def check_ranks(model: Any, ranks: int) -> tuple[NativePlan, list[tuple[NativePlan, Shape, bool]]]:
+    """Compares the ranks of a quantized model with a single process, whose plan it returns, and theirs."""
+    quantize(model, Recipe.of("int4"), progress=False)
+    ids = torch.randint(3, 90, (1, 23), generator=torch.Generator().manual_seed(2))
+    positions = torch.arange(23)[None]
+    whole, shape, _ = built(model, None)
+    expected = sample_hidden(whole, shape, ids, positions)
+    with communicators(ranks, 1 << 12) as (_, handles):
+        parts = [built(model, RankGroup(r, ranks, handles[r], least_columns=32)) for r in range(ranks)]
+        assert all("gather_columns" in plan.opcodes for plan, _, _ in parts)
+
+        def work(rank: int) -> Tensor:
+            return sample_hidden(*parts[rank][:2], ids, positions)
+
+        for hidden in at_once(ranks, work):
+            assert torch.equal(hidden, expected)
+    return whole, parts
 
 
 @torch.no_grad()
@@ -77,25 +110,21 @@ def built(model: Any, group: RankGroup | None) -> tuple[NativePlan, Shape, bool]
 )
 def test_ranks_have_the_bits_of_one(name: str, dtype: torch.dtype) -> None:
     family, ranks, settings, divides = CASES[name]
-    model = tiny(family, dtype, **settings)
-    quantize(model, Recipe.of("int4"), progress=False)
-    ids = torch.randint(3, 97, (1, 23), generator=torch.Generator().manual_seed(2))
-    positions = torch.arange(23)[None]
-    whole, shape, _ = built(model, None)
-    expected = sample_hidden(whole, shape, ids, positions)
-    with communicators(ranks, 1 << 12) as (_, handles):
-        parts = [built(model, RankGroup(r, ranks, handles[r], least_columns=32)) for r in range(ranks)]
-        assert all(part[2] is divides for part in parts)
-        assert all("gather_columns" in plan.opcodes for plan, _, _ in parts)
-
-        def work(rank: int) -> Tensor:
-            return sample_hidden(*parts[rank][:2], ids, positions)
-
-        for hidden in at_once(ranks, work):
-            assert torch.equal(hidden, expected)
+    whole, parts = check_ranks(tiny(family, dtype, **settings), ranks)
+    assert all(part[2] is divides for part in parts)
     weights = sum(c.nbytes for c in whole.program.constants if c.dtype == torch.uint8)
     most = max(sum(c.nbytes for c in p.program.constants if c.dtype == torch.uint8) for p, _, _ in parts)
     assert most < 0.75 * weights
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "ranks"), SURVEYED)
+def test_ranks_share_out_latent_heads_and_states(family: str, ranks: int) -> None:
+    whole, parts = check_ranks(tiny_model(family), ranks)
+    groups = parts[0][1].states.groups
+    assert {i: group.sizes for i, group in enumerate(groups)} == SURVEYED[family, ranks]
+    for opcode in ("mla_attention", "gated_delta_rule", "selective_scan", "causal_conv"):
+        assert all(plan.opcodes.count(opcode) == whole.opcodes.count(opcode) for plan, _, _ in parts)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -330,6 +330,12 @@ def with_key_heads(shape: Shape, heads: Callable[[int], int]) -> Shape:
         )
         return replace(shape, groups=tuple(parts))
     return replace(shape, kv_heads=heads(shape.kv_heads)) if isinstance(shape, CacheShape) else shape
+
+
+def with_state_sizes(shape: Shape, sizes: Sequence[tuple[int, ...]]) -> Shape:
+    """Returns the shape with other sizes of the states of each group."""
+    groups = zip(shape.states.groups, sizes, strict=True)
+    return replace(shape, states=StateShape(tuple(replace(group, sizes=own) for group, own in groups)))
 
 
 def with_state_dtype(shape: Shape, dtype: torch.dtype) -> Shape:

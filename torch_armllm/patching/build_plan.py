@@ -15,13 +15,13 @@ from torch_armllm.capture.markers.indexer import unknown_selection
 from torch_armllm.capture.markers.mla import unsupported_inputs
 from torch_armllm.capture.sample import Sample
 from torch_armllm.hf.base_model import base_model_of
-from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype, with_key_heads
+from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.cache_layout import cache_layout
 from torch_armllm.patching.layer_inputs import append_layer_inputs
 from torch_armllm.patching.self_check import REQUIRED_PASSES, find_guilty_pass, tolerance
-from torch_armllm.plan.infer_cache import cache_shape_of
+from torch_armllm.plan.infer_cache import cache_shape_of, shape_of_rank
 from torch_armllm.plan.make import make_plan
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.sample_steps import plan_error
@@ -176,8 +176,7 @@ class _Builder:
         shape = cache_shape_of(base_model_of(self.model), graph, layout, self.cache_dtype)
         looks_ahead = bool(attentions_ahead(graph))
         run_passes(graph, context)
-        if self.group is not None and context.divides_heads:
-            shape = with_key_heads(shape, self.group.key_heads)
+        shape = shape_of_rank(shape, graph, context)
         plan, why_not_native = make_plan(graph, self.native)
         notes = list(self.notes)
         if why_not_native is not None:

@@ -19,13 +19,17 @@ from torch_armllm.kv_cache.shapes import (
     MixedShape,
     Shape,
     StatesOnlyShape,
+    with_key_heads,
+    with_state_sizes,
 )
 from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.passes.lib.cache_layout import CacheLayout
+from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.entry_layout import entry_layout
 from torch_armllm.passes.lib.graph import is_op, value
 from torch_armllm.passes.lib.index_keys import index_sizes
 from torch_armllm.passes.lib.latents import find_latent_attention, latent_layout, not_absorbed_reason
+from torch_armllm.passes.lib.paged_inputs import state_sizes
 from torch_armllm.passes.lib.state_layout import state_layout
 
 
@@ -44,6 +48,13 @@ def cache_shape_of(
         CaptureError: the layers cannot share a cache, or no op supports their latents.
     """
     return replace(_kv_shape(base, module, layout, dtype), states=_state_shape(module))
+
+
+def shape_of_rank(shape: Shape, module: fx.GraphModule, context: PassContext) -> Shape:
+    """Returns the part of a cache that a tensor parallel rank keeps, from its rewritten graph."""
+    if context.group is not None and context.divides_heads:
+        shape = with_key_heads(shape, context.group.key_heads)
+    return with_state_sizes(shape, state_sizes(module))
 
 
 def _state_shape(module: fx.GraphModule) -> StateShape:

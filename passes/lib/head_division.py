@@ -1,0 +1,274 @@
+"""Division of heads among ranks: a graph computes a rank's heads, and gathers those of all behind them.
+
+A rank's part of the result of attention, or of a recurrent layer, is followed forward as far as operators
+keep heads apart, and gathered there.  From there it is followed backward to the columns of the linear layers
+that it depends on; the rank computes those alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.parallel.rank_group import RankGroup
+from torch_armllm.passes.lib.graph import aten, call, drop_unused, fake_mode, is_op, recompute, value
+from torch_armllm.passes.lib.head_owners import STATES, HeadOwner, head_owners, states_of
+from torch_armllm.passes.lib.partial_results import (
+    QUANTIZED,
+    PartialResult,
+    constant_part,
+    is_stateful,
+    later_part,
+    merged_part,
+    partial_result,
+)
+from torch_armllm.passes.lib.parts import Part, fills, row_size, slice_node, within
+
+armllm = torch.ops.armllm
+_AT_ONCE = (*QUANTIZED, armllm.dense_linear.default, armllm.causal_conv.default)
+"""Operators that compute all wanted parts of their result by one call."""
+_MOST_IMBALANCE = 1.5
+"""Heads of the rank with the most, relative to the average, above which all ranks compute all heads."""
+
+
+class HeadDivision:
+    """The heads and channels of a graph that this rank computes.
+
+    Attributes:
+        owners: operators of which it computes some.
+    """
+
+    def __init__(self, module: fx.GraphModule, group: RankGroup) -> None:
+        self._module = module
+        self._group = group
+        found = head_owners(module, group)
+        self.owners = {n: each for n, each in found.items() if each.imbalance <= _MOST_IMBALANCE}
+        self._leave_whole(found.keys() - self.owners.keys())
+        self._plan = _Plan(module, self.owners, set())
+        whole: set[Node] = set()
+        while undivided := self._undivided():
+            whole |= undivided
+            self._leave_whole(undivided)
+            self._plan = _Plan(module, self.owners, whole)
+
+    @property
+    def divides_attention(self) -> bool:
+        """True if the cache of keys and values has this rank's heads only."""
+        return any(is_op(node, armllm.paged_attention.default) for node in self.owners)
+
+    def run(self) -> set[Node]:
+        """Rewrites the graph; returns the new linear layers.
+
+        The graph's inputs of states get the shapes that this rank's have.
+        """
+        if not self.owners:
+            return set()
+        return set(_Rewrite(self._module, self._group, self._plan, self.owners).run())
+
+    def _leave_whole(self, undivided: Iterable[Node]) -> None:
+        """Leaves operators whole; all attention, if some of it is, as its layers share a cache."""
+        left = set(undivided)
+        if any(is_op(node, armllm.paged_attention.default) for node in left):
+            left |= {n for n in self.owners if is_op(n, armllm.paged_attention.default)}
+        self.owners = {n: each for n, each in self.owners.items() if n not in left}
+
+    def _undivided(self) -> set[Node]:
+        """Returns operators that have to be left whole, as the plan cannot divide them."""
+        results = self._plan.results
+        undivided = {n for n, o in self.owners.items() if results.get(n, {}).get(o.part) is not o.result}
+        if undivided or self._plan.failed:
+            return undivided or set(self.owners)
+        counts: dict[Node, set[int | None]] = {}
+        for node in self._module.graph.nodes:
+            if node.target in STATES:
+                part = self._plan.merged.get(node)
+                counts.setdefault(states_of(node), set()).add(None if part is None else part.count)
+        uneven = {states for states, each in counts.items() if len(each) > 1}
+        return {n for n in self._plan.merged if n.target in STATES and states_of(n) in uneven}
+
+
+class _Plan:
+    """The parts of results that a rank computes.
+
+    Attributes:
+        results: the calls that compute them.
+        merged: parts that contain all wanted ones of a result, where they are computed at once.
+        seeds: results that are gathered: the owner of the heads, and this rank's part.
+        writes: calls that write parts.
+        rotations: calls that change results in place, and those results of which parts are wanted.
+        failed: True if a part is wanted that cannot be had.
+    """
+
+    def __init__(self, module: fx.GraphModule, owners: dict[Node, HeadOwner], whole: set[Node]) -> None:
+        self.results: dict[Node, dict[Part, PartialResult]] = {}
+        self.merged: dict[Node, Part] = {}
+        self.seeds: dict[Node, tuple[HeadOwner, Part]] = {}
+        self.writes = {node: write for owner in owners.values() for node, write in owner.writes.items()}
+        self.rotations: dict[Node, dict[Node, Part]] = {}
+        self.failed = False
+        self._owners = owners
+        self._whole = set(whole)
+        self._wanted: dict[Node, dict[Part, None]] = {}
+        for node, owner in owners.items():
+            last, part = _gathered_at(node, owner.part)
+            self.seeds[last] = owner, part
+            self._want(last, part)
+        for node in reversed(module.graph.nodes):
+            self._visit(node)
+        for rotated in self.rotations.values():
+            self.failed |= any(n in self._whole or len(self._wanted[n]) > 1 for n in rotated)
+
+    def _want(self, node: Node, part: Part) -> None:
+        self._wanted.setdefault(node, {})[part] = None
+
+    def _visit(self, node: Node) -> None:
+        wanted = list(self._wanted.get(node, ()))
+        if node in self.writes:
+            self._follow(node, self.writes[node].sources)
+        elif is_op(node, armllm.rope_.default):
+            rotated: Any = [x for x in node.args[:2] if x in self._wanted and x not in self._whole]
+            self.rotations[node] = {x: next(iter(self._wanted[x])) for x in rotated}
+            self._follow(node, self.rotations[node])
+        elif node in self._whole or node.op == "output" or (is_stateful(node) and not wanted):
+            self._leave_whole(node, wanted)
+        elif wanted:
+            self._divide(node, wanted)
+
+    def _divide(self, node: Node, wanted: list[Part]) -> None:
+        made: dict[Part, PartialResult | None]
+        if node in self._owners:
+            owner = self._owners[node]
+            made = {owner.part: owner.result} if wanted == [owner.part] else {}
+        elif node.target in _AT_ONCE:
+            whole = merged_part(node, wanted)
+            made = {} if whole is None else {whole: partial_result(node, whole)}
+        else:
+            made = {part: partial_result(node, part) for part in wanted}
+        results = {part: result for part, result in made.items() if result is not None}
+        if not results or len(results) < len(made):
+            self._leave_whole(node, wanted)
+            return
+        if node in self._owners or node.target in _AT_ONCE:
+            (self.merged[node],) = results
+        self.results[node] = results
+        for result in results.values():
+            self._follow(node, result.sources)
+
+    def _follow(self, node: Node, sources: Mapping[Node, Part]) -> None:
+        """Wants the parts of arguments, and the other arguments as a whole."""
+        for source, part in sources.items():
+            self._want(source, part)
+        others = node.all_input_nodes
+        if is_op(node, operator.getitem):  # its source is that of the split
+            others = []
+        self._need(source for source in others if source not in sources)
+
+    def _leave_whole(self, node: Node, wanted: list[Part]) -> None:
+        self.failed |= any(not fills(part, node) for part in wanted)
+        self._whole.add(node)
+        self._need(node.all_input_nodes)
+
+    def _need(self, nodes: Iterable[Node]) -> None:
+        self._whole.update(
+            node for node in nodes if node not in self.seeds
+        )  # what is gathered is read instead
+
+
+def _gathered_at(node: Node, part: Part) -> tuple[Node, Part]:
+    """Returns the last result that keeps the heads of an operator apart, and the part of it that they are."""
+    last = node, part
+    while len(node.users) == 1:
+        (user,) = node.users
+        later = later_part(user, node, part)
+        if later is None:
+            break
+        node, part = user, later
+        if row_size(value(node).shape, part.axis) is not None:
+            last = node, part
+    return last
+
+
+class _Rewrite:
+    """Inserts the calls of a plan into a graph."""
+
+    def __init__(
+        self, module: fx.GraphModule, group: RankGroup, plan: _Plan, owners: dict[Node, HeadOwner]
+    ) -> None:
+        self._module = module
+        self._graph = module.graph
+        self._group = group
+        self._plan = plan
+        self._made: dict[tuple[Node, Part], Node] = {}
+
+    def run(self) -> list[Node]:
+        """Rewrites the graph, and returns the calls that replace those of linear layers."""
+        plan, graph = self._plan, self._graph
+        self._narrow_states()
+        old = [*plan.results, *plan.writes]
+        names = {str(x.target) for n in old for x in n.all_input_nodes if x.op == "get_attr"}
+        linear = []
+        for node in list(graph.nodes):
+            self._before = node
+            with graph.inserting_before(node):
+                for part, result in plan.results.get(node, {}).items():
+                    self._made[node, part] = result.emit(self._module, node, self._get)
+                    if is_op(node, *QUANTIZED):
+                        linear.append(self._made[node, part])
+                if node in plan.seeds:
+                    self._gather(node, *plan.seeds[node])
+                if node in plan.writes:
+                    plan.writes[node].emit(self._module, node, self._get)
+                elif rotated := plan.rotations.get(node):
+                    args = [self._get(x, rotated[x]) if x in rotated else x for x in node.args]  # type: ignore[index]
+                    call(graph, armllm.rope_.default, *args)
+        for node in reversed(list(graph.nodes)):
+            replaced = node in plan.results or node in plan.writes or plan.rotations.get(node)
+            if not node.users and (replaced or not node.is_impure()):
+                graph.erase_node(node)
+        drop_unused(self._module, *names)
+        return linear
+
+    def _narrow_states(self) -> None:
+        """Gives the states of divided operators the size of this rank's part."""
+        for node, part in self._plan.merged.items():
+            if node.target not in STATES:
+                continue
+            states, layer = states_of(node), node.args[STATES[node.target]]
+            shape: list[Any] = list(value(states).shape)
+            shape[2 if is_op(node, armllm.gated_delta_rule.default) else -1] = part.count
+            if tuple(shape) != tuple(value(states).shape):
+                with fake_mode(node):
+                    states.meta["val"] = torch.empty(shape, dtype=value(states).dtype)
+            recompute(layer)  # type: ignore[arg-type]
+
+    def _get(self, node: Node, part: Part) -> Node:
+        """Returns a part of a result, which is made before the insertion point."""
+        if (node, part) not in self._made:
+            self._made[node, part] = self._part_of_whole(node, part)
+        return self._made[node, part]
+
+    def _part_of_whole(self, node: Node, part: Part) -> Node:
+        if node.op == "get_attr":
+            return constant_part(self._module, self._before, node, part)
+        if (whole := self._plan.merged.get(node)) is not None:
+            return slice_node(self._graph, self._made[node, whole], within(part, whole))
+        return slice_node(self._graph, node, part)
+
+    def _gather(self, node: Node, owner: HeadOwner, part: Part) -> None:
+        """Gathers a result behind its last part."""
+        shape = value(node).shape
+        size = part.period * (row_size(shape, part.axis) or 1)
+        columns = [count * size // sum(owner.counts) for count in owner.counts]
+        graph = self._graph
+        rows = call(graph, aten.reshape.default, self._get(node, part), [-1, columns[self._group.rank]])
+        whole = call(graph, armllm.gather_columns.default, rows, self._group.communicator, columns)
+        sizes = [each if isinstance(each, int) else -1 for each in shape]
+        users = [user for user in node.users if user is not rows]
+        whole = call(graph, aten.reshape.default, whole, sizes)
+        for user in users:
+            user.replace_input_with(node, whole)

@@ -1,0 +1,159 @@
+"""Operators whose heads or channels ranks can share out: attention and recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.parallel.rank_group import HeadShares, RankGroup, shares
+from torch_armllm.passes.lib.graph import aten, is_op, value
+from torch_armllm.passes.lib.partial_results import PANEL, Call, PartialResult, partial_result
+from torch_armllm.passes.lib.parts import Part
+
+armllm = torch.ops.armllm
+STATES: dict[Any, int] = {
+    armllm.gated_delta_rule.default: 5,
+    armllm.selective_scan.default: 5,
+    armllm.causal_conv.default: 3,
+}
+"""Place of the state among the arguments of each recurrent operator."""
+_SINKS, _SLOPES = 10, 13
+"""Arguments of ``paged_attention`` with one number for each query head."""
+_UNDIVIDED = (14, 15, 17)
+"""Arguments whose heads are not divided: relative positions, their profiles, and biases."""
+
+
+@dataclass
+class HeadOwner:
+    """An operator of which this rank computes some heads or channels.
+
+    Attributes:
+        part: of the result, which this rank computes.
+        counts: heads or channels of each rank.
+        result: the call that computes the part.
+        writes: parts of the arguments of a call that writes what this one reads.
+    """
+
+    part: Part
+    counts: Sequence[int]
+    result: PartialResult
+    writes: dict[Node, Call] = field(default_factory=dict)
+
+    @property
+    def imbalance(self) -> float:
+        """Heads of the rank with the most, relative to the average."""
+        return max(self.counts) * len(self.counts) / sum(self.counts)
+
+
+def head_owners(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwner]:
+    """Returns the operators of a rewritten graph whose heads can be shared out.
+
+    The heads of keys and values can be shared out in all layers or in none, as the layers share a cache.
+    """
+    owners = _attentions(module, group)
+    nodes = list(module.graph.nodes)
+    heads: dict[Any, Callable[[Node, RankGroup], HeadOwner | None]] = {
+        armllm.mla_attention.default: _latent_heads,
+        armllm.gated_delta_rule.default: _delta_heads,
+        armllm.selective_scan.default: _channels,
+    }
+    for node in nodes:
+        find = heads.get(node.target)
+        if find is not None and (owner := find(node, group)) is not None:
+            owners[node] = owner
+    if any(is_op(n, armllm.gated_delta_rule.default, armllm.selective_scan.default) for n in nodes):
+        return owners  # their convolutions follow their heads
+    for node in nodes:
+        if is_op(node, armllm.causal_conv.default) and (owner := _channels(node, group)) is not None:
+            owners[node] = owner
+    return owners
+
+
+def states_of(node: Node) -> Node:
+    """Returns the input that holds the states of a recurrent operator."""
+    layer: Any = node.args[STATES[node.target]]
+    states: Node = layer.args[0]
+    return states
+
+
+def _attentions(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwner]:
+    attentions = [n for n in module.graph.nodes if is_op(n, armllm.paged_attention.default)]
+    writes = {_cache_of(n, 2): n for n in module.graph.nodes if is_op(n, armllm.kv_write.default)}
+    if not _alone({*attentions, *writes.values()}):
+        return {}
+    owners = {}
+    for node in attentions:
+        written = writes.get(_cache_of(node, 1))
+        if written is None or any(len(node.args) > i and node.args[i] is not None for i in _UNDIVIDED):
+            return {}
+        query: Any = node.args[0]
+        inputs: Any = written.args[:2]
+        query_heads, key_heads = (int(value(x).shape[-2]) for x in (query, inputs[0]))
+        if (heads := HeadShares.of(query_heads, key_heads, group.size)) is None:
+            return {}
+        queries = Part.of(1, query_heads, heads.query[group.rank])
+        own = Part.of(1, key_heads, heads.key[group.rank])
+        given = (i for i in (_SINKS, _SLOPES) if len(node.args) > i and node.args[i] is not None)
+        result = Call(node, {query: queries}, rows=dict.fromkeys(given, queries.ranges)).result
+        write = {written: Call(written, dict.fromkeys(inputs, own))}
+        owners[node] = HeadOwner(queries, [len(each) for each in heads.query], result, write)
+    return owners
+
+
+def _cache_of(node: Node, place: int) -> Any:
+    """Returns the tensor and the layer of the cache that a call reads or writes its keys."""
+    layer: Any = node.args[place]
+    return tuple(layer.args) if is_op(layer, aten.select.int) else None
+
+
+def _alone(ends: set[Node]) -> bool:
+    """True if no other operator reads a cache of theirs."""
+    caches: set[Any] = {x for node in ends for x in node.args if is_op(x, aten.select.int)}
+    inputs = {x.args[0] for x in caches if x.args[0].op == "placeholder"}
+    return all(
+        user in ends or not is_op(reader, aten.select.int)
+        for source in inputs
+        for reader in source.users
+        for user in reader.users
+    )
+
+
+def _latent_heads(node: Node, group: RankGroup) -> HeadOwner | None:
+    heads = int(value(node).shape[1])
+    if heads < group.size:
+        return None
+    every = shares(heads, group.size)
+    part = Part.of(1, heads, every[group.rank])
+    result = partial_result(node, part)
+    return None if result is None else HeadOwner(part, [len(each) for each in every], result)
+
+
+def _delta_heads(node: Node, group: RankGroup) -> HeadOwner | None:
+    inputs: Any = node.args[:5]
+    q, k, v, gate, beta = inputs
+    value_heads, key_heads = (int(value(x).shape[1]) for x in (v, k))
+    heads = HeadShares.of(value_heads, key_heads, group.size)
+    if heads is None or len(set(inputs)) < len(inputs):
+        return None
+    part = Part.of(1, value_heads, heads.query[group.rank])
+    keys = Part.of(1, key_heads, heads.key[group.rank])
+    sources: Any = {
+        **{q: keys, k: keys, v: part, beta: part.on(0)},
+        gate: part.on(value(gate).dim() - 2),
+    }
+    return HeadOwner(part, [len(each) for each in heads.query], Call(node, sources).result)
+
+
+def _channels(node: Node, group: RankGroup) -> HeadOwner | None:
+    channels = int(value(node).shape[-1])
+    if channels % PANEL or channels < PANEL * group.size:
+        return None
+    every = [range(PANEL * p.start, PANEL * p.stop) for p in shares(channels // PANEL, group.size)]
+    part = Part.of(0, channels, every[group.rank])
+    result = partial_result(node, part)
+    return None if result is None else HeadOwner(part, [len(each) for each in every], result)
