@@ -72,7 +72,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("best_tokens(Tensor logits) -> Tensor");
   m.def("top_logprobs(Tensor logits, Tensor ids, int count) -> (Tensor, Tensor, Tensor, Tensor)");
   // collective: columns of all tensor parallel ranks; `memory` is shared by them
-  m.def("communicator_open(Tensor memory, int rank, int ranks, int buffer_bytes, int timeout_ms, int network=0) -> int");
+  m.def("communicator_open(Tensor memory, int rank, int ranks, int buffer_bytes, int timeout_ms, int[] sockets=[]) -> int");
   m.def("communicator_close(int communicator) -> ()");
   m.def("gather_columns(Tensor x, int communicator, int[] columns) -> Tensor");
   // machine

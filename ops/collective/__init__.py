@@ -20,27 +20,31 @@ def communicator_bytes(ranks: int, buffer_bytes: int) -> int:
 
 
 def open_communicator(
-    memory: Tensor, rank: int, ranks: int, buffer_bytes: int, timeout: float = 300.0, network: int = 0
+    memory: Tensor,
+    rank: int,
+    ranks: int,
+    buffer_bytes: int,
+    timeout: float = 300.0,
+    sockets: Sequence[int] = (),
 ) -> int:
     """Opens a communicator and returns its handle.
 
     Args:
         memory: uint8, `communicator_bytes` of them that begin on a cache line: shared by all ranks, and 0 at
-            first.  With ``network`` it is this process's own.
+            first.  With ``sockets`` it is this process's own.
         rank: number of this process.
         ranks: number of processes, 64 at most.
         buffer_bytes: bytes of each of a rank's two buffers, a multiple of 64; larger exchanges take several
             rounds.
         timeout: seconds after which a rank that does not answer is an error.
-        network: address of a C function ``int64_t (int64_t number, int64_t bytes)`` that exchanges the first
-            ``bytes`` of the buffers of exchange ``number`` with other machines, and returns 0 if it fails;
-            0: the ranks share the memory.
+        sockets: descriptors of connected stream sockets, one to each rank, and any number for this one: for
+            ranks on several machines, which share no memory.  They have to stay open.
 
     Raises:
         RuntimeError: a size is out of range, or the memory too small.
     """
     handle: int = torch.ops.armllm.communicator_open(
-        memory, rank, ranks, buffer_bytes, int(timeout * 1000), network
+        memory, rank, ranks, buffer_bytes, int(timeout * 1000), list(sockets)
     )
     _ranks[handle] = rank
     return handle

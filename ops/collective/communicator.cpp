@@ -18,9 +18,7 @@ constexpr timespec kNap{0, 100000};
 }  // namespace
 
 void Communicator::publish(int64_t number, int64_t bytes) {
-  if (network_ != nullptr)
-    STD_TORCH_CHECK(network_(number, bytes) != 0, "tensor parallel: rank ", rank_,
-                    " cannot reach the other ranks; its log has the reason");
+  if (network_ != nullptr) network_->exchange([&](int64_t rank) { return buffer(rank, number); }, bytes);
   line(1 + rank_).store(number, std::memory_order_release);
 }
 

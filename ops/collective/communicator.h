@@ -11,28 +11,26 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
+#include "collective/network_links.h"
 #include "runtime/types.h"
 
 namespace armllm {
 
 constexpr int64_t kMaxCommunicatorRanks = 64;
 
-// Sends a rank's part of an exchange to ranks of other machines, and writes theirs to their buffers.  Returns
-// 0 if that failed.
-using NetworkExchange = int64_t (*)(int64_t number, int64_t bytes);
-
 class Communicator {
  public:
   // `memory` is aligned to a cache line, and 0 in a new group.  `network` is null for ranks that share it.
   Communicator(char* memory, int64_t rank, int64_t ranks, int64_t buffer_bytes, int64_t timeout_ns,
-               NetworkExchange network)
+               std::shared_ptr<const NetworkLinks> network)
       : memory_(memory),
         rank_(rank),
         ranks_(ranks),
         buffer_bytes_(buffer_bytes),
         timeout_ns_(timeout_ns),
-        network_(network) {}
+        network_(std::move(network)) {}
   static int64_t bytes(int64_t ranks, int64_t buffer_bytes) {
     return kLine * (1 + ranks) + 2 * ranks * buffer_bytes;
   }
@@ -60,7 +58,7 @@ class Communicator {
 
   char* memory_;
   int64_t rank_, ranks_, buffer_bytes_, timeout_ns_;
-  NetworkExchange network_;
+  std::shared_ptr<const NetworkLinks> network_;
   int64_t number_ = 0;
 };
 

@@ -31,7 +31,7 @@ std::unordered_map<int64_t, std::shared_ptr<OpenCommunicator>>& communicators() 
 }
 
 int64_t communicator_open(Tensor memory, int64_t rank, int64_t ranks, int64_t buffer_bytes,
-                          int64_t timeout_ms, int64_t network) {
+                          int64_t timeout_ms, std::vector<int64_t> sockets) {
   static int64_t next = 1;
   STD_TORCH_CHECK(ranks >= 1 && ranks <= kMaxCommunicatorRanks && rank >= 0 && rank < ranks,
                   "communicator_open: there is no rank ", rank, " of ", ranks, "; there may be ",
@@ -43,8 +43,13 @@ int64_t communicator_open(Tensor memory, int64_t rank, int64_t ranks, int64_t bu
                       reinterpret_cast<intptr_t>(memory.data_ptr()) % 64 == 0,
                   "communicator_open: memory must be ", Communicator::bytes(ranks, buffer_bytes),
                   " bytes (uint8) that begin on a line of 64");
+  STD_TORCH_CHECK(sockets.empty() || int64_t(sockets.size()) == ranks, "communicator_open: ", sockets.size(),
+                  " sockets for ", ranks, " ranks");
+  const int64_t timeout_ns = timeout_ms * 1000000;
+  std::shared_ptr<const NetworkLinks> network;
+  if (!sockets.empty()) network = std::make_shared<const NetworkLinks>(std::move(sockets), rank, timeout_ns);
   const Communicator communicator(static_cast<char*>(memory.data_ptr()), rank, ranks, buffer_bytes,
-                                  timeout_ms * 1000000, reinterpret_cast<NetworkExchange>(network));
+                                  timeout_ns, std::move(network));
   const std::lock_guard lock(communicators_mutex);
   communicators()[next] = std::make_shared<OpenCommunicator>(std::move(memory), communicator);
   return next++;

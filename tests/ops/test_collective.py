@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.ranks import at_once, communicators
+from tests.support.ranks import aligned_zeros, at_once, communicators, network_communicators
 from torch_armllm.ops import collective
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.ops.moe import int4_moe
@@ -40,6 +42,41 @@ def test_every_rank_gets_the_columns_of_all(
         for first, second, third in at_once(len(columns), work):
             assert torch.equal(first, expected) and torch.equal(second, expected)
             assert torch.equal(third, expected.unsqueeze(0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.sampled_from((0, 1, 7, 130)),
+    columns=st.lists(st.sampled_from((1, 16, 33, 4000)), min_size=2, max_size=4),
+    buffer_bytes=st.sampled_from((16_000, 1 << 20)),
+)
+def test_ranks_that_share_no_memory(rows: int, columns: list[int], buffer_bytes: int) -> None:
+    parts = [torch.randn(rows, n) for n in columns]
+    with network_communicators(len(columns), buffer_bytes) as handles:
+
+        def work(rank: int) -> list[Tensor]:
+            return [collective.gather_columns(parts[rank], handles[rank], columns) for _ in range(3)]
+
+        for gathered in at_once(len(columns), work):
+            assert all(torch.equal(each, torch.cat(parts, 1)) for each in gathered)
+
+
+def test_a_rank_that_is_gone_or_silent_on_a_network_is_an_error() -> None:
+    x = torch.zeros(1, 1)
+    with (
+        network_communicators(2, timeout=0.3) as handles,
+        pytest.raises(RuntimeError, match="rank 1 has not"),
+    ):
+        collective.gather_columns(x, handles[0], [1, 1])
+    own, other = socket.socketpair()
+    memory = aligned_zeros(collective.communicator_bytes(2, 64))
+    handle = collective.open_communicator(memory, 0, 2, 64, sockets=[-1, own.fileno()])
+    other.close()
+    with own, pytest.raises(RuntimeError, match="(closed its|the) connection"):
+        collective.gather_columns(x, handle, [1, 1])
+    collective.close_communicator(handle)
+    with pytest.raises(RuntimeError, match="1 sockets for 2 ranks"):
+        collective.open_communicator(memory, 0, 2, 64, sockets=[3])
 
 
 def test_rows_that_exceed_the_buffers_take_several_rounds() -> None:

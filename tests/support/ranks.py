@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +29,30 @@ def communicators(
     finally:
         for handle in handles:
             close_communicator(handle)
+
+
+@contextmanager
+def network_communicators(
+    ranks: int, buffer_bytes: int = 1 << 16, timeout: float = 60.0
+) -> Iterator[list[int]]:
+    """Opens a communicator for each rank, which share no memory; yields their handles."""
+    sockets: list[list[socket.socket | None]] = [[None] * ranks for _ in range(ranks)]
+    for a, b in itertools.combinations(range(ranks), 2):
+        sockets[a][b], sockets[b][a] = socket.socketpair()
+    size = communicator_bytes(ranks, buffer_bytes)
+    handles = []
+    for rank, row in enumerate(sockets):
+        files = [-1 if each is None else each.fileno() for each in row]
+        memory = aligned_zeros(size)
+        handles.append(open_communicator(memory, rank, ranks, buffer_bytes, timeout, files))
+    try:
+        yield handles
+    finally:
+        for handle in handles:
+            close_communicator(handle)
+        for each in itertools.chain(*sockets):
+            if each is not None:
+                each.close()
 
 
 def aligned_zeros(size: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import logging
@@ -192,6 +191,7 @@ def _load_launched(
     if group.rank > 0:
         group.run(part.model, config)
     engine = build_engine(part.model, tokenizer, config, ranks=_WaitingLaunched(group, config))
+    weakref.finalize(engine, group.close)
     return LoadedEngine(engine, part.model, tokenizer)
 
 
@@ -204,9 +204,7 @@ class _WaitingLaunched:
 
     def lead(self, sizes: dict[str, Any]) -> RankLeader:
         """See `torch_armllm.engine.build.Ranks`."""
-        leader = self._group.leader(sizes | {"state_dtype": self._config.state_dtype})
-        atexit.register(leader.stop)
-        return leader
+        return self._group.leader(sizes | {"state_dtype": self._config.state_dtype})
 
 
 class _WaitingRanks:

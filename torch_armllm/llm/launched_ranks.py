@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -18,14 +19,13 @@ from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import with_state_dtype
+from torch_armllm.parallel.connections import Connections
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
 from torch_armllm.plan.plan_model import PlanModel
 
 CONNECT_SECONDS = 120.0
 """Time in which all ranks have to meet."""
 _EXCHANGE_SECONDS = 300.0
-_IDLE = timedelta(days=365)
-"""Time that a rank waits for a step: servers may be idle for long."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +65,11 @@ class LaunchedRanks:
             raise ValueError(
                 f"tensor_parallel_size = {ranks}, but torchrun has started {self.size} processes"
             )
-        self._columns = dist.new_group(backend="gloo", timeout=timedelta(seconds=_EXCHANGE_SECONDS))
-        self._messages = dist.new_group(backend="gloo", timeout=_IDLE)
-        self.exchange = NetworkExchange(self.rank, self.size, self._columns)
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_EXCHANGE_SECONDS))
+        self._connections = Connections(self.rank, self.size, self._group, 2, CONNECT_SECONDS)
+        columns, self._messages = self._connections.sockets
+        self.exchange = NetworkExchange(self.rank, columns, _EXCHANGE_SECONDS)
+        self._leader: RankLeader | None = None
 
     def agree(self, own: str) -> None:
         """Compares what has to be equal on all ranks.
@@ -76,20 +78,30 @@ class LaunchedRanks:
             ValueError: a rank has another.
         """
         every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, own, group=self._columns)
+        dist.all_gather_object(every, own, group=self._group)
         for rank, other in enumerate(every):
             if other != every[0]:
                 raise ValueError(f"tensor parallel rank {rank} has {other}, and rank 0 has {every[0]}")
 
     def leader(self, sizes: dict[str, Any]) -> RankLeader:
         """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
-        dist.broadcast_object_list([sizes], 0, group=self._columns)
-        return RankLeader(NetworkMailbox(self._messages), lambda: None, lambda: None, lambda call: None)
+        dist.broadcast_object_list([sizes], 0, group=self._group)
+        mailbox = NetworkMailbox(self._messages)
+        self._leader = RankLeader(mailbox, lambda: None, lambda: None, lambda call: None)
+        return self._leader
+
+    def close(self) -> None:
+        """Ends the other ranks, if they still run, and closes the connections to them."""
+        if self._leader is not None:
+            with contextlib.suppress(RuntimeError):  # they have ended
+                self._leader.stop()
+        self.exchange.close()
+        self._connections.close()
 
     def run(self, model: PlanModel, config: EngineConfig) -> None:
         """Computes steps until rank 0 ends, and then ends this process."""
         sizes: list[Any] = [None]
-        dist.broadcast_object_list(sizes, 0, group=self._columns)
+        dist.broadcast_object_list(sizes, 0, group=self._group)
         shape = with_state_dtype(model.shape, STATE_DTYPES[sizes[0].pop("state_dtype")])
         executor = StepExecutor(model, shape=shape, **sizes[0])
         team = ThreadTeam(choose_threads(config.threads, config.pin_threads))

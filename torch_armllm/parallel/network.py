@@ -1,25 +1,19 @@
-"""Exchanges and messages between ranks on several machines, by torch.distributed's gloo."""
+"""Exchanges and messages between ranks on several machines."""
 
 from __future__ import annotations
 
-import ctypes
-import logging
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from socket import MSG_WAITALL, socket
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from torch_armllm.ops.collective import close_communicator, communicator_bytes, open_communicator
 from torch_armllm.parallel.shared_memory import BUFFER_BYTES
 
 _LINE = 64
-_FIRST_BYTES = 16 << 10
-"""Bytes of every message's first part, which says if there is more: most steps take one broadcast."""
-
-_logger = logging.getLogger(__name__)
 
 
 class NetworkExchange:
@@ -27,50 +21,20 @@ class NetworkExchange:
 
     Args:
         rank: number of this process.
-        ranks: number of ranks.
-        group: process group of the ranks.
+        sockets: connections to the ranks, which have to stay open; None for this rank.
+        seconds: time after which a rank that does not answer is an error.
 
     Attributes:
         communicator: handle for plans.
     """
 
-    def __init__(self, rank: int, ranks: int, group: Any) -> None:
+    def __init__(self, rank: int, sockets: Sequence[socket | None], seconds: float) -> None:
+        ranks = len(sockets)
         size = communicator_bytes(ranks, BUFFER_BYTES)
         whole = torch.zeros(size + _LINE, dtype=torch.uint8)
         memory = whole[-whole.data_ptr() % _LINE :][:size]
-        self._buffers = memory[_LINE * (1 + ranks) :].view(ranks, 2, BUFFER_BYTES)
-        self._rank, self._group = rank, group
-        # kept: C++ calls it
-        self._callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self._exchange)
-        address = ctypes.cast(self._callback, ctypes.c_void_p).value
-        assert address is not None
-        self.communicator = open_communicator(memory, rank, ranks, BUFFER_BYTES, network=address)
-
-    def _exchange(self, number: int, count: int) -> int:
-        try:
-            self._share(list(self._buffers[:, number % 2, :count]))
-        except Exception:  # of any kind: C++ raises an error in its place
-            _logger.exception("rank %d cannot exchange columns with the others", self._rank)
-            return 0
-        return 1
-
-    def _share(self, parts: list[Tensor]) -> None:
-        """Sends this rank's part to all others, one rank after another.
-
-        gloo's ``all_gather`` of 4 KB takes 0.6 to 0.9 ms between two processes of one machine, where a send
-        and a receive in turn take 0.14 ms.
-        """
-        if len(parts) == 2:
-            other = 1 - self._rank
-            if self._rank == 0:
-                dist.send(parts[0], 1, group=self._group)
-                dist.recv(parts[other], other, group=self._group)
-            else:
-                dist.recv(parts[other], other, group=self._group)
-                dist.send(parts[1], 0, group=self._group)
-            return
-        for rank, part in enumerate(parts):
-            dist.broadcast(part, rank, group=self._group)
+        files = [-1 if each is None else each.fileno() for each in sockets]
+        self.communicator = open_communicator(memory, rank, ranks, BUFFER_BYTES, seconds, files)
 
     def close(self) -> None:
         """Closes the communicator; plans must not run any more."""
@@ -81,36 +45,51 @@ class NetworkMailbox:
     """Messages of rank 0 to all others; see `torch_armllm.parallel.mailbox.Mailbox`.
 
     Args:
-        group: process group of the ranks, which may wait for days.
+        sockets: connections to the ranks; None for this rank.
     """
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self._first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
-        self._whole = self._first
+    def __init__(self, sockets: Sequence[socket | None]) -> None:
+        self._sockets = {rank: each for rank, each in enumerate(sockets) if each is not None}
+        self._message = torch.empty(0, dtype=torch.uint8)
 
     def post(self, numbers: array[int], tensors: Iterable[Tensor] = ()) -> None:
-        """Sends int64 numbers and, after them, the contents of contiguous tensors."""
-        parts = [torch.frombuffer(numbers, dtype=torch.uint8)]
-        parts += [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
-        message = torch.cat(parts)
-        room = _FIRST_BYTES - 8
-        self._first[:8].view(torch.int64).fill_(len(message))
-        self._first[8 : 8 + min(room, len(message))] = message[:room]
-        dist.broadcast(self._first, 0, group=self._group)
-        if len(message) > room:
-            dist.broadcast(message[room:].clone(), 0, group=self._group)
+        """Sends int64 numbers and, after them, the contents of contiguous tensors.
+
+        Raises:
+            RuntimeError: a rank has ended, or its machine has gone.
+        """
+        parts = [numbers.tobytes()]
+        parts += [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+        size = sum(map(len, parts))
+        message = b"".join([array("q", [size]).tobytes(), *parts])
+        for rank, each in self._sockets.items():
+            try:
+                each.sendall(message)
+            except OSError as error:
+                raise RuntimeError(f"the connection to rank {rank} failed: {error}") from error
 
     def receive(self) -> int:
-        """Waits for the next message and returns its address; it is valid until the next call."""
-        dist.broadcast(self._first, 0, group=self._group)
-        size, room = int(self._first[:8].view(torch.int64)), _FIRST_BYTES - 8
-        self._whole = self._first[8:]
-        if size > room:
-            rest = torch.empty(size - room, dtype=torch.uint8)
-            dist.broadcast(rest, 0, group=self._group)
-            self._whole = torch.cat([self._first[8:], rest])
-        return self._whole.data_ptr()
+        """Waits for the next message and returns its address; it is valid until the next call.
+
+        Raises:
+            RuntimeError: rank 0 has ended.
+        """
+        size = torch.empty(1, dtype=torch.int64)
+        self._fill(size.view(torch.uint8))
+        self._message = torch.empty(int(size), dtype=torch.uint8)
+        self._fill(self._message)
+        return self._message.data_ptr()
 
     def done(self, rank: int) -> None:
         """Does nothing: a message has memory of its own."""
+
+    def _fill(self, memory: Tensor) -> None:
+        left: Any = memoryview(memory.numpy())  # type: ignore[arg-type]
+        while left:
+            try:
+                count = self._sockets[0].recv_into(left, len(left), MSG_WAITALL)
+            except OSError as error:
+                raise RuntimeError(f"the connection to rank 0 failed: {error}") from error
+            if count == 0:
+                raise RuntimeError("rank 0 has ended")
+            left = left[count:]
