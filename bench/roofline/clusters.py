@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from bench.roofline.figures import Figures
 from bench.roofline.machines import Machine, machine_named
-from bench.roofline.models import Attention, Experts, Model, Part, Product
+from bench.roofline.models import Attention, Experts, Model, Part, Product, Recurrence
 from bench.roofline.predict import Work, predict
 
 
@@ -76,6 +76,7 @@ CLUSTERS = (
     Cluster("2 x Altra, 8 nodes", _quarter(machine_named("Altra")), 8, Link("between nodes", 40.0, 3.0)),
     Cluster("4 x Graviton3", machine_named("Graviton3"), 4, _NETWORK),
 )
+_HEADS = Attention | Recurrence
 SHARED = 5e-2
 """Time of a prompt's step that every rank spends alike, relative to one rank's part: norms, rotations, and
 quantization of the gathered rows.  Measured: 1B prompts on two ranks take 1 / 0.95 of two threads' time."""
@@ -96,15 +97,17 @@ def predict_ranks(model: Model, cluster: Cluster, work: Work, figures: Figures) 
 
 
 def _divided(model: Model, ranks: int) -> Model:
-    """Returns a rank's part of a model; latent attention and recurrences are whole on every rank."""
+    """Returns a rank's part of a model; latents are whole on every rank."""
 
     def own(part: Part) -> Part:
         if isinstance(part, Product):
             return replace(part, rows=-(-part.rows // ranks))
         if isinstance(part, Experts):
             return replace(part, intermediate=-(-part.intermediate // ranks))
-        if isinstance(part, Attention) and not part.latent:
+        if isinstance(part, Attention):
             return replace(part, heads=-(-part.heads // ranks), kv_heads=max(1, part.kv_heads // ranks))
+        if isinstance(part, Recurrence):
+            return replace(part, heads=-(-part.heads // ranks))
         return part
 
     layers = tuple((count, tuple(map(own, parts))) for count, parts in model.layers)
@@ -120,12 +123,8 @@ def _exchanges(model: Model) -> Iterator[tuple[int, float]]:
             if isinstance(part, Experts):
                 yield count, part.top_k * 2 * part.intermediate  # in float32
                 yield count, part.hidden
-            elif isinstance(part, Attention) and not part.latent:
+            elif isinstance(part, Recurrence) or (isinstance(part, Attention) and not part.latent):
                 yield count, part.heads * part.value
-            elif isinstance(part, Product) and not _reads_own_heads(following):
+            elif isinstance(part, Product) and not part.keeps_heads and not isinstance(following, _HEADS):
                 yield count, part.rows
     yield 1, 0.0  # the best tokens: few bytes
-
-
-def _reads_own_heads(part: Part | None) -> bool:
-    return isinstance(part, Attention) and not part.latent

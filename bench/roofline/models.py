@@ -11,12 +11,16 @@ INT4_BITS = 4 + 6 / 32
 
 @dataclass(frozen=True)
 class Product:
-    """``rows`` × ``columns`` weights that every token of a step is multiplied by."""
+    """``rows`` × ``columns`` weights that every token of a step is multiplied by.
+
+    With ``keeps_heads`` the rows of a head are all that other parts compute for it.
+    """
 
     rows: int
     columns: int
     int8: bool = False
     last_token_only: bool = False
+    keeps_heads: bool = False
 
     @property
     def bytes(self) -> float:
@@ -137,9 +141,9 @@ def _latent(
 ) -> tuple[Product | Attention, ...]:
     """Return MLA's parts without low-rank queries; both up-projections are INT8, one matrix per head."""
     return (
-        Product(heads * (nope + rope), hidden),
+        Product(heads * (nope + rope), hidden, keeps_heads=True),
         Product(rank + rope, hidden),
-        Product(heads * rank, nope, int8=True),
+        Product(heads * rank, nope, int8=True, keeps_heads=True),
         Attention(heads, 1, rank + rope, rank, latent=True),
         Product(heads * value, rank, int8=True),
         Product(hidden, heads * value),
