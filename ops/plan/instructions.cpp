@@ -447,6 +447,8 @@ Instruction build(const fields::reorder& op) {
 Instruction build(const fields::best_tokens& op) {
   auto task = std::make_unique<BestTokens>();
   task->args.vocab_size = op.vocab_size;
+  task->args.first = op.first;
+  if (op.communicator != 0) task->args.communicator = communicator_of(op.communicator);
   return simple(std::move(task), [op](BestTokens& t, const Frame& frame) {
     t.args.logits = frame.rows(op.logits);
     t.args.ids = frame.pointer<int64_t>(op.ids);

@@ -338,6 +338,9 @@ void check_fields(const Checks& c, const fields::reorder& op) {
 void check_fields(const Checks& c, const fields::best_tokens& op) {
   c.written({op.ids});
   c.positive(op.vocab_size, "vocab_size");
+  STD_TORCH_CHECK(op.first >= 0 && op.first <= std::numeric_limits<int32_t>::max() - op.vocab_size,
+                  "plan: the first token of a rank is ", op.first);
+  if (op.communicator != 0) communicator_of(op.communicator);
   c.rows(op.logits, op.vocab_size);
   c.packed(op.ids, 1, ElementType::i64);
   c.needed(op.logits, "logits"), c.needed(op.ids, "ids");

@@ -8,6 +8,11 @@
 #include "runtime/tensor_args.h"
 
 namespace armllm {
+namespace {
+
+bool lighter(const Candidate& a, const Candidate& b) { return a.weight < b.weight; }
+
+}  // namespace
 
 int64_t BestTokens::tiles(int phase) const {
   if (args.rows == 0) return 0;
@@ -27,10 +32,37 @@ void BestTokens::tile(int phase, int64_t index) {
     best_[index] = {top, static_cast<int32_t>(id)};
     return;
   }
-  const auto lighter = [](const Candidate& a, const Candidate& b) { return a.weight < b.weight; };
-  for (int64_t row = 0; row < args.rows; ++row) {
-    const Candidate* chunk = best_.data() + row * each;
-    args.ids[row] = std::max_element(chunk, chunk + each, lighter)->id;
+  if (args.communicator != nullptr) {
+    best_of_ranks();
+    return;
+  }
+  for (int64_t row = 0; row < args.rows; ++row) args.ids[row] = best_of_row(row).id;
+}
+
+Candidate BestTokens::best_of_row(int64_t row) const {
+  const Candidate* chunk = best_.data() + row * chunks();
+  return *std::max_element(chunk, chunk + chunks(), lighter);
+}
+
+// All ranks find the same tokens: they compare the same candidates in the same order.
+void BestTokens::best_of_ranks() {
+  Communicator& ranks = *args.communicator;
+  const int64_t rows_per_round = ranks.buffer_bytes() / int64_t(sizeof(Candidate));
+  for (int64_t begin = 0; begin < args.rows; begin += rows_per_round) {
+    const int64_t rows = std::min(rows_per_round, args.rows - begin), number = ranks.begin();
+    Candidate* own = reinterpret_cast<Candidate*>(ranks.buffer(ranks.rank(), number));
+    for (int64_t row = 0; row < rows; ++row) {
+      own[row] = best_of_row(begin + row);
+      if (own[row].id >= 0) own[row].id += static_cast<int32_t>(args.first);
+    }
+    ranks.publish(number, rows * int64_t(sizeof(Candidate)));
+    std::vector<Candidate> best(size_t(rows), {-std::numeric_limits<float>::infinity(), -1});
+    for (int64_t rank = 0; rank < ranks.ranks(); ++rank) {
+      if (rank != ranks.rank()) ranks.wait_for(rank, number);
+      const Candidate* theirs = reinterpret_cast<const Candidate*>(ranks.buffer(rank, number));
+      for (int64_t row = 0; row < rows; ++row) best[row] = std::max(best[row], theirs[row], lighter);
+    }
+    for (int64_t row = 0; row < rows; ++row) args.ids[begin + row] = best[row].id;
   }
 }
 

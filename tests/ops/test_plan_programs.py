@@ -36,7 +36,7 @@ def program() -> tuple[list[torch.Tensor], list[int], list[float]]:
         weight_offset=0.0,
     )
     best = p.allocate(1, torch.int64)
-    p.emit("best_tokens", logits=y, ids=best, vocab_size=8)
+    p.emit("best_tokens", logits=y, ids=best, vocab_size=8, communicator=0, first=0)
     assert best.storage is not None
     p.outputs.append(best.storage)
     encoded = p.encode()

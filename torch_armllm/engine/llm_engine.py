@@ -231,8 +231,9 @@ class LLMEngine:
             raise self._abort_step(step, error) from error
 
     def _compute(self, step: Step, began: float) -> list[RequestOutput]:
-        greedy_only = step.only_extends and self.sampler.greedy_only
-        logits, best, hidden = self.runner.compute(step, greedy_only)
+        sequences = [sequence for sequence, _, _ in step.scheduled]
+        best_only = step.only_extends and self.sampler.needs_best_only(sequences)
+        logits, best, hidden = self.runner.compute(step, best_only)
         drawn = None if best is None else self._take_greedy(step, best)
         if drawn is None:
             tokens = self._sample(step, logits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.collective import gather_columns
 from torch_armllm.plan.expression import Expression, apply, number, pointwise_fields
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
@@ -19,6 +20,9 @@ _KEPT = 8
 
 class FusedHead:
     """Computes logits and the most probable tokens of a step in one call that starts the threads once.
+
+    Of tensor parallel ranks, each returns its own logits; those of all are gathered only where a token has no
+    most probable successor.
 
     Results of as many tokens are written to the same memory: they are valid until the next step.
 
@@ -44,7 +48,8 @@ class FusedHead:
         program = _program(body, head, min(drawable, head.out_features), columns, kept)
         self._head = NativePlan(program.encode())
         self._replay = body.replay(self._head)
-        self._vocabulary, self._dtype = head.out_features, body.program.dtype
+        self._logits, self._dtype = head.own_features, body.program.dtype
+        self._ranks = head.ranks
         self._inputs: StepInputs | None = None  # of the last step
         self._binding = 0
         self._times = torch.empty(body.instructions + self._head.instructions + 2, 3, dtype=torch.int64)
@@ -55,7 +60,7 @@ class FusedHead:
         """Computes a step in which every token needs logits."""
         if inputs is not self._inputs or not self._replay(self._binding, None):
             self._begin(inputs)
-        return self._computed
+        return self._gathered()
 
     def run_timed(self, inputs: StepInputs) -> tuple[StepResult, Tensor | None]:
         """Computes a step like `run`, and times it if it replays the last one with new values.
@@ -65,9 +70,20 @@ class FusedHead:
             not a replay.
         """
         if inputs is self._inputs and self._replay(self._binding, self._times.data_ptr()):
-            return self._computed, self._times
+            return self._gathered(), self._times
         self._begin(inputs)
-        return self._computed, None
+        return self._gathered(), None
+
+    def _gathered(self) -> StepResult:
+        """Returns the result with the logits of all ranks, where a token's are not numbers.
+
+        All ranks know the same tokens, so that they gather in the same steps.
+        """
+        computed, ranks = self._computed, self._ranks
+        if ranks is None or computed.best is None or -1 not in computed.best:
+            return computed
+        whole = gather_columns(computed.logits, ranks.communicator, ranks.columns)
+        return computed._replace(logits=whole)
 
     def _begin(self, inputs: StepInputs) -> None:
         self._inputs = None
@@ -81,7 +97,7 @@ class FusedHead:
         reserved = self._reserved.pop(tokens, None)
         if reserved is None:
             best = SharedBuffer("q", tokens)
-            logits = torch.empty(tokens, self._vocabulary, dtype=self._dtype)
+            logits = torch.empty(tokens, self._logits, dtype=self._dtype)
             results = [logits, best.view(tokens, 1)]
             hidden = None
             if self._kept is not None:
@@ -96,7 +112,7 @@ class FusedHead:
 
 def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, kept: range | None) -> Program:
     program = Program()
-    dtype, size, stride = body.program.dtype, head.out_features, body.program.columns
+    dtype, stride = body.program.dtype, body.program.columns
     hidden = Operand("input", 0, dtype, (columns,), 0, stride)
     weight = program.constant(head.weight)
     bias = NOTHING if head.bias is None else program.constant(head.bias)
@@ -126,14 +142,18 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, k
             digits=head.digits,
             rotated=head.rotated,
         )
-    if head.ranks is not None:
-        own, logits = logits, program.allocate(size, dtype)
-        parts = [{"columns": count} for count in head.ranks.columns]
-        program.emit("gather_columns", x=own, out=logits, communicator=head.ranks.communicator, parts=parts)
     if head.scaling is not None:
         logits = _scaled(program, logits, head.scaling)
     best = program.allocate(1, torch.int64)
-    program.emit("best_tokens", logits=logits, ids=best, vocab_size=drawable)
+    ranks = head.ranks
+    program.emit(
+        "best_tokens",
+        logits=logits,
+        ids=best,
+        vocab_size=drawable if ranks is None else ranks.own_below(drawable),
+        communicator=0 if ranks is None else ranks.communicator,
+        first=0 if ranks is None else ranks.first,
+    )
     outputs = [logits, best]
     if kept is not None:
         rows = Operand("input", 0, dtype, (len(kept),), kept.start, stride)

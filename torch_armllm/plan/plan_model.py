@@ -47,6 +47,20 @@ class HeadRanks:
     rank: int
     columns: list[int]
 
+    @property
+    def first(self) -> int:
+        """Token of this rank's first logit."""
+        return sum(self.columns[: self.rank])
+
+    @property
+    def last_first(self) -> int:
+        """Token of the last rank's first logit."""
+        return sum(self.columns[:-1])
+
+    def own_below(self, bound: int) -> int:
+        """Returns how many of this rank's logits belong to tokens below a bound."""
+        return min(max(bound - self.first, 0), self.columns[self.rank])
+
 
 @dataclass
 class HeadWeights:

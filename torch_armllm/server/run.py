@@ -37,6 +37,9 @@ class Server(uvicorn.Server):
         config: uvicorn's settings.
         drain_timeout: seconds that running requests have to finish at shutdown.
         end_requests: ends all requests, with an error as their response.
+
+    Attributes:
+        ready: called once clients can connect.
     """
 
     def __init__(
@@ -46,6 +49,13 @@ class Server(uvicorn.Server):
         self.server_state = self._connections = Connections()
         self._drain_timeout = drain_timeout
         self._end_requests = end_requests
+        self.ready: Callable[[], object] = lambda: None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to listen."""
+        await super().startup(sockets)
+        if self.started:
+            self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops listening, and closes each connection after its response."""
@@ -112,9 +122,10 @@ async def serve(
     Args:
         registry: the served models; closed at the end.
         listening: a socket; see `listen`.
-        ready: called once signals are handled.
+        ready: called once signals are handled and clients can connect.
     """
     server = make_server(registry)
+    server.ready = ready
 
     def shut_down(number: int) -> None:
         if server.should_exit:
@@ -130,7 +141,6 @@ async def serve(
     for number in _SIGNALS:
         loop.add_signal_handler(number, shut_down, number)
     trimming = loop.create_task(_trim_memory())
-    ready()
     try:
         await server.serve([listening])
     finally:

@@ -105,7 +105,7 @@ def head(columns: int, dtype: torch.dtype) -> Recorded:
            panel_stride=weight.stride, scheme="i8", digits=2, rotated=columns % 32 == 0,
            **sizes)  # fmt: skip
     best = p.allocate(1, torch.int64)
-    p.emit("best_tokens", logits=logits, ids=best, vocab_size=VOCABULARY)
+    p.emit("best_tokens", logits=logits, ids=best, vocab_size=VOCABULARY, communicator=0, first=0)
     assert logits.storage is not None and best.storage is not None
     p.outputs += [logits.storage, best.storage]
     program, memory = _guarded(p.encode())
@@ -146,7 +146,7 @@ def pieces() -> Recorded:
     p.emit("layer_norm", x=narrow, out=norm, residual=NOTHING, sum=NOTHING, weight=scale, bias=NOTHING,
            rows_per_token=1, width=10, eps=1e-5, weight_offset=0.0)  # fmt: skip
     best = p.allocate(1, torch.int64)
-    p.emit("best_tokens", logits=norm, ids=best, vocab_size=10)
+    p.emit("best_tokens", logits=norm, ids=best, vocab_size=10, communicator=0, first=0)
     assert norm.storage is not None and best.storage is not None
     p.outputs += [norm.storage, best.storage]
     program, memory = _guarded(p.encode())

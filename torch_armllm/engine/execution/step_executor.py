@@ -133,7 +133,8 @@ class StepExecutor:
         if not isinstance(self.plan, NativePlan):
             return
         weights = self.head.weights(hidden)
-        if weights is not None:
+        ranks = None if weights is None else weights.ranks
+        if weights is not None and (ranks is None or ranks.last_first < self._drawable):
             columns = self._hidden_size, self._kept
             self._fused_head = FusedHead(self.plan, weights, self._drawable, *columns)
 

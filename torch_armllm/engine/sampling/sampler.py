@@ -42,10 +42,6 @@ class Sampler:
     """Samples the next token of every sequence by the settings of its request.
 
     A row's token depends only on its logits, settings and context, never on the other rows.
-
-    Attributes:
-        greedy_only: True if all sequences of the last batch take their most probable token, without
-            processors or log-probabilities.
     """
 
     def __init__(
@@ -69,7 +65,7 @@ class Sampler:
         self._batch = SamplingBatch((), ())
         self._processors: list[tuple[int, LogitProcessors]] = []
         self._logprobs: list[tuple[int, int]] = []
-        self.greedy_only = False
+        self._best_only = False
 
     def check(self, params: SamplingParams, prompt_token_ids: GenericSequence[int] = ()) -> None:
         """Refuses at submission the settings that could not be served later.
@@ -104,10 +100,13 @@ class Sampler:
         Returns:
             The tokens, or None if they must be sampled from the logits.
         """
-        if self._batch.sequences != sequences:
-            self._gather(sequences)
         tokens = best.tolist()
-        return tokens if self.greedy_only and -1 not in tokens else None
+        return tokens if self.needs_best_only(sequences) and -1 not in tokens else None
+
+    def needs_best_only(self, sequences: GenericSequence[Sequence]) -> bool:
+        """True if all sequences are greedy and need nothing but their most probable tokens."""
+        self._gather(sequences)
+        return self._best_only
 
     def takes_best(self, sequences: GenericSequence[Sequence]) -> bool:
         """True if the most probable token of each row is drawn: all are greedy and change no logits."""
@@ -290,7 +289,7 @@ class Sampler:
             (i, c) for i, a in enumerate(sequences) if (c := a.params.logprobs_needed) is not None
         ]
         self._batch = SamplingBatch(sequences, [s.history for s in states])
-        self.greedy_only = self._batch.plain and not self._processors and not self._logprobs
+        self._best_only = self._batch.plain and not self._processors and not self._logprobs
 
     def _add_state(self, sequence: Sequence) -> _SequenceState:
         grammar = sequence.params.structured_outputs
