@@ -10,8 +10,8 @@
 
 namespace armllm {
 
-// Of tensor parallel ranks, each has the logits of adjacent tokens, from `first` on; without, the communicator
-// is null.
+// Of tensor parallel ranks, each has the logits of adjacent tokens, from `first` on.  Without ranks the
+// communicator is null.
 struct BestTokensArgs {
   Rows logits;
   int64_t rows = 0, vocab_size = 0;
