@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.linear.packed_layout import PANEL
 from torch_armllm.parallel.rank_group import HeadShares, RankGroup, shares
 from torch_armllm.passes.lib.attention_heads import (
     PROJECTIONS,
@@ -35,7 +36,6 @@ from torch_armllm.passes.lib.graph import (
 )
 
 armllm = torch.ops.armllm
-PANEL = 16  # output rows of a packed panel
 _MOST_IMBALANCE = 1.5
 """Heads of the rank with the most, relative to the average, above which all ranks compute all heads."""
 
@@ -59,60 +59,53 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     layers = [n for n in module.graph.nodes if n not in divided]
     count = len(divided)
     for node in layers:
-        if is_op(node, *PROJECTIONS):
+        if is_op(node, *PROJECTIONS, armllm.int4_gated_linear.default):
             count += _divide_linear(module, group, node)
-        elif is_op(node, armllm.int4_gated_linear.default):
-            count += _divide_gated(module, group, node)
         elif is_op(node, armllm.int4_moe.default):
             count += _divide_experts(module, group, node)
     module.graph.eliminate_dead_code()
     return count
 
 
-def _shares_of(found: AttentionHeads, group: RankGroup) -> list[HeadShares] | None:
-    """Returns the heads of each rank for each attention; None if they cannot be shared out evenly enough."""
-    every = []
-    for query_heads, key_heads in zip(found.query_heads, found.key_heads, strict=True):
-        heads = HeadShares.of(query_heads, key_heads, group.size)
-        if heads is None or heads.imbalance > _MOST_IMBALANCE:
+def _shares_of(found: AttentionHeads, group: RankGroup) -> dict[tuple[int, int], HeadShares] | None:
+    """Returns each rank's heads by the numbers of heads; None if they cannot be shared out evenly enough."""
+    every = {}
+    for heads in found.heads:
+        shared = HeadShares.of(*heads, group.size)
+        if shared is None or shared.imbalance > _MOST_IMBALANCE:
             return None
-        every.append(heads)
-    by_count = {(q, k): heads for q, k, heads in zip(found.query_heads, found.key_heads, every, strict=True)}
-    for each in found.projections:
-        aligned = (each.begin % PANEL, each.width % PANEL) == (0, 0)
-        if not aligned and any(
-            h.start * each.width % PANEL or (h.stop * each.width % PANEL and h.stop != each.heads)
-            for heads in by_count.values()
-            for h in (heads.query if each.is_query else heads.key)
-        ):
-            return None
-    return every
+        every[heads] = shared
+    return every if all(_aligned(each, every[each.attention]) for each in found.projections) else None
+
+
+def _aligned(each: Projection, shared: HeadShares) -> bool:
+    """True if the rows of each rank's heads are whole panels of the layer."""
+    ends = {n for heads in _heads_of(each, shared) for n in (heads.start, heads.stop)}
+    return all((each.begin + n * each.width) % PANEL == 0 or n == each.heads for n in ends)
+
+
+def _heads_of(each: Projection, shared: HeadShares) -> Sequence[range]:
+    return shared.query if each.is_query else shared.key
 
 
 def _divide_heads(
-    module: fx.GraphModule, group: RankGroup, found: AttentionHeads, shared: Sequence[HeadShares]
+    module: fx.GraphModule, group: RankGroup, found: AttentionHeads, shared: dict[tuple[int, int], HeadShares]
 ) -> set[Node]:
     """Lets a rank compute its own heads; returns the layers that project to them."""
-    by_query = {n: heads for n, heads in zip(found.query_heads, shared, strict=True)}
-    by_key = {n: heads for n, heads in zip(found.key_heads, shared, strict=True)}
-
-    def own(each: Projection) -> range:
-        heads = by_query[each.heads].query if each.is_query else by_key[each.heads].key
-        return heads[group.rank]
-
     by_layer: dict[Node, list[Projection]] = {}
     for each in found.projections:
         by_layer.setdefault(each.layer, []).append(each)
     changed: set[Node] = set()
     for layer, parts in by_layer.items():
         parts.sort(key=lambda each: each.begin)
-        _divide_projections(module, layer, [(each, own(each)) for each in parts])
+        own = [(each, _heads_of(each, shared[each.attention])[group.rank]) for each in parts]
+        _divide_projections(module, layer, own)
         changed |= {layer, *(each.part for each in parts), *(n for each in parts for n in each.nodes)}
     for node in module.graph.nodes:
         if node in changed:
             recompute(node)
-    for node, heads in zip(found.attentions, shared, strict=True):
-        _gather_heads(module, group, node, heads)
+    for node, heads in zip(found.attentions, found.heads, strict=True):
+        _gather_heads(module, group, node, shared[heads])
     return set(by_layer)
 
 
@@ -160,17 +153,21 @@ def _gather_heads(module: fx.GraphModule, group: RankGroup, node: Node, shared: 
 
 
 def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
-    """Lets a rank compute its columns of a quantized layer, and gathers those of all."""
+    """Lets a rank compute its columns of a quantized layer, and gathers those of all.
+
+    Panels of gate and up alternate in the weight of a gated layer.
+    """
     size: int = _argument(node, "out_features")
     panels = _panels(size, group)
     if panels is None:
         return 0
+    gated = is_op(node, armllm.int4_gated_linear.default)
+    step, biases = (2, ("gate_bias", "up_bias")) if gated else (1, ("bias",))
     own = panels[group.rank]
     chosen = _columns(own, size)
-    _replace_weight(
-        module, node, _constant(module, node.args[1])[own.start : own.stop], len(chosen), [chosen]
-    )
-    residual = _argument(node, "residual")
+    weight = _constant(module, node.args[1])[step * own.start : step * own.stop]
+    _replace_weight(module, node, weight, len(chosen), [chosen], biases)
+    residual = None if gated else _argument(node, "residual")
     if residual is not None:
         with module.graph.inserting_before(node):
             part = call(module.graph, aten.slice.Tensor, residual, -1, chosen.start, chosen.stop)
@@ -179,22 +176,8 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     return 1
 
 
-def _divide_gated(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
-    """Likewise, for a layer whose panels of gate and up alternate."""
-    size: int = _argument(node, "out_features")
-    panels = _panels(size, group)
-    if panels is None:
-        return 0
-    own = panels[group.rank]
-    chosen = _columns(own, size)
-    weight = _constant(module, node.args[1])[2 * own.start : 2 * own.stop]
-    _replace_weight(module, node, weight, len(chosen), [chosen], ("gate_bias", "up_bias"))
-    _gather(module, group, node, [len(_columns(each, size)) for each in panels])
-    return 1
-
-
 def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
-    """Likewise, for columns of every expert's intermediate rows and of their results.
+    """Lets a rank compute columns of every expert's intermediate rows and of their results.
 
     Routing is uneven, so that whole experts would leave some ranks without work.
     """

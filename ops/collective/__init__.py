@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["close_communicator", "communicator_bytes", "gather_columns", "open_communicator", "rank_of"]
+__all__ = [
+    "close_communicator",
+    "communicator_buffers",
+    "communicator_bytes",
+    "communicator_memory",
+    "gather_columns",
+    "open_communicator",
+    "rank_of",
+]
 
 _LINE = 64
 _ranks: dict[int, int] = {}
@@ -17,6 +25,18 @@ _ranks: dict[int, int] = {}
 def communicator_bytes(ranks: int, buffer_bytes: int) -> int:
     """Returns the bytes of memory that the ranks of a communicator share."""
     return _LINE * (1 + ranks) + 2 * ranks * buffer_bytes
+
+
+def communicator_memory(ranks: int, buffer_bytes: int) -> Tensor:
+    """Returns memory of this process for a communicator: uint8 zeros that begin on a cache line."""
+    size = communicator_bytes(ranks, buffer_bytes)
+    whole = torch.zeros(size + _LINE, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % _LINE :][:size]
+
+
+def communicator_buffers(memory: Tensor, ranks: int, buffer_bytes: int) -> Tensor:
+    """Returns the two buffers of each rank in a communicator's memory, ``(ranks, 2, buffer_bytes)``."""
+    return memory[_LINE * (1 + ranks) :].view(ranks, 2, buffer_bytes)
 
 
 def open_communicator(

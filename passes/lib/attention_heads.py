@@ -26,6 +26,7 @@ class Projection(NamedTuple):
         part: the layer's result, or the slice of it.
         layer: the linear layer.
         heads, width: number and size of the heads.
+        attention: numbers of heads of queries and of keys of the attention that reads them.
         is_query: False for keys and values.
     """
 
@@ -34,6 +35,7 @@ class Projection(NamedTuple):
     layer: Node
     heads: int
     width: int
+    attention: tuple[int, int]
     is_query: bool
 
     @property
@@ -49,13 +51,12 @@ class AttentionHeads(NamedTuple):
     Attributes:
         attentions: calls of ``paged_attention``.
         projections: of all of them.
-        query_heads, key_heads: numbers of heads by attention.
+        heads: numbers of heads of queries and of keys, of each attention.
     """
 
     attentions: list[Node]
     projections: list[Projection]
-    query_heads: list[int]
-    key_heads: list[int]
+    heads: list[tuple[int, int]]
 
 
 def attention_heads(module: fx.GraphModule) -> AttentionHeads | None:
@@ -69,22 +70,22 @@ def attention_heads(module: fx.GraphModule) -> AttentionHeads | None:
     if not _alone({*attentions, *writes.values()}):
         return None
     projections: dict[Node, Projection] = {}
-    query_heads, key_heads = [], []
+    heads: list[tuple[int, int]] = []
     for node in attentions:
         written = writes.get(_cache_of(node, 1))
         if written is None or any(len(node.args) > i and node.args[i] is not None for i in _UNDIVIDED):
             return None
         keys, values = written.args[:2]
-        found = [_trace(node.args[0], True), _trace(keys, False), _trace(values, False)]
+        both = value(node.args[0]).shape[-2], value(keys).shape[-2]
+        found = [_trace(node.args[0], both, True), _trace(keys, both, False), _trace(values, both, False)]
         if any(each is None for each in found):
             return None
         projections.update({each.nodes[-1]: each for each in found if each is not None})
-        query_heads.append(value(node.args[0]).shape[-2])
-        key_heads.append(value(written.args[0]).shape[-2])
+        heads.append(both)
     every = list(projections.values())
     if not every or not _closed(every, {*attentions, *writes.values()}):
         return None
-    return AttentionHeads(attentions, every, query_heads, key_heads)
+    return AttentionHeads(attentions, every, heads)
 
 
 def per_head_arguments(attention: Node) -> list[int]:
@@ -110,7 +111,7 @@ def _alone(ends: set[Node]) -> bool:
     )
 
 
-def _trace(node: Any, is_query: bool) -> Projection | None:
+def _trace(node: Any, attention: tuple[int, int], is_query: bool) -> Projection | None:
     nodes: list[Node] = []
     while isinstance(node, Node):
         nodes.append(node)
@@ -118,7 +119,7 @@ def _trace(node: Any, is_query: bool) -> Projection | None:
         if without_batch or (_is_head_norm(node)):
             node = node.args[0]
         elif is_op(node, aten.view.default, aten.reshape.default):
-            return _projection(nodes, is_query)
+            return _projection(nodes, attention, is_query)
         else:
             return None
     return None
@@ -128,7 +129,7 @@ def _is_head_norm(node: Any) -> bool:
     return is_op(node, armllm.rms_norm.default) and value(node.args[1]).dim() == 1
 
 
-def _projection(nodes: list[Node], is_query: bool) -> Projection | None:
+def _projection(nodes: list[Node], attention: tuple[int, int], is_query: bool) -> Projection | None:
     part: Any = nodes[-1].args[0]
     view = nodes[-1]
     before, after = value(part), value(view)
@@ -139,7 +140,7 @@ def _projection(nodes: list[Node], is_query: bool) -> Projection | None:
     if not is_op(layer, *PROJECTIONS) or residual_of(layer) is not None:
         return None
     heads, width = int(after.shape[-2]), int(after.shape[-1])
-    return Projection(tuple(reversed(nodes)), part, layer, heads, width, is_query)
+    return Projection(tuple(reversed(nodes)), part, layer, heads, width, attention, is_query)
 
 
 def residual_of(layer: Node) -> Any:

@@ -12,10 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_armllm.ops.collective import close_communicator, communicator_bytes, open_communicator
+from torch_armllm.ops.collective import (
+    close_communicator,
+    communicator_buffers,
+    communicator_memory,
+    open_communicator,
+)
 from torch_armllm.parallel.shared_memory import BUFFER_BYTES
 
-_LINE = 64
 _FIRST_BYTES = 16 << 10
 """Bytes of every message's first part, which says if there is more: most steps take one broadcast."""
 
@@ -35,10 +39,8 @@ class NetworkExchange:
     """
 
     def __init__(self, rank: int, ranks: int, group: Any) -> None:
-        size = communicator_bytes(ranks, BUFFER_BYTES)
-        whole = torch.zeros(size + _LINE, dtype=torch.uint8)
-        memory = whole[-whole.data_ptr() % _LINE :][:size]
-        self._buffers = memory[_LINE * (1 + ranks) :].view(ranks, 2, BUFFER_BYTES)
+        memory = communicator_memory(ranks, BUFFER_BYTES)
+        self._buffers = communicator_buffers(memory, ranks, BUFFER_BYTES)
         self._rank, self._group = rank, group
         # kept: C++ calls it
         self._callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self._exchange)
