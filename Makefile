@@ -87,7 +87,8 @@ check: lint types
 
 test: $(READY) $(MODEL)
 	$(BIN)/cmake --build build/py3-none-* --target check_kernels  # where the install builds: build/{wheel_tag}
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile \
+		--timeout 420 -o faulthandler_timeout=450 $(ARGS)  # a test that hangs is named
 
 test-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash tests/arm/test-arm.sh $(ARGS)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.linear.packed_layout import PANEL
 from torch_armllm.parallel.rank_group import RankGroup, shares
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
@@ -27,7 +28,7 @@ from torch_armllm.passes.lib.graph import (
     value,
 )
 from torch_armllm.passes.lib.head_division import HeadDivision
-from torch_armllm.passes.lib.partial_results import PANEL, QUANTIZED, argument, argument_place
+from torch_armllm.passes.lib.partial_results import QUANTIZED, argument, argument_place
 
 armllm = torch.ops.armllm
 
@@ -49,10 +50,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     layers = [n for n in module.graph.nodes if n not in divided]
     count = len(heads.owners)
     for node in layers:
-        if is_op(node, *QUANTIZED):
+        if is_op(node, *QUANTIZED, armllm.int4_gated_linear.default):
             count += _divide_linear(module, group, node)
-        elif is_op(node, armllm.int4_gated_linear.default):
-            count += _divide_gated(module, group, node)
         elif is_op(node, armllm.int4_moe.default):
             count += _divide_experts(module, group, node)
     module.graph.eliminate_dead_code()
@@ -60,17 +59,21 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
 
 
 def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
-    """Lets a rank compute its columns of a quantized layer, and gathers those of all."""
+    """Lets a rank compute its columns of a quantized layer, and gathers those of all.
+
+    Panels of gate and up alternate in the weight of a gated layer.
+    """
     size: int = argument(node, "out_features")
     panels = _panels(size, group)
     if panels is None:
         return 0
+    gated = is_op(node, armllm.int4_gated_linear.default)
+    step, biases = (2, ("gate_bias", "up_bias")) if gated else (1, ("bias",))
     own = panels[group.rank]
     chosen = _columns(own, size)
-    _replace_weight(
-        module, node, _constant(module, node.args[1])[own.start : own.stop], len(chosen), [chosen]
-    )
-    residual = argument(node, "residual")
+    weight = _constant(module, node.args[1])[step * own.start : step * own.stop]
+    _replace_weight(module, node, weight, len(chosen), [chosen], biases)
+    residual = None if gated else argument(node, "residual")
     if residual is not None:
         with module.graph.inserting_before(node):
             part = call(module.graph, aten.slice.Tensor, residual, -1, chosen.start, chosen.stop)
@@ -79,22 +82,8 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     return 1
 
 
-def _divide_gated(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
-    """Likewise, for a layer whose panels of gate and up alternate."""
-    size: int = argument(node, "out_features")
-    panels = _panels(size, group)
-    if panels is None:
-        return 0
-    own = panels[group.rank]
-    chosen = _columns(own, size)
-    weight = _constant(module, node.args[1])[2 * own.start : 2 * own.stop]
-    _replace_weight(module, node, weight, len(chosen), [chosen], ("gate_bias", "up_bias"))
-    _gather(module, group, node, [len(_columns(each, size)) for each in panels])
-    return 1
-
-
 def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
-    """Likewise, for columns of every expert's intermediate rows and of their results.
+    """Lets a rank compute columns of every expert's intermediate rows and of their results.
 
     Routing is uneven, so that whole experts would leave some ranks without work.
     """

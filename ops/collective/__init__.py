@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["close_communicator", "communicator_bytes", "gather_columns", "open_communicator", "rank_of"]
+__all__ = [
+    "close_communicator",
+    "communicator_bytes",
+    "communicator_memory",
+    "gather_columns",
+    "open_communicator",
+    "rank_of",
+]
 
 _LINE = 64
 _ranks: dict[int, int] = {}
@@ -17,6 +24,13 @@ _ranks: dict[int, int] = {}
 def communicator_bytes(ranks: int, buffer_bytes: int) -> int:
     """Returns the bytes of memory that the ranks of a communicator share."""
     return _LINE * (1 + ranks) + 2 * ranks * buffer_bytes
+
+
+def communicator_memory(ranks: int, buffer_bytes: int) -> Tensor:
+    """Returns memory of this process for a communicator: uint8 zeros that begin on a cache line."""
+    size = communicator_bytes(ranks, buffer_bytes)
+    whole = torch.zeros(size + _LINE, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % _LINE :][:size]
 
 
 def open_communicator(

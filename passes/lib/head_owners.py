@@ -10,9 +10,10 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.linear.packed_layout import PANEL
 from torch_armllm.parallel.rank_group import HeadShares, RankGroup, shares
 from torch_armllm.passes.lib.graph import aten, is_op, value
-from torch_armllm.passes.lib.partial_results import PANEL, Call, PartialResult, partial_result
+from torch_armllm.passes.lib.partial_results import Call, PartialResult, partial_result
 from torch_armllm.passes.lib.parts import Part
 
 armllm = torch.ops.armllm

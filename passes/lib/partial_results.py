@@ -15,11 +15,11 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.linear.packed_layout import PANEL
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, new_constant, value
 from torch_armllm.passes.lib.parts import Part, Ranges, fills, sliced, through_view, union
 
 armllm = torch.ops.armllm
-PANEL = 16  # output rows of a packed panel
 QUANTIZED = (armllm.int4_linear.default, armllm.int8_linear.default)
 VIEWS = (aten.view.default, aten.reshape.default)
 _HEADS_LINEAR = (armllm.int8_heads_linear.default, armllm.dense_heads_linear.default)

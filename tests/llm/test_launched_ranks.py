@@ -21,7 +21,8 @@ SCRIPT = """
 import json, sys
 from torch_armllm import LLM, SamplingParams
 
-llm = LLM(sys.argv[1], skip_tokenizer_init=True, progress=False, threads=1, kv_cache_memory=1 << 20)
+options = {"skip_tokenizer_init": True, "progress": False, "threads": 1, "kv_cache_memory": 1 << 20}
+llm = LLM(sys.argv[1], tensor_parallel_size=2, **options)
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 outputs = llm.generate(json.loads(sys.argv[2]), params, use_tqdm=False)
 print("tokens", json.dumps([output.outputs[0].token_ids for output in outputs]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +111,23 @@ def test_health(async_llm: AsyncLLM) -> None:
         asyncio.run(async_llm.check_health())
 
 
+class AllowedSteps:
+    """Holds an engine after a number of steps, so that no request ends before a test wants it to."""
+
+    def __init__(self, llm: AsyncLLM, count: float) -> None:
+        self.count = count
+        self._computed = 0
+        self._step = llm.llm_engine.step
+        llm.llm_engine.step = self._compute  # type: ignore[method-assign]
+
+    def _compute(self) -> list[RequestOutput]:
+        if self._computed >= self.count:
+            time.sleep(0.001)
+            return []
+        self._computed += 1
+        return self._step()
+
+
 async def tokens_of(llm: AsyncLLM, name: str, count: int = 400) -> RequestOutput:
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     last = None
@@ -126,6 +144,8 @@ async def started(llm: AsyncLLM) -> None:
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_pauses(async_llm: AsyncLLM, mode: PauseMode) -> None:
+    allowed = AllowedSteps(async_llm, 5)
+
     async def main() -> None:
         first = asyncio.create_task(tokens_of(async_llm, "first"))
         await started(async_llm)
@@ -133,6 +153,7 @@ def test_pauses(async_llm: AsyncLLM, mode: PauseMode) -> None:
         pausing = asyncio.create_task(async_llm.pause_generation(mode=mode))
         await asyncio.sleep(0)
         second = asyncio.create_task(tokens_of(async_llm, "second", 3))
+        allowed.count = float("inf")
         await pausing
         assert await async_llm.is_paused()
         steps = async_llm.stats.totals.steps
@@ -155,6 +176,8 @@ def test_pauses(async_llm: AsyncLLM, mode: PauseMode) -> None:
 
 
 def test_requests_end_during_a_pause(async_llm: AsyncLLM) -> None:
+    AllowedSteps(async_llm, 5)
+
     async def main() -> None:
         first = asyncio.create_task(tokens_of(async_llm, "first"))
         await started(async_llm)
@@ -179,6 +202,8 @@ def test_requests_end_during_a_pause(async_llm: AsyncLLM) -> None:
 
 
 def test_a_shutdown_ends_a_pause(async_llm: AsyncLLM) -> None:
+    AllowedSteps(async_llm, 5)
+
     async def main() -> None:
         first = asyncio.create_task(tokens_of(async_llm, "first"))
         await started(async_llm)

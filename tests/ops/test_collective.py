@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.ranks import aligned_zeros, at_once, communicators, network_communicators
+from tests.support.ranks import at_once, communicators, network_communicators
 from torch_armllm.ops import collective
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.ops.moe import int4_moe
@@ -69,7 +69,7 @@ def test_a_rank_that_is_gone_or_silent_on_a_network_is_an_error() -> None:
     ):
         collective.gather_columns(x, handles[0], [1, 1])
     own, other = socket.socketpair()
-    memory = aligned_zeros(collective.communicator_bytes(2, 64))
+    memory = collective.communicator_memory(2, 64)
     handle = collective.open_communicator(memory, 0, 2, 64, sockets=[-1, own.fileno()])
     other.close()
     with own, pytest.raises(RuntimeError, match="(closed its|the) connection"):

@@ -10,7 +10,6 @@ from typing import NoReturn
 import pytest
 import torch
 
-from tests.support.ranks import aligned_zeros
 from torch_armllm.parallel import mailbox as module
 from torch_armllm.parallel.mailbox import SLOT_BYTES, Mailbox, mailbox_bytes
 
@@ -19,7 +18,7 @@ from torch_armllm.parallel.mailbox import SLOT_BYTES, Mailbox, mailbox_bytes
 def memory(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     monkeypatch.setattr(module, "SLOT_BYTES", 1 << 10)
     monkeypatch.setattr(module, "_ONCE_MS", 10)
-    return aligned_zeros(mailbox_bytes(3))
+    return torch.zeros(mailbox_bytes(3), dtype=torch.uint8)
 
 
 class Stopped(Exception):

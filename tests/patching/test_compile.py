@@ -13,7 +13,6 @@ from torch._dynamo.backends.debugging import aot_eager
 
 import torch_armllm.capture.export  # noqa: F401  (registers the marker ops too)
 import torch_armllm.passes  # noqa: F401  (registers those of passes)
-from tests.support.ranks import aligned_zeros
 from torch_armllm.ops import attention, collective, linear, mla
 from torch_armllm.ops.embedding import split_rest
 from torch_armllm.quant.packing import quantize_matrices
@@ -34,8 +33,7 @@ def packed(rows: int, columns: int, scheme: str = "g32i", count: int = 1) -> Ten
 
 @functools.cache
 def one_rank() -> int:
-    memory = aligned_zeros(collective.communicator_bytes(1, 1 << 16))
-    return collective.open_communicator(memory, 0, 1, 1 << 16)
+    return collective.open_communicator(collective.communicator_memory(1, 1 << 16), 0, 1, 1 << 16)
 
 
 def adapters() -> tuple[Tensor, ...]:

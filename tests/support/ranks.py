@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from torch_armllm.ops.collective import close_communicator, communicator_bytes, open_communicator
+from torch_armllm.ops.collective import close_communicator, communicator_memory, open_communicator
 
 T = TypeVar("T")
 
@@ -21,8 +21,7 @@ def communicators(
     ranks: int, buffer_bytes: int = 1 << 16, timeout: float = 60.0
 ) -> Iterator[tuple[torch.Tensor, list[int]]]:
     """Opens a communicator for each rank; yields the memory that they share, and their handles."""
-    size = communicator_bytes(ranks, buffer_bytes)
-    memory = aligned_zeros(size)
+    memory = communicator_memory(ranks, buffer_bytes)
     handles = [open_communicator(memory, rank, ranks, buffer_bytes, timeout) for rank in range(ranks)]
     try:
         yield memory, handles
@@ -39,11 +38,10 @@ def network_communicators(
     sockets: list[list[socket.socket | None]] = [[None] * ranks for _ in range(ranks)]
     for a, b in itertools.combinations(range(ranks), 2):
         sockets[a][b], sockets[b][a] = socket.socketpair()
-    size = communicator_bytes(ranks, buffer_bytes)
     handles = []
     for rank, row in enumerate(sockets):
         files = [-1 if each is None else each.fileno() for each in row]
-        memory = aligned_zeros(size)
+        memory = communicator_memory(ranks, buffer_bytes)
         handles.append(open_communicator(memory, rank, ranks, buffer_bytes, timeout, files))
     try:
         yield handles
@@ -53,12 +51,6 @@ def network_communicators(
         for each in itertools.chain(*sockets):
             if each is not None:
                 each.close()
-
-
-def aligned_zeros(size: int) -> torch.Tensor:
-    """Returns zeros (uint8) that begin on a cache line."""
-    whole = torch.zeros(size + 64, dtype=torch.uint8)
-    return whole[-whole.data_ptr() % 64 :][:size]
 
 
 def at_once(ranks: int, work: Callable[[int], T]) -> list[T]:

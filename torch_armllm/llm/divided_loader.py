@@ -74,8 +74,8 @@ def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConf
     _take_cpus_back()
     if config.tensor_parallel_size != "auto":
         return config
-    if (launched := launched_ranks()) is not None:
-        return replace(config, tensor_parallel_size=launched)
+    if launched_ranks() is not None:  # each process may serve requests of its own
+        return replace(config, tensor_parallel_size=1)
     nodes = len(usable_nodes())
     ranks = 1
     if nodes > 1 and isinstance(model, str) and _refusal(model, config) is None:

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.collective import close_communicator, communicator_bytes, open_communicator
+from torch_armllm.ops.collective import close_communicator, communicator_memory, open_communicator
 from torch_armllm.parallel.shared_memory import BUFFER_BYTES
-
-_LINE = 64
 
 
 class NetworkExchange:
@@ -30,9 +28,7 @@ class NetworkExchange:
 
     def __init__(self, rank: int, sockets: Sequence[socket | None], seconds: float) -> None:
         ranks = len(sockets)
-        size = communicator_bytes(ranks, BUFFER_BYTES)
-        whole = torch.zeros(size + _LINE, dtype=torch.uint8)
-        memory = whole[-whole.data_ptr() % _LINE :][:size]
+        memory = communicator_memory(ranks, BUFFER_BYTES)
         files = [-1 if each is None else each.fileno() for each in sockets]
         self.communicator = open_communicator(memory, rank, ranks, BUFFER_BYTES, seconds, files)
 

@@ -18,8 +18,7 @@ from tests.fuzz.ops.calls.packing import PACKING
 from tests.fuzz.ops.calls.recurrent import RECURRENT
 from tests.fuzz.ops.calls.rows import ROWS
 from tests.fuzz.ops.calls.sampling import SAMPLING
-from tests.support.ranks import aligned_zeros
-from torch_armllm.ops.collective import communicator_bytes, open_communicator
+from torch_armllm.ops.collective import communicator_memory, open_communicator
 
 
 @cache
@@ -35,7 +34,7 @@ def _isa_select(draw: Random) -> Call:
 @cache
 def _one_rank() -> int:
     """Returns a communicator of this process alone."""
-    return open_communicator(aligned_zeros(communicator_bytes(1, 1 << 20)), 0, 1, 1 << 20)
+    return open_communicator(communicator_memory(1, 1 << 20), 0, 1, 1 << 20)
 
 
 def _gather_columns(draw: Random) -> Call:
