@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.support.picture_folders import (  # noqa: E402
 )
 from torch_armllm import LLM, Recipe, SamplingParams, load  # noqa: E402
 from torch_armllm.checkpoint.quantize_folder import quantize_folder  # noqa: E402
+from torch_armllm.patching.encoder_layers import EncoderLayersForward  # noqa: E402
 from torch_armllm.patching.state import patched_forward  # noqa: E402
 from torch_armllm.quant.inplace import quantize  # noqa: E402
 
@@ -36,7 +38,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return picture_folder(tmp_path_factory.mktemp(request.param) / request.param, request.param)
 
 
-@pytest.fixture(scope="module", params=["llava", "gemma3", "qwen2_vl"])
+@pytest.fixture(scope="module", params=["llava", "gemma3", "qwen2_vl", "qwen3_vl", "qwen3_5"])
 def placed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a model of each kind of plan."""
     if request.param in NEED_TORCHVISION:
@@ -130,6 +132,64 @@ def test_preempted_and_forked_prompts_keep_their_pictures(placed: Path, swap_spa
     assert alone[3].outputs[1].token_ids[:8] == wanted
 
 
+def test_pictures_of_layers_with_windows_attend_to_later_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision", reason="needs torchvision")
+    folder = picture_folder(tmp_path, "gemma4_ahead")
+    mark = PLACEHOLDERS["gemma4"]
+    texts = [
+        (f"what is {mark} this", [picture(0)]),
+        (f"{mark} {'cat dog ' * 20} {mark} what", [picture(2), picture(1)]),
+    ]
+    prompts: list[dict[str, Any]] = [{"prompt": t, "multi_modal_data": {"image": p}} for t, p in texts]
+    llm = engine(folder, max_num_batched_tokens=128)
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected(folder, prompts)
+
+
+@pytest.mark.parametrize("kind", ["smolvlm", "gemma3"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_layers_of_towers_are_plans(kind: str, quantization: str | None, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
+    llm = LLM(str(picture_folder(tmp_path, kind)), quantization=quantization, **settings)
+    forwards = [m.forward for m in llm.model.modules() if isinstance(m.forward, EncoderLayersForward)]
+    (forward,) = forwards
+    ran: list[int] = []
+    run = forward.plan.run
+    forward.plan.run = lambda inputs: ran.append(inputs.tokens) or run(inputs)
+    prompt = {"prompt": f"{PLACEHOLDERS[kind]} what", "multi_modal_data": {"image": picture(0)}}
+    for _ in range(2):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert len(ran) == 3  # twice for the first, which is checked
+    assert forward.base.forward is forward
+
+
+def test_towers_whose_inner_results_are_read_run_by_modules(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path, "llava")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"vision_feature_layer": -2}))
+    prompts = [
+        {"prompt": f"what is <image> {n}", "multi_modal_data": {"image": picture(n)}} for n in range(2)
+    ]
+    llm = engine(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outputs = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in prompts]
+    assert [output.outputs[0].token_ids for output in outputs] == expected(folder, prompts)
+
+
+def test_plans_of_towers_that_compute_others_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_armllm.engine.pictures.reader.is_close", lambda found, expected: False)
+    folder = picture_folder(tmp_path / "smolvlm", "smolvlm")
+    prompt = {"prompt": "what is <image> this", "multi_modal_data": {"image": picture(1)}}
+    llm = engine(folder)
+    for _ in range(2):
+        (output,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].token_ids] == expected(folder, [prompt])
+    assert not any(isinstance(m.forward, EncoderLayersForward) for m in llm.model.modules())
+
+
 def test_chat_takes_pictures(llava: Path) -> None:
     messages: list[dict[str, Any]] = [
         {
@@ -182,7 +242,7 @@ def test_other_families_are_refused_by_name() -> None:
         progress=False,
     )
     prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture(0)}}
-    with pytest.raises(ValueError, match="served for text only: .*further features"):
+    with pytest.raises(ValueError, match="served for text only: .*later tokens"):
         llm.generate(prompt, GREEDY, use_tqdm=False)
 
 
@@ -224,39 +284,39 @@ def test_long_prompts_are_refused_before_the_tower_runs(llava: Path, monkeypatch
         llm.generate(prompt, GREEDY, use_tqdm=False)
 
 
-def test_shared_quantized_embeddings_are_refused(tmp_path: Path) -> None:
-    """Those of floats are not."""
+def test_embeddings_may_share_the_weights_of_the_head(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path, "tied")
     prompt = {"prompt": "what is <image> this", "multi_modal_data": {"image": picture(0)}}
     (wanted,) = expected(folder, [prompt])
     assert engine(folder).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == wanted
-    settings: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_memory": 4 << 20, "progress": False}
-    with pytest.raises(ValueError, match="share the quantized weights"):
-        LLM(str(folder), quantization="int8", **settings).generate(prompt, GREEDY, use_tqdm=False)
-    remedy = LLM(str(folder), quantization=Recipe("int8", head=None), **settings)
-    assert remedy.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    check_quantized(folder, "int8", torch.bfloat16, 0.1)
 
 
 @pytest.mark.parametrize("quantization", ["int4", "int8"])
 def test_quantized_plans_compute_what_quantized_modules_do(placed: Path, quantization: str) -> None:
-    settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
-    llm = LLM(str(placed), quantization=quantization, **settings)
+    check_quantized(placed, quantization, torch.float32, 2e-3)
+
+
+def check_quantized(placed: Path, quantization: str, dtype: torch.dtype, bound: float) -> None:
+    """Compares the log-probabilities after a picture with those of the quantized modules."""
+    llm = LLM(str(placed), quantization=quantization, dtype=dtype, kv_cache_memory=4 << 20, progress=False)
     forward = patched_forward(llm.model)
     assert forward is not None
     processor = AutoProcessor.from_pretrained(placed)
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
     for number in (0, 5):
-        text, shown = f"what is {PLACEHOLDERS[placed.name]} this", picture(number)
+        text, shown = f"what is {PLACEHOLDERS.get(placed.name, '<image>')} this", picture(number)
         (output,) = llm.generate(
             {"prompt": text, "multi_modal_data": {"image": shown}}, params, use_tqdm=False
         )
         inputs = processor(text=[text], images=[[shown]], return_tensors="pt")
+        inputs = inputs.to(dtype=dtype)
         with torch.no_grad(), forward.by_modules("the test compares with them"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logits = llm.model(**inputs).logits[0, -1]
         found = output.outputs[0].logprobs[0]
         for token, value in found.items():
-            assert value.logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=2e-3)
+            assert value.logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=bound)
 
 
 def test_saved_folders_take_pictures_at_every_start(llava: Path, tmp_path: Path) -> None:
@@ -297,6 +357,8 @@ def test_towers_are_int8_unless_asked_otherwise(folder: Path, recipe: Recipe, sc
 def test_folders_are_quantized_as_models_in_memory(
     folder: Path, importance: bool | None, tmp_path: Path
 ) -> None:
+    if importance is None and folder.name == "gemma4":
+        pytest.skip("its layers do not run one at a time, so a folder's get no input statistics")
     recipe = Recipe(importance=importance, head=None)
     quantize_folder(folder, tmp_path / "out", recipe, progress=False)
     model = AutoModelForImageTextToText.from_pretrained(folder)

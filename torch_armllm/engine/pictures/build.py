@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from torch_armllm.engine.pictures.picture_input import PictureInput
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.pictures.rotary_axes import rotary_axes
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
-from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.engine.pictures.tower import plan_layers
+from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.picture_inputs import input_after, with_later_tokens, with_rotary_axes
+from torch_armllm.plan.picture_inputs import (
+    given_columns,
+    input_after,
+    with_given_rows,
+    with_later_tokens,
+    with_rotary_axes,
+)
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.program import Encoded
-from torch_armllm.plan.spare_rows import with_spare_rows
 
-FAMILIES: dict[str, type[TokenNumbers] | None] = {
+FAMILIES: dict[str, Callable[[], TokenNumbers] | None] = {
     "llava": None,
     "idefics3": None,
     "smolvlm": None,
@@ -24,22 +32,22 @@ FAMILIES: dict[str, type[TokenNumbers] | None] = {
     "qwen2_vl": RotaryPositions,
     "qwen2_5_vl": RotaryPositions,
     "gemma3": LaterTokens,
+    "gemma4": None,
     "internvl": None,
+    "qwen3_vl": RotaryPositions,
+    "qwen3_vl_moe": RotaryPositions,
+    "qwen3_5": RotaryPositions,
+    "qwen3_5_moe": RotaryPositions,
 }
 """Model types that take pictures, and the numbers of each token that their plans read beside its id."""
 _REASONS = {
-    "gemma3n": "its layers embed tokens too, and pictures have embeddings of their own there",
-    "gemma4": "its layers embed tokens too, and pictures have embeddings of their own there",
+    "gemma3n": "some of its tokens are looked up in tables of pictures, which its plan lacks",
     "paligemma": "prompts attend to later tokens, which plans do not compute",
-    "qwen3_vl": "its layers add further features of pictures (deepstack), which plans do not compute",
-    "qwen3_5": "its language model has recurrent layers",
 }
 
 
 def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> PictureReader | str:
     """Returns the reader of a model's pictures, or the reason why it takes none.
-
-    The plan of the model gets an embedding table with further rows, which replaces the old one.
 
     Args:
         model: a patched model, or one from the plan cache.
@@ -52,7 +60,8 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
         return f"{model.name} came from the plan cache, which keeps no vision towers: set ARMLLM_PLAN_CACHE=0"
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", "")
-    if getattr(config, "vision_config", None) is None:
+    tower = getattr(config, "vision_config", None)
+    if tower is None:
         return f"{name} takes no pictures: it is a model of text"
     if kind not in FAMILIES:
         known = _REASONS.get(kind, f"only pictures of {', '.join(FAMILIES)} are known")
@@ -64,39 +73,57 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     forward = patched_forward(model) if is_patched(model) else None
     if forward is None or not isinstance(forward.plan, NativePlan):
         return f"{name} is served for text only: it has no native plan"
-    if forward.shape.states:
-        return f"{name} is served for text only: its language model has recurrent layers"
-    kept = forward.plan
     try:
-        program, spare = with_spare_rows(kept.program, forward.vocab_size, tokens)
-        forward.plan = NativePlan(program, kept.experts)
-        numbers = FAMILIES[kind]
-        steps = PictureSteps(forward.plan, spare)
-        if numbers is not None:
-            extended = _with_numbers(program, numbers, forward.base, forward.shape)
-            steps = PictureSteps(NativePlan(extended, kept.experts), spare, numbers())
+        steps = _steps(forward, _numbers(kind, config), tower)
     except ValueError as reason:
-        forward.plan = kept
         return f"{name} is served for text only: {reason}"
-    table = model.get_input_embeddings().weight
-    if (
-        not spare.scaled
-        and table.shape == (forward.vocab_size, spare.table.shape[1])
-        and table.dtype == spare.table.dtype
-    ):
-        tied = model.get_output_embeddings()
-        if tied is None or getattr(tied, "weight", None) is not table:
-            table.data = spare.table[: forward.vocab_size]  # the weights are stored once
-    return PictureReader(name, forward, processor, steps, limit, tokens)
+    return PictureReader(name, forward, processor, steps, limit, tokens, plan_layers(_tower_of(forward.base)))
 
 
-def _with_numbers(program: Encoded, numbers: type[TokenNumbers], base: Any, shape: Shape) -> Encoded:
-    """Returns a program that reads numbers of each token as a further input.
+def _tower_of(base: Any) -> Any:
+    """Returns the part of a base model that is no language model, but sees."""
+    names = ("vision_tower", "vision_model", "visual")
+    return next(getattr(base, name) for name in names if hasattr(base, name))
+
+
+def _numbers(kind: str, config: Any) -> TokenNumbers | None:
+    """Returns the numbers of each token that the plan of a model reads beside its id."""
+    if getattr(config.get_text_config(), "use_bidirectional_attention", None) == "vision":
+        return LaterTokens(only_windows=True)
+    make = FAMILIES[kind]
+    return None if make is None else make()
+
+
+def _steps(forward: PatchedForward, numbers: TokenNumbers | None, tower: Any) -> PictureSteps:
+    """Returns the plan of a model with the inputs that pictures need.
+
+    Raises:
+        ValueError: it has no place for one of them.
+    """
+    plan = forward.plan
+    base: Any = forward.base
+    assert isinstance(plan, NativePlan)
+    program, number = plan.program, input_after(forward.shape.tensors(0), len(forward.shape.states.groups))
+    if numbers is not None:
+        program, number = _with_numbers(program, numbers, base, number), number + 1
+    layers = len(getattr(tower, "deepstack_visual_indexes", None) or ())
+    scale = float(getattr(base.get_input_embeddings(), "embed_scale", 1.0))
+    config = base.config.get_text_config()
+    hidden, dtype = int(config.hidden_size), program.dtype
+    program = with_given_rows(program, hidden, dtype, number, layers, scale)
+    rows = PictureInput(given_columns(hidden, layers), dtype)
+    pad = getattr(config, "pad_token_id", None)  # which layers that embed tokens too take for pictures
+    token = pad if pad is not None and 0 <= pad < forward.vocab_size else 0
+    return PictureSteps(NativePlan(program, plan.experts), rows, token, layers, numbers)
+
+
+def _with_numbers(program: Encoded, numbers: TokenNumbers, base: Any, number: int) -> Encoded:
+    """Returns a program that reads numbers of each token as a further input, by its number.
 
     Raises:
         ValueError: the program has no place for them.
     """
-    number = input_after(shape.tensors(0))
-    if numbers is RotaryPositions:
+    if isinstance(numbers, RotaryPositions):
         return with_rotary_axes(program, rotary_axes(base.language_model, program), number)
-    return with_later_tokens(program, number)
+    assert isinstance(numbers, LaterTokens)
+    return with_later_tokens(program, number, numbers.only_windows)

@@ -1,4 +1,4 @@
-"""Embeddings of the picture tokens of a prompt."""
+"""Rows that stand for the picture tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch import Tensor
 
 
 class PictureRows:
-    """Embeddings of the picture tokens of one prompt; they are kept until its request ends.
+    """Rows of the picture tokens of one prompt; they are kept until its request ends.
 
     Args:
         positions: of the tokens in the prompt, in order.
-        rows: their embeddings ``(n, hidden)``, in the dtype of the model's embeddings.
+        rows: their embeddings, and what early layers add to them, ``(n, (1 + layers) · hidden)``, in the
+            dtype of the model's embeddings.
         rotary: int64 ``(T, 3)``, for M-RoPE: time, row and column of each token of the prompt, from whose
             largest number later tokens count on.  None: tokens have one position each.
         spans: first and last position, exclusive, of tokens that all attend to each other.
@@ -49,8 +50,8 @@ class PictureRows:
             ]
         for span in self.spans:  # each of its tokens is computed from all of them
             within = self.within(*span)
-            whole = _key(b"".join(contents[within]))
-            contents[within] = [b"%d of %d" % (at, whole) for at in range(within.stop - within.start)]
+            all_of_it = _key(b"".join(contents[within]))
+            contents[within] = [b"%d of %d" % (at, all_of_it) for at in range(within.stop - within.start)]
         self.keys = [_key(content) for content in contents]
 
     def within(self, start: int, end: int) -> slice:

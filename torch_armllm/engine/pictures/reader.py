@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,11 +16,15 @@ from torch_armllm.engine.pictures.media import check_count, check_pixels
 from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions
+from torch_armllm.patching.encoder_layers import EncoderLayersForward, is_close
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
 
+logger = logging.getLogger(__name__)
 _KNOWN = ("attention_mask", "inputs_embeds", "position_ids", "cache_position")
+
+_FEATURES = ("visual_pos_masks", "deepstack_visual_embeds")
 
 
 class _ReachedDecoderError(Exception):
@@ -39,6 +45,7 @@ class PictureReader:
         steps: what pictures change in the steps of its plan.
         limit: most pictures of a prompt.
         tokens: most tokens of a step.
+        tower: computes the layers of the vision tower by a plan; None: its modules do.
     """
 
     def __init__(
@@ -49,11 +56,13 @@ class PictureReader:
         steps: PictureSteps,
         limit: int,
         tokens: int,
+        tower: EncoderLayersForward | None = None,
     ) -> None:
         self.name = name
         self.steps = steps
         self.limit = limit
         self._most_tokens = tokens
+        self._unchecked = tower
         self.processor = processor
         self._forward = forward
         config: Any = forward.base.config
@@ -93,7 +102,10 @@ class PictureReader:
         spans = self._spans(ids[0]) if isinstance(self.steps.numbers, LaterTokens) else []
         try:
             with torch.no_grad():
-                embeddings, rotary = self._embeddings(dict(inputs), spans)
+                if self._unchecked is not None:
+                    self._check_tower(self._unchecked, dict(inputs), spans)
+                embeddings, rotary, features = self._embeddings(dict(inputs), spans)
+                self._check_texts(ids[0], embeddings)
         except MemoryError:
             raise
         except Exception as error:  # pictures of odd shapes fail anywhere in the model
@@ -101,8 +113,8 @@ class PictureReader:
         positions = (ids[0] == self._token).nonzero()[:, 0].tolist()
         if not positions:
             raise ValueError("the prompt has pictures and no placeholder for them")
-        self._check_rows(ids[0], embeddings)
-        return ids[0].tolist(), PictureRows(positions, embeddings[positions].clone(), rotary, spans)
+        rows = torch.cat([embeddings[positions], *features], 1)
+        return ids[0].tolist(), PictureRows(positions, rows, rotary, spans)
 
     def _checked(self, prompt: Mapping[str, Any]) -> tuple[str, list[Any]]:
         data, text = prompt["multi_modal_data"], prompt.get("prompt")
@@ -140,15 +152,18 @@ class PictureReader:
 
     def _embeddings(
         self, inputs: dict[str, Any], spans: list[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns what the model gives to its decoder, ``(T, hidden)``, and positions of M-RoPE ``(T, 3)``.
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Returns what the model gives to its decoder.
+
+        That are embeddings ``(T, hidden)``, positions of M-RoPE ``(T, 3)``, and what each of the first layers
+        adds to the n tokens of pictures, ``(n, hidden)``.
 
         The model's own forward runs up to that call, so its embeddings are those of transformers.
 
         Raises:
             ValueError: the decoder is given something that a plan does not know.
         """
-        dtype = self.steps.spare.table.dtype
+        dtype, numbers = self.steps.rows.dtype, self.steps.numbers
         inputs = {
             n: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
             for n, v in inputs.items()
@@ -167,27 +182,66 @@ class PictureReader:
         found: Tensor = given["inputs_embeds"][0]
         positions = given.get("position_ids")
         rotary = None
-        if isinstance(self.steps.numbers, RotaryPositions):
+        if isinstance(numbers, RotaryPositions):
             if positions is None or positions.shape != (3, 1, len(found)):
                 raise ValueError("its tokens do not have three positions each")
             rotary = positions[:, 0].T.contiguous()
         elif positions is not None and not torch.equal(positions, torch.arange(len(found))[None]):
             raise ValueError("its tokens have other positions than their places")
         window = getattr(base.config.get_text_config(), "sliding_window", None)
-        if not is_mask_of(given.get("attention_mask"), len(found), spans, window):
+        only_windows = isinstance(numbers, LaterTokens) and numbers.only_windows
+        if not is_mask_of(given.get("attention_mask"), len(found), spans, window, only_windows):
             raise ValueError("its tokens attend to others than the earlier ones and those of their picture")
+        known: tuple[str, ...] = _KNOWN
+        features = []
+        if self.steps.layers:
+            known = (*_KNOWN, *_FEATURES)
+            if not torch.equal(given[_FEATURES[0]], inputs["input_ids"] == self._token):
+                raise ValueError("it adds features to other tokens than those of pictures")
+            features = [feature.to(dtype) for feature in given[_FEATURES[1]]]
+            if len(features) != self.steps.layers:
+                raise ValueError(f"it adds features after {len(features)} layers, not {self.steps.layers}")
+        if given.get("per_layer_inputs") is not None:
+            ids = inputs["input_ids"].masked_fill(inputs["input_ids"] == self._token, self.steps.token)
+            if not torch.equal(given["per_layer_inputs"], base.language_model.get_per_layer_inputs(ids)):
+                raise ValueError("its layers embed tokens of pictures as others than that of padding")
+            known = (*known, "per_layer_inputs")
         further = sorted(
-            n for n, v in given.items() if n not in _KNOWN and isinstance(v, (Tensor, list, dict))
+            n for n, v in given.items() if n not in known and isinstance(v, (Tensor, list, dict))
         )
         if further:
             raise ValueError(f"its language model is given {', '.join(further)}, which plans do not know")
-        return found.to(dtype), rotary
+        return found.to(dtype), rotary, features
 
-    def _check_rows(self, ids: Tensor, embeddings: Tensor) -> None:
-        """Checks that a plan looks the other tokens up as the model did."""
+    def _check_tower(
+        self, tower: EncoderLayersForward, inputs: dict[str, Any], spans: list[tuple[int, int]]
+    ) -> None:
+        """Compares what the plan of the tower computes for the first pictures with its modules.
+
+        Some models read results of a layer within the tower, which a plan of all layers does not keep.
+        """
+        calls = tower.calls
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # calls without a plan are no fault of the user's
+            by_plan = self._embeddings(inputs, spans)[0]
+            if tower.calls == calls:
+                return
+            with tower.by_modules("the plan of a vision tower is checked"):
+                by_modules = self._embeddings(inputs, spans)[0]
+        shown = inputs["input_ids"][0] == self._token
+        self._unchecked = None
+        if not is_close(by_plan[shown], by_modules[shown]):
+            logger.info("%s: the vision tower runs by its modules, as its plan computes others", self.name)
+            base: Any = tower.base
+            del base.forward
+
+    def _check_texts(self, ids: Tensor, embeddings: Tensor) -> None:
+        """Checks that the other tokens are looked up as the plan does."""
         is_text = ids != self._token
-        if not torch.equal(self.steps.spare.table[ids[is_text]], embeddings[is_text]):
-            raise ValueError(f"{self.name} changes the embeddings of text, which plans do at another place")
+        base: Any = self._forward.base
+        table = base.get_input_embeddings()
+        if not torch.equal(table(ids[is_text]).to(embeddings.dtype), embeddings[is_text]):
+            raise ValueError("it changes the embeddings of text, which plans do at another place")
 
 
 @contextmanager
