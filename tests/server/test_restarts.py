@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,7 @@ import httpx
 import pytest
 
 from tests.support.server_live import NAME, Live, live, slowed, until
+from torch_armllm.engine import engine_thread
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.restarts import RETRY_AFTER, RestartLimit
@@ -25,7 +28,9 @@ PROMPT = {"prompt": "a", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 @pytest.fixture
 def restarting(tiny_checkpoint: Path) -> Iterator[Live]:
     llm = AsyncLLM(str(tiny_checkpoint), **ENGINE, max_num_seqs=16)
-    with live(llm, engine=ENGINE, source=str(tiny_checkpoint), restart=True, max_restarts=2) as server:
+    starting = live(llm, engine=ENGINE, source=str(tiny_checkpoint), restart=True, max_restarts=2)
+    del llm  # the engine is the server's alone
+    with starting as server:
         yield server
 
 
@@ -64,6 +69,9 @@ def test_a_failed_engine_is_rebuilt(restarting: Live, monkeypatch: pytest.Monkey
     expected = _ask(restarting).json()["choices"][0]["text"]
     load, may_load = restarting.registry.load_llm, threading.Event()
     monkeypatch.setattr(restarting.registry, "load_llm", lambda model: may_load.wait(30) and load(model))
+    monkeypatch.setattr(engine_thread.logger, "disabled", True)  # pytest keeps records, which have frames
+    engine = weakref.ref(restarting.llm.llm_engine)
+    restarting.llm = None  # type: ignore[assignment]  # the engine is the registry's alone
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(_failing_answer, restarting)
         until(lambda: not _is_served(restarting), 30)
@@ -72,6 +80,7 @@ def test_a_failed_engine_is_rebuilt(restarting: Live, monkeypatch: pytest.Monkey
             assert answer.json()["error"]["code"] == "engine_restarting"
             assert answer.headers["Retry-After"] == str(RETRY_AFTER)
         assert not waiting.done()
+        until(lambda: gc.collect() < 0 or engine() is None, 30)  # its memory is for the next one
         may_load.set()
         assert waiting.result().json()["choices"][0]["text"] == expected
     until(lambda: _is_served(restarting), 30)

@@ -30,6 +30,7 @@ _SETTINGS = (
     "allowed_media_domains",
     "seed",
     "tensor_parallel_size",
+    "data_parallel_size",
     "threads",
     "pin_threads",
     "speculative_config",
@@ -194,6 +195,13 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         type=_drafts,
         metavar="JSON",
         help='speculative decoding: auto, none, or JSON such as {"method": "ngram", …} (default: auto)',
+    )
+    group.add_argument(
+        "--data-parallel-size",
+        type=types.positive,
+        metavar="N",
+        help="processes with an engine each, between which requests are shared out by their prefixes "
+        "(default: 1)",
     )
     group.add_argument(
         "--tensor-parallel-size",

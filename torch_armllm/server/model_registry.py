@@ -232,10 +232,35 @@ class ModelRegistry:
     def _watch(self, served: ServedModel) -> None:
         if self._loop is not None and self.settings.restart:
             served.llm.on_end(partial(_call_soon, self._loop, self._engine_ended, served))
+            if served.llm.replicas is not None:
+                served.llm.replicas.on_end(partial(_call_soon, self._loop, self._replica_ended, served))
 
     def _engine_ended(self, served: ServedModel) -> None:
         if served.will_restart:
             self._start_task(self._restart(served))
+
+    def _replica_ended(self, served: ServedModel, number: int) -> None:
+        self._start_task(self._restart_replica(served, number))
+
+    async def _restart_replica(self, served: ServedModel, number: int) -> None:
+        """Starts a replica that has ended once more; the others serve meanwhile."""
+        name = served.name
+        async with self._load_lock:
+            while served.engine.llm is not None and not served.llm.errored:
+                if not self._restart_limit.take():
+                    served.give_up()
+                    logger.error("replica %d of %s stays dead", number, name)
+                    return
+                logger.error("starting replica %d of %s again", number, name)
+                assert served.llm.replicas is not None
+                try:
+                    await run_in_worker_thread(served.llm.replicas.restart, number)
+                except Exception:  # of any kind: the others serve until the next try
+                    logger.exception("replica %d of %s was not started", number, name)
+                    self.metrics.restarts.labels(name, "error").inc()
+                else:
+                    self.metrics.restarts.labels(name, "success").inc()
+                    return
 
     async def _restart(self, served: ServedModel) -> None:
         """Replaces a failed engine by a new one; requests get a 503 meanwhile."""

@@ -12,6 +12,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from torch_armllm.engine.errors import ReplicaFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
@@ -102,7 +103,7 @@ class ServedModel:
         self.reasoning = reasoning_tags(
             model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()
         )
-        self.metrics = metrics.for_model(model_settings.name, llm.stats)
+        self.metrics = metrics.for_model(model_settings.name, llm.all_stats)
 
     @property
     def llm(self) -> AsyncLLM:
@@ -143,19 +144,16 @@ class ServedModel:
         adapter = self._new_adapter(name, path)
         if self.pooling is not None:
             raise ValueError(f"the model {self.name!r} pools; adapters are for models that generate")
-        await self.between_steps(lambda: self.llm.llm_engine.add_lora(adapter))
+        with self._dead_errors():
+            await self.llm.add_lora(adapter)
         self.adapters[name] = adapter
         return adapter
 
     async def unload_adapter(self, name: str) -> None:
         """Serves an adapter no longer, and unloads it; one in use leaves its slot when another needs it."""
         adapter = self.adapters.pop(name)
-
-        def unload() -> None:
-            with suppress(ValueError):  # in use, or unloaded to make room
-                self.llm.llm_engine.remove_lora(adapter.lora_int_id)
-
-        await self.between_steps(unload)
+        with self._dead_errors(), suppress(ValueError):  # in use, or unloaded to make room
+            await self.llm.remove_lora(adapter.lora_int_id)
 
     def _new_adapter(self, name: str, path: str) -> LoRARequest:
         return LoRARequest(name, next(self._adapter_ids), path)
@@ -194,13 +192,14 @@ class ServedModel:
         """Yields a request's outputs; closing the generator aborts the request.
 
         Where engines that fail are rebuilt, the next engine computes a request again, once, and its outputs
-        go on behind those that were yielded.
+        go on behind those that were yielded; so does another replica for one that has ended.
 
         Raises:
             ApiError: the request is invalid or took too long, or the engine is dead.
         """
         request_metrics = RequestMetrics(self.metrics, params)
-        if self.settings.restart and params.seed is None:  # the next engine has to draw the same tokens
+        again = self.settings.restart or self.llm.replicas is not None
+        if again and params.seed is None:  # the next engine has to draw the same tokens
             params = replace(params, seed=self._seeds.randrange(1 << 63))
         charged = len(prompt.get("prompt_token_ids", ()))
         self.clients.charge(charged)
@@ -231,10 +230,14 @@ class ServedModel:
                 async for output in outputs:
                     yield output
             return
+        except ReplicaFailedError:
+            is_dead = False
         except EngineDeadError:
             if not self.will_restart:
                 raise
-        await self.engine.follower(number, request_id)
+            is_dead = True
+        if is_dead:
+            await self.engine.follower(number, request_id)
         repeated.again()
         # a request that made the engine fail may do so again: it is not computed a third time
         adapter = None if self.adapter is None else self.adapters[self.adapter.lora_name]
@@ -290,6 +293,8 @@ class ServedModel:
             raise ApiError(500, str(error), code="different_output") from error
         except StepFailedError as error:
             raise ApiError(500, str(error), code="step_failed") from error
+        except ReplicaFailedError as error:  # a second one of the request, or no other is left
+            raise engine_restarting() if self.settings.restart else engine_dead() from error
         except EngineDeadError as error:
             raise self.dead_error() from error
         finally:
@@ -303,8 +308,13 @@ class ServedModel:
         Raises:
             ApiError: the engine is dead.
         """
-        try:
+        with self._dead_errors():
             return await self.llm.between_steps(work)
+
+    @contextmanager
+    def _dead_errors(self) -> Iterator[None]:
+        try:
+            yield
         except EngineDeadError as error:
             raise self.dead_error() from error
 
@@ -313,6 +323,21 @@ class ServedModel:
         """True if the engine has failed and will be rebuilt."""
         engine = self.engine.llm
         return self.settings.restart and not self.engine.gave_up and (engine is None or engine.failed)
+
+    def check_replicas(self) -> None:
+        """Checks that replicas run.
+
+        Raises:
+            ApiError: one has ended and is not started again, or none is left.
+        """
+        replicas = self.llm.replicas
+        if replicas is None or not (dead := replicas.dead):
+            return
+        if self.settings.restart and not self.engine.gave_up:
+            if len(dead) == len(replicas.replicas):
+                raise engine_restarting()
+            return
+        raise ApiError(503, f"{'; '.join(dead)}; restart the server", code="engine_dead")
 
     def dead_error(self) -> ApiError:
         """Returns the answer to requests after the engine has stopped."""
