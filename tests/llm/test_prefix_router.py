@@ -10,8 +10,8 @@ IDLE = {0: 0, 1: 0, 2: 0}
 TEXT = list(range(100))
 
 
-def _router(capacity: int = 10_000) -> PrefixRouter:
-    return PrefixRouter(dict.fromkeys(IDLE, capacity))
+def _router(capacity: int = 10_000) -> PrefixRouter[int]:
+    return PrefixRouter(capacity)
 
 
 def test_a_conversation_goes_to_the_replica_that_holds_it() -> None:

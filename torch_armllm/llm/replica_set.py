@@ -79,7 +79,7 @@ class ReplicaSet:
             raise
         check = Sampler(facts.drawable, facts.eos_token_ids, tokenizer).check
         self.preprocessor = Preprocessor(tokenizer, facts.max_model_len, check, config.seed, _NO_PICTURES)
-        self._router = PrefixRouter(dict.fromkeys(range(count), facts.kv_tokens))
+        self._router: PrefixRouter[int] = PrefixRouter(facts.kv_tokens)
         self._sent: dict[str, _Sent] = {}
         self._ready: list[RequestOutput | FailedOutput] = []
         self._numbers = itertools.count()
