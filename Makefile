@@ -160,6 +160,7 @@ faults: $(READY)
 	$(PY) -m tests.faults.interrupted_plan_cache --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.interrupted_server --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.limited_memory --rounds $(ROUNDS) $(ARGS)
+	$(PY) -m tests.faults.killed_ranks $(ARGS)
 
 soak: $(READY)
 	$(PY) -m tests.faults.soak $(ARGS)

@@ -325,7 +325,7 @@ def test_metrics_have_the_counts(tmp_path: Path) -> None:
     engine = make_engine(prefix_cache_dir=tmp_path)
     exact_outputs(engine, [TEXT])
     metrics = ServerMetrics()
-    metrics.for_model("tiny", engine.stats)
+    metrics.for_model("tiny", lambda: [engine.stats])
     page = metrics.render().decode()
     assert f'armllm:prefix_cache_disk_hits_total{{model_name="tiny"}} {float(FULL)}' in page
     assert f'armllm:prefix_cache_disk_misses_total{{model_name="tiny"}} {float(149 - FULL)}' in page

@@ -88,7 +88,7 @@ def test_load_and_unload_a_model(several: Live, other_checkpoint: Path) -> None:
     assert client.models.retrieve("other/one").id == "other/one"
     page = httpx.get(f"{several.base}/metrics", headers=KEY, timeout=60).text
     assert page.count("# TYPE vllm:num_requests_running gauge") == 1
-    assert 'vllm:generation_tokens_total{model_name="other/one"} 12.0' in page
+    assert 'vllm:generation_tokens_total{engine="0",model_name="other/one"} 12.0' in page
     assert unload(several, "other/one").json() == {"id": "other/one", "object": "model", "deleted": True}
     assert names(several) == [NAME]
     with pytest.raises(NotFoundError, match=NAME):

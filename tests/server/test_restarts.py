@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import threading
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.server_live import NAME, Live, live, until
+from tests.support.server_live import NAME, Live, live, slowed, until
+from torch_armllm.engine import engine_thread
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.restarts import RETRY_AFTER, RestartLimit
@@ -22,19 +27,26 @@ PROMPT = {"prompt": "a", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 @pytest.fixture
 def restarting(tiny_checkpoint: Path) -> Iterator[Live]:
-    llm = AsyncLLM(str(tiny_checkpoint), **ENGINE)
-    with live(llm, engine=ENGINE, source=str(tiny_checkpoint), restart=True, max_restarts=2) as server:
+    llm = AsyncLLM(str(tiny_checkpoint), **ENGINE, max_num_seqs=16)
+    starting = live(llm, engine=ENGINE, source=str(tiny_checkpoint), restart=True, max_restarts=2)
+    del llm  # the engine is the server's alone
+    with starting as server:
         yield server
 
 
 def _fail(served: ServedModel) -> None:
     """Lets the next step of an engine fail in a way that ends the engine."""
 
-    def step() -> Any:
-        raise RuntimeError("a failure")
-
     engine: Any = served.llm.llm_engine
-    engine.step = step
+    engine.step = _broken_step
+
+
+def _broken_step() -> Any:
+    raise RuntimeError("a failure")
+
+
+def _restarts(server: Live) -> float:
+    return server.registry.metrics.restarts.labels(NAME, "success")._value.get()
 
 
 def _ask(server: Live) -> httpx.Response:
@@ -57,11 +69,20 @@ def test_a_failed_engine_is_rebuilt(restarting: Live, monkeypatch: pytest.Monkey
     expected = _ask(restarting).json()["choices"][0]["text"]
     load, may_load = restarting.registry.load_llm, threading.Event()
     monkeypatch.setattr(restarting.registry, "load_llm", lambda model: may_load.wait(30) and load(model))
-    for answer in (_failing_answer(restarting), _ask(restarting), httpx.get(f"{restarting.base}/health")):
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "engine_restarting"
-        assert answer.headers["Retry-After"] == str(RETRY_AFTER)
-    may_load.set()
+    monkeypatch.setattr(engine_thread.logger, "disabled", True)  # pytest keeps records, which have frames
+    engine = weakref.ref(restarting.llm.llm_engine)
+    restarting.llm = None  # type: ignore[assignment]  # the engine is the registry's alone
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(_failing_answer, restarting)
+        until(lambda: not _is_served(restarting), 30)
+        for answer in (_ask(restarting), httpx.get(f"{restarting.base}/health")):
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "engine_restarting"
+            assert answer.headers["Retry-After"] == str(RETRY_AFTER)
+        assert not waiting.done()
+        until(lambda: gc.collect() < 0 or engine() is None, 30)  # its memory is for the next one
+        may_load.set()
+        assert waiting.result().json()["choices"][0]["text"] == expected
     until(lambda: _is_served(restarting), 30)
     answer = _ask(restarting)
     assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, expected)
@@ -71,11 +92,57 @@ def test_a_failed_engine_is_rebuilt(restarting: Live, monkeypatch: pytest.Monkey
 
 def test_an_engine_that_keeps_failing_stays_dead(restarting: Live) -> None:
     for _ in range(2):
-        assert _failing_answer(restarting).json()["error"]["code"] == "engine_restarting"
+        assert _failing_answer(restarting).status_code == 200
         until(lambda: _is_served(restarting), 30)
-    _failing_answer(restarting)
+    assert _failing_answer(restarting).json()["error"]["code"] == "engine_dead"
     until(lambda: _ask(restarting).json()["error"]["code"] == "engine_dead")
     assert httpx.get(f"{restarting.base}/health").status_code == 503
+
+
+def test_a_request_that_makes_two_engines_fail_is_not_computed_again(
+    restarting: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = restarting.registry.load_llm
+
+    def load_failing(model: Any) -> AsyncLLM:
+        llm = load(model)
+        engine: Any = llm.llm_engine
+        engine.step = _broken_step
+        return llm
+
+    monkeypatch.setattr(restarting.registry, "load_llm", load_failing)
+    assert _failing_answer(restarting).json()["error"]["code"] == "engine_restarting"
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0}])
+def test_running_streams_and_waiting_requests_go_on(restarting: Live, sampling: dict[str, float]) -> None:
+    body = {**PROMPT, **sampling, "max_tokens": 60, "logprobs": 1}
+    before, served = _restarts(restarting), restarting.registry.find(NAME)
+
+    def stream(number: int) -> list[dict[str, Any]]:
+        events = []
+        sent: dict[str, Any] = {**body, "prompt": f"text {number}", "stream": True}
+        with httpx.stream("POST", f"{restarting.base}/v1/completions", json=sent, timeout=60) as got:
+            for text in got.iter_text():  # lines of httpx end at other characters, too
+                events += [json.loads(part)["choices"][0] for part in text.split("data: ") if "{" in part]
+                begun = len(events) > 3 and served.admission.num_admitted == 20
+                if number == 0 and begun and served.engine.number == 0 and not served.llm.errored:
+                    _fail(served)
+        return events
+
+    with slowed(restarting.llm, 0.05), ThreadPoolExecutor(20) as pool:  # 16 run
+        streams = list(pool.map(stream, range(20)))
+    assert _restarts(restarting) == before + 1
+    for number, events in enumerate(streams):
+        logprobs = [event["logprobs"] for event in events]
+        assert sum(len(each["tokens"]) for each in logprobs) == 60
+        assert events[-1]["finish_reason"] == "length"
+        if sampling["temperature"] == 0:
+            whole = httpx.post(
+                f"{restarting.base}/v1/completions", json={**body, "prompt": f"text {number}"}
+            ).json()["choices"][0]
+            assert "".join(event["text"] for event in events) == whole["text"]
+            assert sum((each["tokens"] for each in logprobs), []) == whole["logprobs"]["tokens"]
 
 
 def test_loads_that_fail_are_tried_again(restarting: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +173,13 @@ def test_the_server_exits_while_it_rebuilds(tiny_checkpoint: Path, monkeypatch: 
         exits.wait(30)
         raise OSError("too late")
 
-    with live(AsyncLLM(str(tiny_checkpoint), **ENGINE), source="-", restart=True) as server:
-        monkeypatch.setattr(server.registry, "load_llm", wait)
-        _failing_answer(server)
-        assert loading.wait(10)
-        threading.Timer(0.2, exits.set).start()
+    with ThreadPoolExecutor(1) as pool:
+        with live(AsyncLLM(str(tiny_checkpoint), **ENGINE), source="-", restart=True) as server:
+            monkeypatch.setattr(server.registry, "load_llm", wait)
+            waiting = pool.submit(_failing_answer, server)
+            assert loading.wait(10)
+            threading.Timer(0.2, exits.set).start()
+        assert waiting.result().status_code == 503
 
 
 def test_the_limit_counts_within_a_window() -> None:

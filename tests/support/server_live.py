@@ -78,6 +78,7 @@ def live(
 ) -> Iterator[Live]:
     registry = ModelRegistry(ServerSettings(**{"drain_timeout": 2.0, **settings}), engine)
     server = Live(llm, ModelSettings(name, source, **model or {}), registry)
+    del llm  # of tests that wait for its end
     try:
         yield server
     finally:

@@ -30,6 +30,7 @@ _SETTINGS = (
     "allowed_media_domains",
     "seed",
     "tensor_parallel_size",
+    "data_parallel_size",
     "threads",
     "pin_threads",
     "speculative_config",
@@ -210,6 +211,13 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         metavar="MODULE:CLASS",
         help="a subclass of torch_armllm.AdapterLogitsProcessor that may change logits; repeatable (default: "
         "none)",
+    )
+    group.add_argument(
+        "--data-parallel-size",
+        type=types.positive,
+        metavar="N",
+        help="processes with an engine each, between which requests are shared out by their prefixes "
+        "(default: 1)",
     )
     group.add_argument(
         "--tensor-parallel-size",

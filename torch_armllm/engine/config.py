@@ -69,6 +69,8 @@ class EngineConfig:
         tensor_parallel_size: number of processes that compute each step together, each with a part of the
             weights; the results have the same bits. ``auto``: one for each NUMA node that the process may
             use, where that is estimated to be faster, and the model and the settings allow it.
+        data_parallel_size: number of processes with an engine each, between which requests are shared out;
+            each has the whole model, or its ranks, and the other settings are those of each.
         threads: number of compute threads of a process; None: one for each physical core that it may use.
         pin_threads: pins the threads to their cores; None: pins them if they fill all of those cores.
 
@@ -105,6 +107,7 @@ class EngineConfig:
     disable_log_stats: bool = False
     trace: str | Trace | None = None
     tensor_parallel_size: int | Literal["auto"] = "auto"
+    data_parallel_size: int = 1
     threads: int | None = None
     pin_threads: bool | None = None
 

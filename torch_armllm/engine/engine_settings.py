@@ -42,5 +42,6 @@ class EngineSettings(TypedDict, total=False):
     disable_log_stats: bool
     trace: str | Trace | None
     tensor_parallel_size: int | Literal["auto"]
+    data_parallel_size: int
     threads: int | None
     pin_threads: bool | None

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
+from torch_armllm.engine.outputs import FailedOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
@@ -26,7 +27,11 @@ class EngineDeadError(RuntimeError):
 
 
 class Engine(Protocol):
-    """The part of `LLMEngine` that the thread uses; its outputs have a ``request_id`` and ``finished``."""
+    """The part of `LLMEngine` that the thread uses; its outputs have a ``request_id`` and ``finished``.
+
+    An engine of other processes has two attributes more: a method ``wake``, which ends a step that waits for
+    outputs, and ``aborts_later``: the last outputs of aborted requests come with a later step.
+    """
 
     def add_request(self, request_id: str, prompt: Any, params: Any = None, priority: int = 0) -> None:
         """Submits a request."""
@@ -119,6 +124,8 @@ class EngineThread:
         self.error: EngineDeadError | None = None
         self.ended: Future[None] = Future()
         self._engine = engine
+        self._wake: Callable[[], object] = getattr(engine, "wake", lambda: None)
+        self._aborts_later: bool = getattr(engine, "aborts_later", False)
         self._streams: dict[str, OutputStream] = {}
         self._changed = threading.Condition()
         self._inbox: deque[_Add | _Abort | _Call | _Pause] = deque()
@@ -198,6 +205,7 @@ class EngineThread:
         with self._changed:
             self._stopping = True
             self._changed.notify()
+            self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -220,6 +228,7 @@ class EngineThread:
             if self.error is None:
                 self._inbox.append(command)
                 self._changed.notify()
+                self._wake()
                 return
         if not isinstance(command, _Abort):
             raise self._death()
@@ -295,7 +304,8 @@ class EngineThread:
                 continue
             elif command.stream is None or self._streams.get(command.request_id) is command.stream:
                 self._hand_out(self._engine.abort_request(command.request_id))
-                self._streams.pop(command.request_id, None)  # a pooling request has no last output
+                if not self._aborts_later:
+                    self._streams.pop(command.request_id, None)  # a pooling request has no last output
         return True
 
     def _has_work(self) -> bool:
@@ -347,7 +357,7 @@ class EngineThread:
         ready = []
         for output in outputs:
             if (stream := self._streams.get(output.request_id)) is not None:
-                ready.append((stream, output))
+                ready.append((stream, output.error if isinstance(output, FailedOutput) else output))
                 if output.finished:
                     del self._streams[output.request_id]
         self._send(ready)

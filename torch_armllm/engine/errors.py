@@ -29,3 +29,7 @@ class StepFailedError(RuntimeError):
 
 class RankFailedError(RuntimeError):
     """A tensor parallel rank has failed: no rank can compute another step, and the engine has ended."""
+
+
+class ReplicaFailedError(RuntimeError):
+    """The replica that computed a request has ended; the other replicas continue."""

@@ -49,7 +49,7 @@ class Metric:
     Attributes:
         name: as Prometheus has it, such as ``vllm:num_requests_running``.
         value: of the metric.
-        labels: ``model_name``.
+        labels: ``model_name``, and ``engine``, a number.
     """
 
     name: str
@@ -65,14 +65,15 @@ class Gauge(Metric):
     """A metric that goes up and down."""
 
 
-def read_metrics(stats: EngineStats, model_name: str) -> Iterator[Metric]:
+def read_metrics(stats: EngineStats, model_name: str, engine: int = 0) -> Iterator[Metric]:
     """Yields the metrics of an engine.
 
     Args:
         stats: of the engine.
         model_name: label of each metric.
+        engine: number of the engine, another label.
     """
-    labels = {"model_name": model_name}
+    labels = {"model_name": model_name, "engine": str(engine)}
     gauges = stats.gauges()
     for name, _, attribute in GAUGES:
         yield Gauge(f"vllm:{name}", getattr(gauges, attribute), labels)

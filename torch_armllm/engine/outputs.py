@@ -92,3 +92,17 @@ class RequestOutput:
     prompt_logprobs: list[Logprobs | None] | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
+
+
+@dataclass
+class FailedOutput:
+    """The end of a request that has no further output, in the place of one.
+
+    Attributes:
+        request_id: as submitted.
+        error: for whoever waits for the request.
+    """
+
+    request_id: str
+    error: Exception
+    finished: bool = True

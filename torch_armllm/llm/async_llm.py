@@ -56,7 +56,8 @@ class AsyncLLM(LLMBase):
             runner.on_failure(self._thread.end)
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
-        self._end = weakref.finalize(self, _end, self._thread, self._tokenizing)
+        close = None if self.replicas is None else self.replicas.close
+        self._end = weakref.finalize(self, _end, self._thread, self._tokenizing, close)
 
     async def generate(
         self,
@@ -83,6 +84,7 @@ class AsyncLLM(LLMBase):
             ValueError: the model pools, or the adapter cannot be loaded, or the request can never be served,
                 or its id is in use.
             StepFailedError: a step with this request failed; the engine continues.
+            ReplicaFailedError: the replica that computed this request has ended; the others continue.
             EngineDeadError: the engine failed, or was shut down.
         """
         if self.pooling_engine is not None:
@@ -291,6 +293,8 @@ class AsyncLLM(LLMBase):
         return {"prompt": prompt, "prompt_token_ids": self.llm_engine.preprocessor.tokenize(prompt)}
 
 
-def _end(thread: EngineThread, tokenizing: ThreadPoolExecutor) -> None:
+def _end(thread: EngineThread, tokenizing: ThreadPoolExecutor, close: Callable[[], object] | None) -> None:
     thread.stop()
+    if close is not None:
+        close()
     tokenizing.shutdown(wait=False)

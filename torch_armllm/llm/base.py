@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from typing_extensions import Unpack
@@ -20,6 +20,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
 from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
+from torch_armllm.llm.engine_facts import EngineFacts, hidden_size_of
 from torch_armllm.llm.foreign_settings import NO_CODE
 from torch_armllm.llm.loader import (
     LoadedEngine,
@@ -31,6 +32,7 @@ from torch_armllm.llm.loader import (
     resolve_auto,
     verify_checksums,
 )
+from torch_armllm.llm.replica_loader import load_replicas
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.runner import Runner, choose_runner
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from torch_armllm.engine.config import EngineConfig
     from torch_armllm.engine.llm_engine import LLMEngine
+    from torch_armllm.llm.replica_set import ReplicaSet
     from torch_armllm.quant.recipe import Recipe
 
 
@@ -55,6 +58,7 @@ class LLMBase:
     Attributes:
         llm_engine: the engine; a pooling model has none.
         pooling_engine: the engine of a pooling model; None: the model generates.
+        replicas: engines of other processes, which stand for ``llm_engine``; None: it is in this one.
     """
 
     llm_engine: LLMEngine
@@ -89,6 +93,7 @@ class LLMBase:
             model = _revised(model, revision)
         dtype = float_dtype(dtype)
         config = engine_config({**self._DEFAULTS, **settings})
+        self.replicas: ReplicaSet | None = None
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
         self._model_lock = threading.Lock()
         self._name = model if isinstance(model, str) else str(model.name_or_path)
@@ -98,6 +103,11 @@ class LLMBase:
                 raise ValueError("logits_processors are for models that generate, and this one pools")
             if verify:
                 verify_checksums(model)
+            if config.data_parallel_size > 1:
+                raise ValueError(
+                    f"data_parallel_size = {config.data_parallel_size}: replicas of models that pool are not built "
+                    "yet: leave it out"
+                )
             self.pooling_engine, self._model, self._tokenizer = load_pooling_engine(
                 model,
                 tokenizer,
@@ -118,6 +128,13 @@ class LLMBase:
         if verify:
             verify_checksums(model)
 
+        if config.data_parallel_size > 1:
+            given: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "progress": False}
+            given |= {"skip_tokenizer_init": skip_tokenizer_init, "hf_overrides": hf_overrides}
+            self.replicas, self._tokenizer = load_replicas(model, tokenizer, config, given)
+            self.llm_engine = cast("LLMEngine", self.replicas)
+            self._start()
+            return
         config = with_ranks(model, config)
         load_one = load_engine if config.ranks == 1 else load_divided_engine
 
@@ -149,7 +166,13 @@ class LLMBase:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The patched model; loaded at the first access if the engine came from the plan cache."""
+        """The patched model; loaded at the first access if the engine came from the plan cache.
+
+        Raises:
+            ValueError: the model is in other processes.
+        """
+        if self.replicas is not None:
+            raise ValueError("the model is in the processes of the replicas: leave data_parallel_size out")
         with self._model_lock:
             if not self.has_model:
                 self._model = self._load_model()
@@ -158,52 +181,68 @@ class LLMBase:
     @property
     def has_model(self) -> bool:
         """True if the model is loaded; False if there is only an engine."""
-        return not isinstance(self._model, PlanModel)
+        return self.replicas is None and not isinstance(self._model, PlanModel)
 
     @property
     def stats(self) -> EngineStats:
-        """Statistics of the engine."""
-        return (self.llm_engine if self.pooling_engine is None else self.pooling_engine).stats
+        """Statistics of the engine; of the first replica where there are several, see `all_stats`."""
+        return self.all_stats()[0]
+
+    def all_stats(self) -> list[EngineStats]:
+        """Returns the statistics of the engine, or of each replica."""
+        if self.replicas is not None:
+            return [replica.stats for replica in self.replicas.replicas]
+        return [(self.llm_engine if self.pooling_engine is None else self.pooling_engine).stats]
 
     def get_metrics(self) -> list[Metric]:
-        """Returns counters and gauges of the engine; a server's ``/metrics`` has those of requests, too."""
-        return list(read_metrics(self.stats, self._name))
+        """Returns counters and gauges of the engine, or of each replica, which the label ``engine`` numbers.
+
+        A server's ``/metrics`` has those of requests, too.
+        """
+        return [
+            metric
+            for number, stats in enumerate(self.all_stats())
+            for metric in read_metrics(stats, self._name, number)
+        ]
+
+    @cached_property
+    def _facts(self) -> EngineFacts:
+        if self.replicas is not None:
+            return self.replicas.facts
+        return EngineFacts.of(self.llm_engine, self._model, self._tokenizer)
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens in the model's vocabulary."""
         if self.pooling_engine is not None:
             return self.pooling_engine.model.vocab_size
-        return self.llm_engine.runner.vocab_size
+        return self._facts.vocab_size
 
     @property
     def hidden_size(self) -> int | None:
         """Width of the hidden states, known without the model; None if its configuration does not say."""
-        if isinstance(self._model, PlanModel):
-            return self._model.plan.program.columns
-        return getattr(self._model.config.get_text_config(), "hidden_size", None)
+        return hidden_size_of(self._model) if self.pooling_engine is not None else self._facts.hidden_size
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a prompt and its output together."""
         if self.pooling_engine is not None:
             return self.pooling_engine.max_model_len
-        return self.llm_engine.preprocessor.max_model_len
+        return self._facts.max_model_len
 
     @property
     def max_num_seqs(self) -> int:
-        """Most sequences that run at once."""
+        """Most sequences that run at once, in all replicas together."""
         if self.pooling_engine is not None:
             return self.pooling_engine.max_num_seqs
-        return self.llm_engine.scheduler.config.max_num_seqs
+        return self._facts.max_num_seqs * (1 if self.replicas is None else len(self.replicas.replicas))
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache and the drafter's; 0 for a model that runs module by module, or pools."""
         if self.pooling_engine is not None:
             return 0
-        decoder = self.llm_engine.speculative_decoder
-        return self.llm_engine.runner.kv_bytes + (0 if decoder is None else decoder.kv_bytes)
+        return self._facts.kv_bytes if self.replicas is None else self.replicas.kv_bytes
 
     @property
     def promised_bytes(self) -> int:
@@ -223,6 +262,8 @@ class LLMBase:
 
     @cached_property
     def _sessions(self) -> SessionFiles:
+        if self.replicas is not None:
+            raise ValueError("replicas save no sessions yet: leave data_parallel_size out")
         return SessionFiles(self.llm_engine.runner, self.llm_engine.scheduler.blocks)
 
     def picture_reader(self) -> PictureReader:
@@ -240,7 +281,9 @@ class LLMBase:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that the model's generation config recommends."""
-        return default_sampling_params(getattr(self._model, "generation_config", None))
+        if self.pooling_engine is not None:
+            return default_sampling_params(getattr(self._model, "generation_config", None))
+        return self._facts.defaults
 
 
 def _revised(model: str | PreTrainedModel, revision: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_armllm.engine.disk.session_files import SessionFiles
-from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.engine.pictures.chat import render_pictures
 from torch_armllm.engine.pictures.media import has_pictures, with_pictures
 from torch_armllm.engine.preprocess import Prompt
@@ -337,9 +337,14 @@ class LLM(PoolingCalls):
                 while engine.has_unfinished_requests():
                     outputs = engine.step()
                     let_through()
-                    yield from outputs
+                    for output in outputs:
+                        if isinstance(output, FailedOutput):
+                            raise output.error
+                        yield output
             finally:
                 engine.abort_request(names)
+                while engine.has_unfinished_requests():  # replicas say later that they have ended
+                    engine.step()
 
     def _names(self, count: int) -> list[str]:
         return [str(next(self._numbers)) for _ in range(count)]

@@ -1,9 +1,9 @@
 """The program of a tensor parallel rank other than 0; the leader starts it.
 
-    python -m torch_armllm.llm.rank_process RANK RANKS MEMORY CONNECTION STACKS
+    python -m torch_armllm.llm.rank_process RANK RANKS MEMORY STACKS CONNECTION
 
-The last three are descriptors: of the group's memory, of a socket to the leader, and of a file to which the
-process writes its stacks when it gets SIGUSR1.  The process ends when the socket closes.
+The last three are descriptors: of the group's memory, of a file to which the process writes its stacks when
+it gets SIGUSR1, and of a socket to the leader.  The process ends when the socket closes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch_armllm.parallel.shared_memory import BUFFER_BYTES, GroupMemory
 
 def main() -> None:
     """Runs the rank until the leader ends."""
-    rank, ranks, file, socket, stacks = map(int, sys.argv[1:6])
+    rank, ranks, file, stacks, socket = map(int, sys.argv[1:6])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader decides when to end
     faulthandler.register(signal.SIGUSR1, stacks)
     connection = Connection(socket)

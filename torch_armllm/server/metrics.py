@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -27,7 +27,12 @@ from torch_armllm.pooling.outputs import PoolingRequestOutput
 
 RESTART_OUTCOMES = ("success", "error")
 
+AllStats = Callable[[], Sequence[EngineStats]]
+"""Returns the statistics of each engine of a model."""
+
 _LABEL = "model_name"
+_ENGINE_LABELS = [_LABEL, "engine"]
+"""Labels of what an engine counts itself: ``engine`` is its number, which tells replicas apart."""
 _TTFT_BUCKETS = (
     0.001,
     0.005,
@@ -75,7 +80,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.engines: dict[str, EngineStats] = {}
+        self.engines: dict[str, AllStats] = {}
         self.finish_reasons: defaultdict[str, set[str]] = defaultdict(set)
         self.registry.register(_EngineCollector(self.engines))
         self.finished = Counter(
@@ -102,12 +107,12 @@ class ServerMetrics:
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
 
-    def for_model(self, name: str, stats: EngineStats) -> ModelMetrics:
+    def for_model(self, name: str, stats: AllStats) -> ModelMetrics:
         """Returns the metrics of a model; a model of the same name continues the previous counts.
 
         Args:
             name: the model's name.
-            stats: statistics of the model's engine.
+            stats: returns the statistics of the model's engine, or of each replica.
         """
         self.engines[name] = stats
         for outcome in RESTART_OUTCOMES:
@@ -122,10 +127,10 @@ class ServerMetrics:
 class ModelMetrics:
     """Metrics of a served model; see `ServerMetrics.for_model`."""
 
-    def __init__(self, metrics: ServerMetrics, name: str, stats: EngineStats) -> None:
+    def __init__(self, metrics: ServerMetrics, name: str, stats: AllStats) -> None:
         self._metrics = metrics
         self._name = name
-        self._stats = stats
+        self._stats: AllStats | None = stats
         self._prefix_cache = {key: counter.labels(name) for key, counter in metrics.prefix_cache.items()}
         self._histograms = {key: histogram.labels(name) for key, histogram in metrics.histograms.items()}
 
@@ -145,7 +150,8 @@ class ModelMetrics:
 
     def detach(self) -> bool:
         """Forgets the engine, and keeps the counts; false if another model has taken its name."""
-        if self._metrics.engines.get(self._name) is not self._stats:
+        stats, self._stats = self._stats, None  # it holds the engine
+        if stats is None or self._metrics.engines.get(self._name) is not stats:
             return False
         del self._metrics.engines[self._name]
         return True
@@ -239,55 +245,64 @@ def record_pooled(metrics: ModelMetrics, outputs: Sequence[PoolingRequestOutput[
 class _EngineCollector(Collector):
     """Statistics that the engines count themselves, read on each scrape."""
 
-    def __init__(self, engines: Mapping[str, EngineStats]) -> None:
+    def __init__(self, engines: Mapping[str, AllStats]) -> None:
         self._engines = engines
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        gauges = {name: stats.gauges() for name, stats in self._engines.items()}
+        engines = self._labeled()
+        gauges = {labels: stats.gauges() for labels, stats in engines.items()}
         for metric, text, field in GAUGES:
-            gauge = GaugeMetricFamily(f"vllm:{metric}", text, labels=[_LABEL])
-            for name, values in gauges.items():
-                gauge.add_metric([name], getattr(values, field))
+            gauge = GaugeMetricFamily(f"vllm:{metric}", text, labels=_ENGINE_LABELS)
+            for labels, values in gauges.items():
+                gauge.add_metric(labels, getattr(values, field))
             yield gauge
         for metric, text, field in COUNTERS:
-            counter = CounterMetricFamily(f"vllm:{metric}", text, labels=[_LABEL])
-            for name, stats in self._engines.items():
-                counter.add_metric([name], getattr(stats.totals, field))
+            counter = CounterMetricFamily(f"vllm:{metric}", text, labels=_ENGINE_LABELS)
+            for labels, stats in engines.items():
+                counter.add_metric(labels, getattr(stats.totals, field))
             yield counter
-        yield from self._experts()
-        yield from self._disk()
+        yield from self._experts(engines)
+        yield from self._disk(engines)
 
-    def _experts(self) -> Iterator[Metric]:
+    def _labeled(self) -> dict[tuple[str, str], EngineStats]:
+        """Returns the statistics of all engines by their labels."""
+        return {
+            (name, str(number)): stats
+            for name, all_stats in self._engines.items()
+            for number, stats in enumerate(all_stats())
+        }
+
+    def _experts(self, engines: Mapping[tuple[str, str], EngineStats]) -> Iterator[Metric]:
         """Yields the statistics of engines whose experts are on disk."""
-        counts = {name: stats.experts() for name, stats in self._engines.items() if stats.experts is not None}
+        counts = {labels: stats.experts() for labels, stats in engines.items() if stats.experts is not None}
         if not counts:
             return
         for metric, text, field, unit in EXPERT_COUNTERS:
-            counter = CounterMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
-            for name, values in counts.items():
-                counter.add_metric([name], unit * getattr(values, field))
+            counter = CounterMetricFamily(f"armllm:{metric}", text, labels=_ENGINE_LABELS)
+            for labels, values in counts.items():
+                counter.add_metric(labels, unit * getattr(values, field))
             yield counter
         for metric, text, field in EXPERT_GAUGES:
-            gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
-            for name, values in counts.items():
-                gauge.add_metric([name], getattr(values, field))
+            gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=_ENGINE_LABELS)
+            for labels, values in counts.items():
+                gauge.add_metric(labels, getattr(values, field))
             yield gauge
 
-    def _disk(self) -> Iterator[Metric]:
+    def _disk(self, engines: Mapping[tuple[str, str], EngineStats]) -> Iterator[Metric]:
         """Yields the statistics of engines with a prefix cache on disk."""
-        counts = {name: stats.disk() for name, stats in self._engines.items() if stats.disk is not None}
+        counts = {labels: stats.disk() for labels, stats in engines.items() if stats.disk is not None}
         if not counts:
             return
         for metric, text, field in DISK_COUNTERS:
-            counter = CounterMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
-            for name, values in counts.items():
-                counter.add_metric([name], getattr(values, field))
+            counter = CounterMetricFamily(f"armllm:{metric}", text, labels=_ENGINE_LABELS)
+            for labels, values in counts.items():
+                counter.add_metric(labels, getattr(values, field))
             yield counter
         for metric, text, field in DISK_GAUGES:
-            gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=[_LABEL])
-            for name, values in counts.items():
-                gauge.add_metric([name], getattr(values, field))
+            gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=_ENGINE_LABELS)
+            for labels, values in counts.items():
+                gauge.add_metric(labels, getattr(values, field))
             yield gauge

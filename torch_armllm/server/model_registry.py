@@ -58,6 +58,7 @@ class ModelRegistry:
         self._restart_limit = RestartLimit(settings.max_restarts, settings.restart_window)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: list[ServedModel] = []
+        self._without_engine: list[ServedModel] = []  # their requests wait for the next engine, or use it
         self._load_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -72,7 +73,7 @@ class ModelRegistry:
     @property
     def num_active(self) -> int:
         """Sequences of all requests that have not ended."""
-        served = [*self, *self._draining, *self.speech.values()]
+        served = [*self, *self._draining, *self._without_engine, *self.speech.values()]
         return sum(each.admission.num_admitted for each in served)
 
     def find(self, name: str | None) -> ServedModel:
@@ -215,7 +216,7 @@ class ModelRegistry:
 
     def end_requests(self) -> None:
         """Ends all requests with a 503 error, because the server exits."""
-        for served in [*self, *self._draining, *self.speech.values()]:
+        for served in [*self, *self._draining, *self._without_engine, *self.speech.values()]:
             served.end_requests()
 
     def close(self) -> None:
@@ -234,10 +235,35 @@ class ModelRegistry:
     def _watch(self, served: ServedModel) -> None:
         if self._loop is not None and self.settings.restart:
             served.llm.on_end(partial(_call_soon, self._loop, self._engine_ended, served))
+            if served.llm.replicas is not None:
+                served.llm.replicas.on_end(partial(_call_soon, self._loop, self._replica_ended, served))
 
     def _engine_ended(self, served: ServedModel) -> None:
         if served.will_restart:
             self._start_task(self._restart(served))
+
+    def _replica_ended(self, served: ServedModel, number: int) -> None:
+        self._start_task(self._restart_replica(served, number))
+
+    async def _restart_replica(self, served: ServedModel, number: int) -> None:
+        """Starts a replica that has ended once more; the others serve meanwhile."""
+        name = served.name
+        async with self._load_lock:
+            while served.engine.llm is not None and not served.llm.errored:
+                if not self._restart_limit.take():
+                    served.give_up()
+                    logger.error("replica %d of %s stays dead", number, name)
+                    return
+                logger.error("starting replica %d of %s again", number, name)
+                assert served.llm.replicas is not None
+                try:
+                    await run_in_worker_thread(served.llm.replicas.restart, number)
+                except Exception:  # of any kind: the others serve until the next try
+                    logger.exception("replica %d of %s was not started", number, name)
+                    self.metrics.restarts.labels(name, "error").inc()
+                else:
+                    self.metrics.restarts.labels(name, "success").inc()
+                    return
 
     async def _restart(self, served: ServedModel) -> None:
         """Replaces a failed engine by a new one; requests get a 503 meanwhile."""
@@ -246,7 +272,7 @@ class ModelRegistry:
             if self._served.get(name) is not served:  # unloaded, or replaced
                 return
             if not self._restart_limit.take():
-                served.gave_up = True
+                served.give_up()
                 most, window = self.settings.max_restarts, self.settings.restart_window
                 logger.error("%s stays dead: %d restarts in %g s", name, most, window)
                 return
@@ -254,9 +280,12 @@ class ModelRegistry:
             missing = self._served[name] = MissingEngine()
             model = replace(served.model_settings, adapters=_folders(served))
             await self._take_down(served)
-            del served  # its memory is for the new engine
-            await run_in_worker_thread(_free_memory)
-            missing.gave_up = not await self._rebuild(model)
+            await run_in_worker_thread(_free_memory)  # for the new engine
+            if await self._rebuild(model):
+                served.follow(self.find(name))
+            else:
+                missing.gave_up = True
+                served.give_up()
 
     async def _rebuild(self, model: ModelSettings) -> bool:
         """Loads and serves a model; tries again as long as the limit allows it."""
@@ -276,9 +305,22 @@ class ModelRegistry:
     async def _take_down(self, served: ServedModel) -> None:
         """Closes a failed engine, after its requests have got their errors."""
         with contextlib.suppress(asyncio.TimeoutError):  # a client may not read its error
-            await asyncio.wait_for(served.idle.wait(), _LAST_RESPONSES)
-        await run_in_worker_thread(served.close)
+            await asyncio.wait_for(served.engine.unused.wait(), _LAST_RESPONSES)
+        llm = served.llm
+        await run_in_worker_thread(served.take_down)
+        for earlier in self._without_engine:  # their requests used it, too
+            if earlier.engine.llm is llm:
+                earlier.engine.clear()
         served.metrics.detach()
+        self._without_engine.append(served)
+        self._start_task(self._close_idle(served))
+
+    async def _close_idle(self, served: ServedModel) -> None:
+        """Waits for the last request of a model whose engine was taken down."""
+        await served.idle.wait()
+        self._without_engine.remove(served)
+        served.prompts.close()
+        served.engine.clear()
 
     async def _drain_and_close(self, served: ServedModel) -> None:
         """Waits for a model's last request, then frees its memory."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from torch_armllm.engine.errors import ReplicaFailedError
 from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.reasoning_tags import reasoning_tags
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, RequestAbortedError, StepFailedError
@@ -20,10 +23,12 @@ from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.pooling_model import PoolingInput
 from torch_armllm.server.client_limits import ClientLimits
+from torch_armllm.server.engine_slot import EngineSlot
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.metrics import RequestMetrics, ServerMetrics, record_pooled
 from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.prompts import PromptBuilder
+from torch_armllm.server.repeated_outputs import DifferentOutputError, RepeatedOutputs
 from torch_armllm.server.restarts import engine_dead, engine_restarting
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
@@ -46,11 +51,12 @@ class ServedModel:
         admission: counts running and waiting sequences.
         clients: limits of the server's clients.
         created: time of loading, in seconds since 1970.
-        gave_up: true once no restart of the failed engine is tried.
+        engine: the place of the engine, shared by the views of the model.
         idle: set while no request holds the model.
         max_model_len: most tokens of a prompt and its output together.
         metrics: metrics of this model.
         name: the model's name in requests.
+        pools: true if the model pools, and does not generate.
         prompts: tokenizes texts and chat messages.
         reasoning: tags of the model's reasoning; None if it is not parted from answers.
         vocab_size: number of token ids.
@@ -64,7 +70,9 @@ class ServedModel:
         metrics: ServerMetrics,
         clients: ClientLimits,
     ) -> None:
-        self.llm = llm
+        self.engine = EngineSlot(llm)
+        self.pools = llm.pooling_engine is not None
+        self._seeds = random.Random(model_settings.engine.get("seed", 0))
         self.model_settings = model_settings
         self.name = model_settings.name
         self.adapter: LoRARequest | None = None
@@ -72,7 +80,6 @@ class ServedModel:
         self._adapter_ids = itertools.count(1)
         for name, path in model_settings.adapters.items():
             self.adapters[name] = self._new_adapter(name, path)
-        self.gave_up = False
         self.idle = asyncio.Event()
         self.idle.set()
         self._num_requests = 0
@@ -90,14 +97,25 @@ class ServedModel:
             llm.get_tokenizer(),
             model_settings.chat_template,
             PromptLimit(llm.get_tokenizer(), llm.max_model_len),
-            None if llm.pooling_engine is not None else llm.picture_reader,
+            None if self.pools else lambda: self.llm.picture_reader(),
             llm.media_access,
             model_settings.content_format,
         )
         self.reasoning = reasoning_tags(
             model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()
         )
-        self.metrics = metrics.for_model(model_settings.name, llm.stats)
+        self.metrics = metrics.for_model(model_settings.name, llm.all_stats)
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine.
+
+        Raises:
+            EngineDeadError: it was taken down after a failure, and no other has followed.
+        """
+        if self.engine.llm is None:
+            raise EngineDeadError("the engine was taken down")
+        return self.engine.llm
 
     def acquire(self) -> None:
         """Keeps the model loaded for a request; see `release`."""
@@ -127,19 +145,16 @@ class ServedModel:
         adapter = self._new_adapter(name, path)
         if self.pooling is not None:
             raise ValueError(f"the model {self.name!r} pools; adapters are for models that generate")
-        await self.between_steps(lambda: self.llm.llm_engine.add_lora(adapter))
+        with self._dead_errors():
+            await self.llm.add_lora(adapter)
         self.adapters[name] = adapter
         return adapter
 
     async def unload_adapter(self, name: str) -> None:
         """Serves an adapter no longer, and unloads it; one in use leaves its slot when another needs it."""
         adapter = self.adapters.pop(name)
-
-        def unload() -> None:
-            with suppress(ValueError):  # in use, or unloaded to make room
-                self.llm.llm_engine.remove_lora(adapter.lora_int_id)
-
-        await self.between_steps(unload)
+        with self._dead_errors(), suppress(ValueError):  # in use, or unloaded to make room
+            await self.llm.remove_lora(adapter.lora_int_id)
 
     def _new_adapter(self, name: str, path: str) -> LoRARequest:
         return LoRARequest(name, next(self._adapter_ids), path)
@@ -182,16 +197,21 @@ class ServedModel:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields a request's outputs; closing the generator aborts the request.
 
+        Where engines that fail are rebuilt, the next engine computes a request again, once, and its outputs
+        go on behind those that were yielded; so does another replica for one that has ended.
+
         Raises:
             ApiError: the request is invalid or took too long, or the engine is dead.
         """
         request_metrics = RequestMetrics(self.metrics, params)
-        given = prompt, params, request_id, priority, self.adapter
+        again = self.settings.restart or self.llm.replicas is not None
+        if again and params.seed is None:  # the next engine has to draw the same tokens
+            params = replace(params, seed=self._seeds.randrange(1 << 63))
         charged = len(prompt.get("prompt_token_ids", ()))
         self.clients.charge(charged)
         try:
             with self._tracked(request_id):
-                async with aclosing(self.llm.generate(*given)) as outputs:
+                async with aclosing(self._outputs(prompt, params, request_id, priority)) as outputs:
                     async for output in outputs:
                         request_metrics.record(output)
                         # the tokens of pictures are known when the engine has read them
@@ -204,6 +224,48 @@ class ServedModel:
         finally:
             request_metrics.close()
 
+    async def _outputs(
+        self, prompt: dict[str, Any], params: SamplingParams, request_id: str, priority: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields the outputs of the engine, and of the next one if it fails."""
+        repeated = RepeatedOutputs(params.output_kind is RequestOutputKind.DELTA)
+        given = prompt, params, request_id, priority
+        number = self.engine.number
+        try:
+            async with aclosing(self._of_engine(*given, self.adapter, repeated)) as outputs:
+                async for output in outputs:
+                    yield output
+            return
+        except ReplicaFailedError:
+            is_dead = False
+        except EngineDeadError:
+            if not self.will_restart:
+                raise
+            is_dead = True
+        if is_dead:
+            await self.engine.follower(number, request_id)
+        repeated.again()
+        # a request that made the engine fail may do so again: it is not computed a third time
+        adapter = None if self.adapter is None else self.adapters[self.adapter.lora_name]
+        async with aclosing(self._of_engine(*given, adapter, repeated)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _of_engine(
+        self,
+        prompt: dict[str, Any],
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+        adapter: LoRARequest | None,
+        repeated: RepeatedOutputs,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        with self.engine.used():
+            async with aclosing(self.llm.generate(prompt, params, request_id, priority, adapter)) as outputs:
+                async for output in outputs:
+                    if (rest := repeated.rest(output)) is not None:
+                        yield rest
+
     async def encode(
         self, inputs: Sequence[PoolingInput], request_id: str, priority: int = 0
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
@@ -215,7 +277,7 @@ class ServedModel:
         self.clients.charge(sum(len(each.token_ids) for each in inputs))
         outputs: list[PoolingRequestOutput[PoolingOutput]] = []
         try:
-            with self._tracked(request_id):
+            with self._tracked(request_id), self.engine.used():
                 outputs = await self.llm.encode_batch(inputs, request_id, priority)
             return outputs
         finally:
@@ -233,8 +295,12 @@ class ServedModel:
             raise self._ended.get(request_id) or bad_request(error) from error
         except (ValueError, ImportError) as error:
             raise bad_request(error) from error
+        except DifferentOutputError as error:
+            raise ApiError(500, str(error), code="different_output") from error
         except StepFailedError as error:
             raise ApiError(500, str(error), code="step_failed") from error
+        except ReplicaFailedError as error:  # a second one of the request, or no other is left
+            raise engine_restarting() if self.settings.restart else engine_dead() from error
         except EngineDeadError as error:
             raise self.dead_error() from error
         finally:
@@ -248,15 +314,36 @@ class ServedModel:
         Raises:
             ApiError: the engine is dead.
         """
-        try:
+        with self._dead_errors():
             return await self.llm.between_steps(work)
+
+    @contextmanager
+    def _dead_errors(self) -> Iterator[None]:
+        try:
+            yield
         except EngineDeadError as error:
             raise self.dead_error() from error
 
     @property
     def will_restart(self) -> bool:
         """True if the engine has failed and will be rebuilt."""
-        return self.settings.restart and not self.gave_up and self.llm.failed
+        engine = self.engine.llm
+        return self.settings.restart and not self.engine.gave_up and (engine is None or engine.failed)
+
+    def check_replicas(self) -> None:
+        """Checks that replicas run.
+
+        Raises:
+            ApiError: one has ended and is not started again, or none is left.
+        """
+        replicas = self.llm.replicas
+        if replicas is None or not (dead := replicas.dead):
+            return
+        if self.settings.restart and not self.engine.gave_up:
+            if len(dead) == len(replicas.replicas):
+                raise engine_restarting()
+            return
+        raise ApiError(503, f"{'; '.join(dead)}; restart the server", code="engine_dead")
 
     def dead_error(self) -> ApiError:
         """Returns the answer to requests after the engine has stopped."""
@@ -271,17 +358,37 @@ class ServedModel:
             )
 
     def _end_late(self, request_id: str) -> None:
-        remedy = "lower max_tokens" if self.pooling is None else "send fewer texts"
+        remedy = "send fewer texts" if self.pools else "lower max_tokens"
         message = f"the request took more than {self.settings.request_timeout:g} seconds; {remedy}"
         self._end(request_id, ApiError(504, message, code="timeout"))
 
     def _end(self, request_id: str, reason: ApiError) -> None:
         self._ended.setdefault(request_id, reason)
+        self.engine.end(reason, request_id)
+        if self.engine.llm is None:
+            return
         aborting = asyncio.ensure_future(self.llm.abort(request_id))
         self._aborting.add(aborting)
         aborting.add_done_callback(self._aborting.discard)
 
+    def give_up(self) -> None:
+        """Ends all requests that wait for another engine, as none will follow."""
+        self.engine.gave_up = True
+        self.engine.end(engine_dead())
+
+    def follow(self, served: ServedModel) -> None:
+        """Lets waiting requests go on in the engine of the model that follows this one."""
+        self.adapters.clear()
+        self.adapters.update(served.adapters)  # their numbers are others
+        self.engine.put(served.llm)
+
+    def take_down(self) -> None:
+        """Shuts down an engine that has failed, and forgets it; requests wait for another."""
+        self.llm.shutdown()
+        self.engine.clear()
+
     def close(self) -> None:
         """Shuts down the engine and its threads; running requests fail."""
         self.prompts.close()
-        self.llm.shutdown()
+        if self.engine.llm is not None:
+            self.engine.llm.shutdown()

@@ -33,6 +33,9 @@ async def embed(served: ServedModel, tokens: list[int], body: EmbeddingRequest) 
     """
     served.check_tokens(tokens, "input", generates=False)
     _check_dimensions(body.dimensions, served.llm.hidden_size)
+    if served.llm.replicas is not None:
+        text = f"the model {served.name!r} has replicas, which give no embeddings: serve one that pools"
+        raise ApiError(400, text, "model", "wrong_kind_of_model")
     model = await run_in_worker_thread(lambda: served.llm.model)  # may load the model first
     prefill = _ChunkedPrefill(model, tokens)
     while not prefill.finished:

@@ -16,7 +16,10 @@ router = APIRouter()
 @router.post("/ping", response_model=None)
 @router.get("/health", response_model=None)
 async def health(request: Request) -> Response:
-    """Returns 200 while all engines run, and 503 if one is dead or being rebuilt."""
+    """Returns 200 while all engines run, and 503 if one is dead or being rebuilt.
+
+    A replica that is started again makes no 503 while another one serves.
+    """
     registry = registry_of(request)
     for error in registry.missing:
         raise error
@@ -27,6 +30,8 @@ async def health(request: Request) -> Response:
     if dead:
         text = f"the engine of {', '.join(dead)} is dead; restart the server"
         raise ApiError(503, text, code="engine_dead")
+    for served in registry:
+        served.check_replicas()
     return Response()
 
 

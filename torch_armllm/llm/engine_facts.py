@@ -1,0 +1,63 @@
+"""Facts about an engine that do not change while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.stopping import find_eos_token_ids
+from torch_armllm.llm.loader import default_sampling_params
+from torch_armllm.plan.plan_model import PlanModel
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """Sizes of an engine and its model.
+
+    Attributes:
+        vocab_size: number of tokens in the model's vocabulary.
+        drawable: token ids from there on are never drawn.
+        hidden_size: width of the hidden states; None if the model's configuration does not say.
+        max_model_len: most tokens of a prompt and its output together.
+        max_num_seqs: most sequences that run at once.
+        kv_bytes: bytes of the KV cache and the drafter's.
+        kv_tokens: tokens that the KV cache holds.
+        eos_token_ids: of the model.
+        defaults: sampling parameters that the model recommends.
+    """
+
+    vocab_size: int
+    drawable: int
+    hidden_size: int | None
+    max_model_len: int
+    max_num_seqs: int
+    kv_bytes: int
+    kv_tokens: int
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingParams
+
+    @classmethod
+    def of(cls, engine: LLMEngine, model: Any, tokenizer: Any) -> EngineFacts:
+        """Returns the facts of an engine in this process."""
+        generation = getattr(model, "generation_config", None)
+        decoder, blocks = engine.speculative_decoder, engine.scheduler.blocks
+        return cls(
+            engine.runner.vocab_size,
+            engine.sampler.vocab_size,
+            hidden_size_of(model),
+            engine.preprocessor.max_model_len,
+            engine.scheduler.config.max_num_seqs,
+            engine.runner.kv_bytes + (0 if decoder is None else decoder.kv_bytes),
+            blocks.num_blocks * blocks.block_size,
+            tuple(find_eos_token_ids(tokenizer, generation)),
+            default_sampling_params(generation),
+        )
+
+
+def hidden_size_of(model: Any) -> int | None:
+    """Returns the width of a model's hidden states; None if its configuration does not say."""
+    if isinstance(model, PlanModel):
+        return model.plan.program.columns
+    return getattr(model.config.get_text_config(), "hidden_size", None)

@@ -1,0 +1,67 @@
+"""Loading of replicas: an engine in each of several processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.memory_limit import left
+from torch_armllm.llm.launched_ranks import launched_ranks
+from torch_armllm.llm.replica_set import ReplicaSet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+logger = logging.getLogger(__name__)
+
+
+def load_replicas(
+    model: str | PreTrainedModel,
+    tokenizer: str | PreTrainedTokenizerBase | None,
+    config: EngineConfig,
+    arguments: Mapping[str, Any],
+) -> tuple[ReplicaSet, PreTrainedTokenizerBase | None]:
+    """Starts replicas of a model, and returns them with their tokenizer.
+
+    Args:
+        model: the folder.
+        tokenizer: its folder or name; None: the model's own.
+        config: settings of each engine, and the number of replicas.
+        arguments: further ones of `torch_armllm.LLM`.
+
+    Raises:
+        ValueError: a setting or the model does not allow it, or a replica has failed.
+    """
+    from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
+
+    count = config.data_parallel_size
+    if (reason := _refusal(model, tokenizer, config)) is not None:
+        raise ValueError(f"data_parallel_size = {count}: {reason}")
+    assert isinstance(model, str) and (tokenizer is None or isinstance(tokenizer, str))
+    own = None if arguments["skip_tokenizer_init"] else load_tokenizer(tokenizer or model)
+    # a replica sees its part of the memory that is free now, whenever the others take theirs
+    promised = config.promised_memory + left(config) * (count - 1) // count
+    each = replace(config, data_parallel_size=1, promised_memory=promised)
+    settings = {field.name: getattr(each, field.name) for field in fields(EngineConfig)}
+    replicas = ReplicaSet({"model": model, "tokenizer": tokenizer, **arguments, **settings}, count, own, each)
+    logger.info("data parallel: %d replicas, in processes %s", count, [r.pid for r in replicas.replicas])
+    return replicas, own
+
+
+def _refusal(model: object, tokenizer: object, config: EngineConfig) -> str | None:
+    """Returns the reason why a model cannot have replicas; None if it may."""
+    if not isinstance(model, str):
+        return "each replica loads the model itself: give the folder in place of a loaded model"
+    if not (tokenizer is None or isinstance(tokenizer, str)):
+        return "each replica loads the tokenizer itself: give the folder in place of a loaded tokenizer"
+    if config.scheduling_policy is not None:
+        return "a scheduling_policy stays in this process: leave it out"
+    if config.trace is not None:
+        return "steps of replicas are not traced yet: leave trace out"
+    if launched_ranks() is not None:
+        return "torchrun starts ranks, and replicas start themselves: run the program without it"
+    return None
