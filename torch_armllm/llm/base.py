@@ -105,8 +105,8 @@ class LLMBase:
                 verify_checksums(model)
             if config.data_parallel_size > 1:
                 raise ValueError(
-                    f"data_parallel_size = {config.data_parallel_size}: replicas of models that pool are not built "
-                    "yet: leave it out"
+                    f"data_parallel_size = {config.data_parallel_size}: replicas of models that pool are not "
+                    "built yet: leave it out"
                 )
             self.pooling_engine, self._model, self._tokenizer = load_pooling_engine(
                 model,

@@ -39,7 +39,10 @@ class Front:
 
     async def _list(self, request: Request) -> Response:
         answers = [await self._answer(request, relay) for relay in self._models.values()]
-        pages = [json.loads(b"".join([part async for part in each.body_iterator])) for each in answers]
+        pages = []
+        for each in answers:
+            parts = [part async for part in each.body_iterator]
+            pages.append(json.loads(b"".join(parts)))
         return JSONResponse({"object": "list", "data": [model for page in pages for model in page["data"]]})
 
     def _find(self, name: str | None) -> Any:
