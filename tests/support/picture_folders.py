@@ -34,6 +34,8 @@ from transformers import (
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
+    PaliGemmaConfig,
+    PaliGemmaForConditionalGeneration,
     PixtralImageProcessor,
     PixtralProcessor,
     PixtralVisionConfig,
@@ -47,8 +49,13 @@ from transformers import (
     Qwen2VLImageProcessorPil,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5Tokenizer,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -88,11 +95,13 @@ PLACEHOLDERS = {
     "smolvlm": "<image>",
     "qwen2_vl": "<|image_pad|>",
     "qwen2_5_vl": "<|image_pad|>",
+    "qwen3_vl": "<|image_pad|>",
+    "qwen3_5": "<|image_pad|>",
     "gemma3": "<start_of_image>",
     "internvl": "<IMG_CONTEXT>",
 }
 """Stand for a picture in the texts of each kind of model."""
-NEED_TORCHVISION = ("mistral3", "qwen2_vl", "qwen2_5_vl", "internvl")
+NEED_TORCHVISION = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl")
 """Kinds whose processors transformers makes with torchvision only."""
 
 
@@ -113,15 +122,23 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "mistral3": _mistral3,
         "qwen2_vl": _qwen2_vl,
         "qwen2_5_vl": _qwen2_5_vl,
+        "qwen3_vl": _qwen3_vl,
+        "qwen3_5": _qwen3_5,
         "gemma3": _gemma3,
         "internvl": _internvl,
     }
     model, processor = makers[kind](_tokenizer())
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    model.float().eval().save_pretrained(folder)
-    processor.save_pretrained(folder)
+    _randomized(model).save_pretrained(folder)
+    (processor() if isinstance(processor, partial) else processor).save_pretrained(folder)
     return folder
+
+
+def _randomized(model: Any) -> Any:
+    """Returns the model with weights that hide nothing; its recurrent layers forget slowly."""
+    for name, parameter in model.named_parameters():
+        mean = -3.0 if name.endswith("A_log") else 1.0 if parameter.dim() == 1 else 0.0
+        torch.nn.init.normal_(parameter, mean, 0.2)
+    return model.float().eval()
 
 
 def _tokenizer(**options: Any) -> PreTrainedTokenizerFast:
@@ -190,15 +207,14 @@ def _smolvlm(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
 
 
 def unserved_model() -> Any:
-    """Returns a tiny model of pictures whose language model needs more than rows of embeddings."""
+    """Returns a tiny model of pictures whose prompts attend to later tokens."""
     torch.manual_seed(1)
-    tower = {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4}
-    config = Qwen3VLConfig(
-        text_config={**_TEXT, **_MROPE},
-        vision_config={**tower, "intermediate_size": 64, "deepstack_visual_indexes": [0]},
-        **_qwen_tokens(),
+    config = PaliGemmaConfig(
+        text_config={**_TEXT, "model_type": "gemma"},
+        vision_config={**_TOWER, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14},
+        projection_dim=64,
     )
-    return Qwen3VLForConditionalGeneration(config).eval()
+    return PaliGemmaForConditionalGeneration(config).eval()
 
 
 _QWEN_SIZES: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 12}
@@ -206,25 +222,25 @@ _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrop
 
 
 def _qwen2_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
-    return qwen2_vl_model(), _qwen_processor(Qwen2VLProcessor, tokenizer)
-
-
-def qwen2_vl_model() -> Any:
-    """Returns a tiny random Qwen2-VL."""
-    torch.manual_seed(1)
     config = Qwen2VLConfig(
         text_config={**_TEXT, **_MROPE},
         vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "patch_size": 4},
         **_qwen_tokens(),
     )
-    model = Qwen2VLForConditionalGeneration(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    return model.float().eval()
+    return Qwen2VLForConditionalGeneration(config), partial(_qwen_processor, Qwen2VLProcessor, tokenizer)
+
+
+def qwen_model(kind: str) -> Any:
+    """Returns a tiny random model of a kind of Qwen, without its processor, which may need torchvision."""
+    torch.manual_seed(1)
+    model, _ = _QWENS[kind](_tokenizer())
+    model = _randomized(model)
+    model.lm_head.weight.data[[_IDS[word] for word in _PADS]] = 0.0  # no answer holds a placeholder
+    return model
 
 
 class Qwen2VLPictures:
-    """A processor of Qwen2-VL for pictures only: that of transformers needs torchvision, for videos."""
+    """A processor of Qwen's models for pictures only: that of transformers needs torchvision, for videos."""
 
     def __init__(self) -> None:
         self.tokenizer = _tokenizer()
@@ -250,7 +266,57 @@ def _qwen2_5_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
         vision_config={**tower, "intermediate_size": 64, "window_size": 16, "fullatt_block_indexes": [1]},
         **_qwen_tokens(),
     )
-    return Qwen2_5_VLForConditionalGeneration(config), _qwen_processor(Qwen2_5_VLProcessor, tokenizer)
+    processor = partial(_qwen_processor, Qwen2_5_VLProcessor, tokenizer)
+    return Qwen2_5_VLForConditionalGeneration(config), processor
+
+
+_QWEN3_TOWER: dict[str, Any] = {
+    **{"depth": 3, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4},
+    **{"intermediate_size": 48, "num_position_embeddings": 16},
+}
+
+
+def _qwen3_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    config = Qwen3VLConfig(
+        text_config={**_TEXT, **_MROPE, "num_hidden_layers": 3},
+        vision_config={**_QWEN3_TOWER, "deepstack_visual_indexes": [1, 0]},
+        **_qwen_tokens(),
+    )
+    return Qwen3VLForConditionalGeneration(config), partial(_qwen3_processor, tokenizer)
+
+
+def _qwen3_5(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """Returns a Qwen3.5 of a recurrent layer before each layer of attention."""
+    recurrent = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    recurrent |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    rotary = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
+    config = Qwen3_5Config(
+        text_config={
+            **{**_TEXT, **recurrent, "num_hidden_layers": 4},
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "rope_parameters": {**rotary, "partial_rotary_factor": 0.5, "mrope_interleaved": True},
+        },
+        vision_config=_QWEN3_TOWER,
+        **_qwen_tokens(),
+    )
+    tokenizer = Qwen3_5Tokenizer(vocab=_letters(), merges=[], **_QWEN3_5_TOKENS)
+    return Qwen3_5ForConditionalGeneration(config), partial(_qwen3_processor, tokenizer)
+
+
+_QWEN3_5_TOKENS: dict[str, Any] = {
+    **{"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
+    "additional_special_tokens": [*_SPECIAL[4:], *_PADS],
+}
+
+
+def _letters() -> dict[str, int]:
+    """Returns the vocabulary with letters in the place of words, for tokenizers that split words."""
+    letters = iter("Ġ:abcdefghijklmnopqrstuvwxyz")
+    names = [next(letters, word) if word[0] == "w" and word[1:].isdigit() else word for word in _VOCABULARY]
+    return {name: number for number, name in enumerate(names)}
+
+
+_QWENS = {"qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl, "qwen3_5": _qwen3_5}
 
 
 def _qwen_tokens() -> dict[str, Any]:
@@ -262,6 +328,13 @@ def _qwen_processor(kind: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
     images = Qwen2VLImageProcessorPil(**_QWEN_SIZES)
     template = TEMPLATE.replace("IMAGE", "<|image_pad|>")
     return kind(images, tokenizer, Qwen2VLVideoProcessor(**_QWEN_SIZES), chat_template=template)
+
+
+def _qwen3_processor(tokenizer: PreTrainedTokenizerFast) -> Any:
+    images = Qwen2VLImageProcessorPil(**_QWEN_SIZES)
+    template = TEMPLATE.replace("IMAGE", "<|image_pad|>")
+    videos = Qwen3VLVideoProcessor(**_QWEN_SIZES)
+    return Qwen3VLProcessor(images, tokenizer, videos, chat_template=template)
 
 
 def _gemma3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:

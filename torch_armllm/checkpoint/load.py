@@ -182,11 +182,17 @@ def load_model(
     return upcycle(model, progress=progress) if source == MOE else model
 
 
+_TEXT_APART = ("qwen3_5", "qwen3_5_moe")
+"""Model types that take pictures, and of which transformers also makes a model of texts alone."""
+
+
 def auto_class(config: Any) -> Any:
     """Returns the class that makes a model of a configuration: models of text and pictures have their own."""
     kind = type(config)
-    only_pictures = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
-    return AutoModelForImageTextToText if only_pictures else AutoModelForCausalLM
+    takes_pictures = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and (
+        kind not in MODEL_FOR_CAUSAL_LM_MAPPING or config.model_type in _TEXT_APART
+    )
+    return AutoModelForImageTextToText if takes_pictures else AutoModelForCausalLM
 
 
 def verify_source(source: str) -> int:

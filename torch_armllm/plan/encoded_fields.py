@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,30 +16,75 @@ SPACE, INDEX = 0, 1
 """Places of a view's memory and of its number there, in the view's integers."""
 
 
-def places(program: Encoded, opcode: str) -> list[dict[str, int]]:
-    """Returns the place of each field, by name, of each instruction with an opcode.
+@dataclass(frozen=True)
+class Placed:
+    """An instruction's place in the integers of a program.
 
-    Those of lists, and of fields after one, are left out.
+    Attributes:
+        opcode: its name.
+        at: of its first integer.
+        fields: places of its fields, by name; those of a part are ``part.field``.  Those of lists, and of
+            fields after one, are left out.
     """
+
+    opcode: str
+    at: int
+    fields: dict[str, int]
+
+
+def instructions(program: Encoded) -> list[Placed]:
+    """Returns the instructions of a program in order."""
     integers = program.integers
-    at = 2 + 2 * integers[1]
-    count, at = integers[at], at + 1
+    at = _count_at(integers) + 1
     found = []
-    for _ in range(count):
-        if integers[at] == INSTRUCTIONS[opcode].opcode:
-            found.append(_places(opcode, at + 2))
+    for opcode in program.opcodes:
+        found.append(Placed(opcode, at, _places(opcode, at + 2)))
         at += 2 + integers[at + 1]
     return found
 
 
+def places(program: Encoded, opcode: str) -> list[dict[str, int]]:
+    """Returns the places of the fields of each instruction with an opcode; see `Placed`."""
+    return [placed.fields for placed in instructions(program) if placed.opcode == opcode]
+
+
+def with_instruction(program: Encoded, opcode: str, body: Sequence[int], before: Placed) -> Encoded:
+    """Returns a program with one more instruction.
+
+    Args:
+        program: to change.
+        opcode: of the new instruction.
+        body: its fields as integers.
+        before: the instruction that follows it.
+    """
+    integers, opcodes = list(program.integers), list(program.opcodes)
+    opcodes.insert(instructions(program).index(before), opcode)
+    integers[before.at : before.at] = [INSTRUCTIONS[opcode].opcode, len(body), *body]
+    integers[_count_at(integers)] += 1
+    return replace(program, integers=integers, opcodes=opcodes)
+
+
+def _count_at(integers: Sequence[int]) -> int:
+    return 2 + 2 * integers[1]
+
+
 def _places(opcode: str, at: int) -> dict[str, int]:
-    named = {}
+    named: dict[str, int] = {}
     for field in INSTRUCTIONS[opcode].fields:
-        if field.kind in ("list", "part"):
+        if field.kind == "list":
             break
-        named[field.name] = at
-        at += _VIEW if field.kind == "view" else 1
+        if field.kind == "part":
+            part = _places(field.type, at)
+            named |= {f"{field.name}.{name}": place for name, place in part.items()}
+            at += sum(_size(entry.kind) for entry in INSTRUCTIONS[field.type].fields)
+        else:
+            named[field.name] = at
+            at += _size(field.kind)
     return named
+
+
+def _size(kind: str) -> int:
+    return _VIEW if kind == "view" else 1
 
 
 def reads_input(integers: Sequence[int], view: int, number: int) -> bool:
@@ -60,4 +106,9 @@ def set_view(
     integers: list[int], view: int, space: str, index: int, stride: int, dtype: torch.dtype = torch.int64
 ) -> None:
     """Writes a view from the first column of a constant or an input on."""
-    integers[view : view + _VIEW] = [ENUMS["Space"][space], index, 0, stride, TYPES[dtype]]
+    integers[view : view + _VIEW] = new_view(space, index, stride, dtype)
+
+
+def new_view(space: str, index: int, stride: int, dtype: torch.dtype, column: int = 0) -> list[int]:
+    """Returns the integers of a view."""
+    return [ENUMS["Space"][space], index, column, stride, TYPES[dtype]]

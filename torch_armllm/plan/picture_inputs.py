@@ -1,16 +1,27 @@
-"""A further input of a plan, of numbers of each token, which the tokens of pictures need."""
+"""Further inputs of a plan, which the tokens of pictures need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from torch_armllm.ops.rope import reference_rope_table
-from torch_armllm.plan.encoded_fields import INDEX, places, reads_input, set_view
+from torch_armllm.plan.encoded_fields import (
+    INDEX,
+    Placed,
+    instructions,
+    new_view,
+    places,
+    reads_input,
+    set_view,
+    view_of,
+    with_instruction,
+)
 from torch_armllm.plan.lowering import STEP_INPUTS
-from torch_armllm.plan.program import Encoded
+from torch_armllm.plan.program import TYPES, Encoded
 
 _POSITIONS = 1
 """Number of the input that holds a position of each token."""
@@ -65,9 +76,14 @@ def _tables(program: Encoded) -> list[dict[str, int]]:
     return found
 
 
-def input_after(cache: Iterable[Tensor | None]) -> int:
-    """Returns the number of the input after those of a step and of its cache."""
-    return len(STEP_INPUTS) + sum(tensor is not None for tensor in cache)
+def input_after(cache: Iterable[Tensor | None], states: int = 0) -> int:
+    """Returns the number of the input after those of a step.
+
+    Args:
+        cache: its tensors.
+        states: tensors of states of recurrent layers; two inputs with slots come before them.
+    """
+    return len(STEP_INPUTS) + sum(tensor is not None for tensor in cache) + (states + 2 if states else 0)
 
 
 def with_later_tokens(program: Encoded, number: int) -> Encoded:
@@ -87,3 +103,47 @@ def with_later_tokens(program: Encoded, number: int) -> Encoded:
     if others:
         raise ValueError(f"its plan has {', '.join(sorted(others))}, which is causal")
     return replace(program, integers=integers)
+
+
+def with_features(program: Encoded, layers: int, dtype: torch.dtype, number: int) -> Encoded:
+    """Returns a program that adds an input to the hidden states after each of its first layers.
+
+    Args:
+        program: of layers with one attention each.
+        layers: number of them that the input is added after; those of layer k are the k-th columns.
+        dtype: of the input.
+        number: of the input, ``(T, layers · hidden)``.
+
+    Raises:
+        ValueError: the program has other layers, or keeps hidden states in another dtype.
+    """
+    for layer in reversed(range(layers)):  # from the last on, as places move
+        following = _first_norm(program, layer + 1)
+        part = "norm." if "norm.x" in following.fields else ""
+        hidden = view_of(program.integers, following.fields[f"{part}x"])
+        width = program.integers[following.fields[f"{part}width"]]
+        if hidden[-1] != TYPES[dtype]:
+            raise ValueError(f"its plan keeps hidden states in another dtype than {dtype}")
+        added = new_view("input", number, layers * width, dtype, layer * width)
+        # where the norm adds the last layer's result itself, this is that result: the sum is the same
+        body = [*hidden, *added, *hidden, *new_view("none", 0, 0, dtype), width, len(program.floats)]
+        program = replace(program, floats=[*program.floats, 1.0])
+        program = with_instruction(program, "add", body, following)
+    return program
+
+
+def _first_norm(program: Encoded, layer: int) -> Placed:
+    """Returns the norm that a layer begins with."""
+    all_of_them = instructions(program)
+    ends = [at for at, placed in enumerate(all_of_them) if placed.opcode == "attention"]
+    if layer >= len(ends):
+        raise ValueError(f"its plan has {len(ends)} attentions, and layer {layer} has none")
+    norms = []
+    for placed in all_of_them[ends[layer - 1] : ends[layer]]:
+        part = "norm." if "norm.x" in placed.fields else ""
+        rows = placed.fields.get(f"{part}rows_per_token")
+        if rows is not None and program.integers[rows] == 1:
+            norms.append(placed)
+    if len(norms) != 2:
+        raise ValueError(f"its plan has {len(norms)} norms between two attentions, which are 2 of others")
+    return norms[1]

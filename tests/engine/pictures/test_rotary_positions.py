@@ -1,4 +1,4 @@
-"""Tokens of pictures with a time, a row and a column (M-RoPE): those of Qwen2-VL, without its processor."""
+"""Tokens of pictures with a time, a row and a column (M-RoPE): Qwen's models, without their processor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("PIL", reason="needs the extra vision")
 from PIL import Image  # noqa: E402
 
 import torch_armllm  # noqa: E402
-from tests.support.picture_folders import Qwen2VLPictures, picture, qwen2_vl_model  # noqa: E402
+from tests.support.picture_folders import Qwen2VLPictures, picture, qwen_model  # noqa: E402
 from torch_armllm import SamplingParams  # noqa: E402
 from torch_armllm.engine.build import build_engine  # noqa: E402
 from torch_armllm.engine.config import EngineConfig  # noqa: E402
@@ -26,9 +26,9 @@ MARK = "<|image_pad|>"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def own() -> Any:
-    return qwen2_vl_model()
+@pytest.fixture(scope="module", params=["qwen2_vl", "qwen3_vl", "qwen3_5"])
+def own(request: pytest.FixtureRequest) -> Any:
+    return qwen_model(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ class PlanRunner(StepExecutor):
             self.plan = pictures.plan
         self._builder = StepBuilder(
             *(self.cache, self.block_size, model.first_position, self.states),
-            *((None, None) if pictures is None else (pictures.spare, pictures.numbers)),
+            *(() if pictures is None else (pictures.spare, pictures.numbers, pictures.features)),
         )
         self._adapters = adapters
         self._leader = leader

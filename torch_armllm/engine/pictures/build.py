@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_armllm.engine.pictures.picture_features import PictureFeatures
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.pictures.rotary_axes import rotary_axes
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
-from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.picture_inputs import input_after, with_later_tokens, with_rotary_axes
+from torch_armllm.plan.picture_inputs import (
+    input_after,
+    with_features,
+    with_later_tokens,
+    with_rotary_axes,
+)
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.program import Encoded
 from torch_armllm.plan.spare_rows import with_spare_rows
@@ -25,14 +30,16 @@ FAMILIES: dict[str, type[TokenNumbers] | None] = {
     "qwen2_5_vl": RotaryPositions,
     "gemma3": LaterTokens,
     "internvl": None,
+    "qwen3_vl": RotaryPositions,
+    "qwen3_vl_moe": RotaryPositions,
+    "qwen3_5": RotaryPositions,
+    "qwen3_5_moe": RotaryPositions,
 }
 """Model types that take pictures, and the numbers of each token that their plans read beside its id."""
 _REASONS = {
     "gemma3n": "its layers embed tokens too, and pictures have embeddings of their own there",
     "gemma4": "its layers embed tokens too, and pictures have embeddings of their own there",
     "paligemma": "prompts attend to later tokens, which plans do not compute",
-    "qwen3_vl": "its layers add further features of pictures (deepstack), which plans do not compute",
-    "qwen3_5": "its language model has recurrent layers",
 }
 
 
@@ -52,7 +59,8 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
         return f"{model.name} came from the plan cache, which keeps no vision towers: set ARMLLM_PLAN_CACHE=0"
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", "")
-    if getattr(config, "vision_config", None) is None:
+    tower = getattr(config, "vision_config", None)
+    if tower is None:
         return f"{name} takes no pictures: it is a model of text"
     if kind not in FAMILIES:
         known = _REASONS.get(kind, f"only pictures of {', '.join(FAMILIES)} are known")
@@ -64,17 +72,22 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     forward = patched_forward(model) if is_patched(model) else None
     if forward is None or not isinstance(forward.plan, NativePlan):
         return f"{name} is served for text only: it has no native plan"
-    if forward.shape.states:
-        return f"{name} is served for text only: its language model has recurrent layers"
     kept = forward.plan
     try:
         program, spare = with_spare_rows(kept.program, forward.vocab_size, tokens)
         forward.plan = NativePlan(program, kept.experts)
         numbers = FAMILIES[kind]
+        number = input_after(forward.shape.tensors(0), len(forward.shape.states.groups))
         steps = PictureSteps(forward.plan, spare)
         if numbers is not None:
-            extended = _with_numbers(program, numbers, forward.base, forward.shape)
-            steps = PictureSteps(NativePlan(extended, kept.experts), spare, numbers())
+            program = _with_numbers(program, numbers, forward.base, number)
+            features = None
+            layers = getattr(tower, "deepstack_visual_indexes", None)
+            if layers:
+                width, dtype = spare.table.shape[1], spare.table.dtype
+                program = with_features(program, len(layers), dtype, number + 1)
+                features = PictureFeatures(len(layers) * width, dtype)
+            steps = PictureSteps(NativePlan(program, kept.experts), spare, numbers(), features)
     except ValueError as reason:
         forward.plan = kept
         return f"{name} is served for text only: {reason}"
@@ -90,13 +103,12 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     return PictureReader(name, forward, processor, steps, limit, tokens)
 
 
-def _with_numbers(program: Encoded, numbers: type[TokenNumbers], base: Any, shape: Shape) -> Encoded:
-    """Returns a program that reads numbers of each token as a further input.
+def _with_numbers(program: Encoded, numbers: type[TokenNumbers], base: Any, number: int) -> Encoded:
+    """Returns a program that reads numbers of each token as a further input, by its number.
 
     Raises:
         ValueError: the program has no place for them.
     """
-    number = input_after(shape.tensors(0))
     if numbers is RotaryPositions:
         return with_rotary_axes(program, rotary_axes(base.language_model, program), number)
     return with_later_tokens(program, number)

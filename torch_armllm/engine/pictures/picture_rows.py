@@ -20,6 +20,8 @@ class PictureRows:
         rotary: int64 ``(T, 3)``, for M-RoPE: time, row and column of each token of the prompt, from whose
             largest number later tokens count on.  None: tokens have one position each.
         spans: first and last position, exclusive, of tokens that all attend to each other.
+        features: ``(n, columns)``, what early layers add to the hidden states of the picture tokens; None:
+            they add nothing.
 
     Attributes:
         keys: a negative number for each token, made from all of it that the step computes from: the prefix
@@ -34,6 +36,7 @@ class PictureRows:
         rows: Tensor,
         rotary: Tensor | None = None,
         spans: Sequence[tuple[int, int]] = (),
+        features: Tensor | None = None,
     ) -> None:
         assert len(positions) == len(rows)
         self.positions = positions
@@ -41,7 +44,9 @@ class PictureRows:
         self.rotary = None if rotary is None else array("q", rotary.flatten().tolist())
         self.rotary_offset = 0 if rotary is None else int(rotary.max()) + 1 - len(rotary)
         self.spans = list(spans)
-        contents = [row.numpy().tobytes() for row in rows.contiguous().view(torch.uint8)]
+        self.features = features
+        whole = rows if features is None else torch.cat([rows, features], 1)
+        contents = [row.numpy().tobytes() for row in whole.contiguous().view(torch.uint8)]
         if rotary is not None:
             contents = [
                 content + rotary[at].numpy().tobytes()
@@ -49,8 +54,8 @@ class PictureRows:
             ]
         for span in self.spans:  # each of its tokens is computed from all of them
             within = self.within(*span)
-            whole = _key(b"".join(contents[within]))
-            contents[within] = [b"%d of %d" % (at, whole) for at in range(within.stop - within.start)]
+            all_of_it = _key(b"".join(contents[within]))
+            contents[within] = [b"%d of %d" % (at, all_of_it) for at in range(within.stop - within.start)]
         self.keys = [_key(content) for content in contents]
 
     def within(self, start: int, end: int) -> slice:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _KNOWN = ("attention_mask", "inputs_embeds", "position_ids", "cache_position")
 
+_FEATURES = ("visual_pos_masks", "deepstack_visual_embeds")
+
 
 class _ReachedDecoderError(Exception):
     """Carries the arguments of the language model's call out of the model's own forward."""
@@ -93,7 +95,7 @@ class PictureReader:
         spans = self._spans(ids[0]) if isinstance(self.steps.numbers, LaterTokens) else []
         try:
             with torch.no_grad():
-                embeddings, rotary = self._embeddings(dict(inputs), spans)
+                embeddings, rotary, features = self._embeddings(dict(inputs), spans)
         except MemoryError:
             raise
         except Exception as error:  # pictures of odd shapes fail anywhere in the model
@@ -102,7 +104,8 @@ class PictureReader:
         if not positions:
             raise ValueError("the prompt has pictures and no placeholder for them")
         self._check_rows(ids[0], embeddings)
-        return ids[0].tolist(), PictureRows(positions, embeddings[positions].clone(), rotary, spans)
+        rows = PictureRows(positions, embeddings[positions].clone(), rotary, spans, features)
+        return ids[0].tolist(), rows
 
     def _checked(self, prompt: Mapping[str, Any]) -> tuple[str, list[Any]]:
         data, text = prompt["multi_modal_data"], prompt.get("prompt")
@@ -140,8 +143,11 @@ class PictureReader:
 
     def _embeddings(
         self, inputs: dict[str, Any], spans: list[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns what the model gives to its decoder, ``(T, hidden)``, and positions of M-RoPE ``(T, 3)``.
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns what the model gives to its decoder.
+
+        That are embeddings ``(T, hidden)``, positions of M-RoPE ``(T, 3)``, and what early layers add to the
+        n tokens of pictures, ``(n, columns)``.
 
         The model's own forward runs up to that call, so its embeddings are those of transformers.
 
@@ -176,12 +182,19 @@ class PictureReader:
         window = getattr(base.config.get_text_config(), "sliding_window", None)
         if not is_mask_of(given.get("attention_mask"), len(found), spans, window):
             raise ValueError("its tokens attend to others than the earlier ones and those of their picture")
+        known: tuple[str, ...] = _KNOWN
+        features = None
+        if self.steps.features is not None:
+            known = (*_KNOWN, *_FEATURES)
+            if not torch.equal(given[_FEATURES[0]], inputs["input_ids"] == self._token):
+                raise ValueError("it adds features to other tokens than those of pictures")
+            features = torch.cat(given[_FEATURES[1]], 1).to(dtype)
         further = sorted(
-            n for n, v in given.items() if n not in _KNOWN and isinstance(v, (Tensor, list, dict))
+            n for n, v in given.items() if n not in known and isinstance(v, (Tensor, list, dict))
         )
         if further:
             raise ValueError(f"its language model is given {', '.join(further)}, which plans do not know")
-        return found.to(dtype), rotary
+        return found.to(dtype), rotary, features
 
     def _check_rows(self, ids: Tensor, embeddings: Tensor) -> None:
         """Checks that a plan looks the other tokens up as the model did."""

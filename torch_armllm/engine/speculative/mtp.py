@@ -158,7 +158,7 @@ def mtp_modules(model: Any, source: str | None, most: int) -> Iterator[DraftBase
         most: see `mtp_layers`.
     """
     source = source or str(model.name_or_path)
-    base = base_model_of(model)
+    base = _decoder_of(model)
     layers = base.config.num_hidden_layers
     in_files = bool(source) and not Path(source).is_file()  # a GGUF file has no such layer
     headers = read_headers(weight_files(resolve(source), SAFETENSORS)) if in_files else {}
@@ -174,7 +174,7 @@ def mtp_modules(model: Any, source: str | None, most: int) -> Iterator[DraftBase
 
 
 def _modules(model: Any, source: str, headers: Mapping[str, TensorHeader], place: _Place) -> DraftBase:
-    base, size, dtype = base_model_of(model), hidden_size_of(model), dtype_of(model)
+    base, size, dtype = _decoder_of(model), hidden_size_of(model), dtype_of(model)
     shape = headers[f"{place.prefix}{_projection(place)}"].shape
     if shape != (size, 2 * size):
         raise ValueError(
@@ -199,6 +199,12 @@ def _modules(model: Any, source: str, headers: Mapping[str, TensorHeader], place
     if place.norms_at_head:  # the next token is drafted from the hidden states before it
         modules.head_norm, stack.norm = stack.norm, nn.Identity()
     return modules
+
+
+def _decoder_of(model: Any) -> Any:
+    """Returns the base model, or the part of it that is a language model, where it takes pictures too."""
+    base = base_model_of(model)
+    return getattr(base, "language_model", base)
 
 
 def _projection(place: _Place) -> str:
