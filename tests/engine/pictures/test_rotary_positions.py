@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from torch import Tensor
 pytest.importorskip("PIL", reason="needs the extra vision")
 
 from PIL import Image  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 import torch_armllm  # noqa: E402
+from tests.support.draft_engines import accepted  # noqa: E402
 from tests.support.picture_folders import Qwen2VLPictures, picture, qwen_model  # noqa: E402
 from torch_armllm import SamplingParams  # noqa: E402
+from torch_armllm.checkpoint.load import load_model  # noqa: E402
 from torch_armllm.engine.build import build_engine  # noqa: E402
 from torch_armllm.engine.config import EngineConfig  # noqa: E402
 from torch_armllm.engine.llm_engine import LLMEngine  # noqa: E402
@@ -138,3 +142,23 @@ def test_positions_that_differ_run_by_modules(own: Any, patched: Any, rows: int,
     wanted = own(input_ids=ids, position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     assert not (equal and caught)
+
+
+def test_layers_that_draft_are_those_of_the_language_model(tmp_path: Path) -> None:
+    """Checkpoints of Qwen3.5 hold a layer for multi-token prediction beside those of texts and pictures."""
+    model = qwen_model("qwen3_5")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    last = "model.language_model.layers.3."
+    added = {f"mtp.layers.0.{n.removeprefix(last)}": t.clone() for n, t in tensors.items() if last in n}
+    for name, sizes in (("pre_fc_norm_embedding", (64,)), ("pre_fc_norm_hidden", (64,)), ("norm", (64,))):
+        added[f"mtp.{name}.weight"] = torch.full(sizes, 0.1)
+    added["mtp.fc.weight"] = torch.eye(64, 128)
+    save_file(tensors | added, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_model(str(tmp_path), dtype=torch.float32)
+    assert torch_armllm.patch(loaded, None, progress=False).captured
+    engine = engine_of(loaded, speculative_config={"method": "mtp"})
+    prompt = {"prompt": f"{MARK} {'cat dog red ' * 10} cat", "multi_modal_data": {"image": [picture(3)]}}
+    assert answers(engine, [prompt]) == [expected(model, prompt)]
+    drafted, _ = accepted(engine)
+    assert drafted > 0
