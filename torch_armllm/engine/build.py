@@ -17,6 +17,7 @@ from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.max_length import resolve_max_model_len
 from torch_armllm.engine.memory_limit import left, memory_limit, with_bytes
 from torch_armllm.engine.pictures.build import picture_reader
+from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
@@ -89,7 +90,9 @@ def build_engine(
     team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
     trace = trace_to(config.trace)
-    pictures = picture_reader(model, processor, config.most_pictures, config.max_num_batched_tokens)
+    pictures: PictureReader | str = "several processes serve texts only: set tensor_parallel_size=1"
+    if ranks is None:
+        pictures = picture_reader(model, processor, config.most_pictures, config.max_num_batched_tokens)
     servable = servable_model(model)
     runner: Runner
     if servable is None:

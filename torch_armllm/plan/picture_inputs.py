@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,6 +13,7 @@ from torch_armllm.plan.encoded_fields import (
     INDEX,
     Placed,
     instructions,
+    is_nothing,
     new_view,
     places,
     reads_input,
@@ -21,10 +22,12 @@ from torch_armllm.plan.encoded_fields import (
     with_instruction,
 )
 from torch_armllm.plan.lowering import STEP_INPUTS
-from torch_armllm.plan.program import TYPES, Encoded
+from torch_armllm.plan.program import Encoded
 
-_POSITIONS = 1
-"""Number of the input that holds a position of each token."""
+_IDS, _POSITIONS = 0, 1
+"""Numbers of the inputs that hold the id and a position of each token."""
+_ROUNDING = 1e-2
+"""Largest relative error of a factor that a model has in its own dtype."""
 
 
 def with_rotary_axes(program: Encoded, axes: Tensor, number: int) -> Encoded:
@@ -105,31 +108,87 @@ def with_later_tokens(program: Encoded, number: int) -> Encoded:
     return replace(program, integers=integers)
 
 
-def with_features(program: Encoded, layers: int, dtype: torch.dtype, number: int) -> Encoded:
-    """Returns a program that adds an input to the hidden states after each of its first layers.
+def given_columns(hidden: int, layers: int) -> int:
+    """Returns the columns of the input that `with_given_rows` describes."""
+    return (1 + layers) * hidden + 1
+
+
+def with_given_rows(
+    program: Encoded, hidden: int, dtype: torch.dtype, number: int, layers: int, scale: float = 1.0
+) -> Encoded:
+    """Returns a program that is given the embeddings of some tokens.
+
+    It reads an input of ``given_columns(hidden, layers)``: the embedding of a token, what is added to the
+    hidden states after each of the first layers, and 0 at last, or zeros and 1 for a token that is looked up.
 
     Args:
-        program: of layers with one attention each.
-        layers: number of them that the input is added after; those of layer k are the k-th columns.
-        dtype: of the input.
-        number: of the input, ``(T, layers · hidden)``.
+        program: looks up all tokens.
+        hidden: columns of the embeddings.
+        dtype: of the embeddings and the hidden states.
+        number: of the input.
+        layers: number of layers that something is added after.
+        scale: by which the model multiplies embeddings of texts, but not those that are given.
 
     Raises:
-        ValueError: the program has other layers, or keeps hidden states in another dtype.
+        ValueError: the program has no such places.
     """
+    columns = given_columns(hidden, layers)
     for layer in reversed(range(layers)):  # from the last on, as places move
         following = _first_norm(program, layer + 1)
-        part = "norm." if "norm.x" in following.fields else ""
-        hidden = view_of(program.integers, following.fields[f"{part}x"])
-        width = program.integers[following.fields[f"{part}width"]]
-        if hidden[-1] != TYPES[dtype]:
-            raise ValueError(f"its plan keeps hidden states in another dtype than {dtype}")
-        added = new_view("input", number, layers * width, dtype, layer * width)
-        # where the norm adds the last layer's result itself, this is that result: the sum is the same
-        body = [*hidden, *added, *hidden, *new_view("none", 0, 0, dtype), width, len(program.floats)]
-        program = replace(program, floats=[*program.floats, 1.0])
-        program = with_instruction(program, "add", body, following)
-    return program
+        part = _norm_in(following)
+        rows = view_of(program.integers, following.fields[f"{part}x"])
+        if program.integers[following.fields[f"{part}width"]] != hidden:
+            raise ValueError(f"its plan keeps hidden states of another size than {hidden}")
+        # Where the norm adds the last layer's result itself, this is that result: the sum is the same.
+        added = new_view("input", number, columns, dtype, (1 + layer) * hidden)
+        program = _with_sum(program, added, rows, new_view("none", 0, 0, dtype), hidden, following)
+    rows, following = _embeddings(program, hidden, scale)
+    given = new_view("input", number, columns, dtype)
+    return _with_sum(
+        program, given, rows, new_view("input", number, columns, dtype, columns - 1), hidden, following
+    )
+
+
+def _with_sum(
+    program: Encoded, a: list[int], b: Sequence[int], factor: list[int], width: int, before: Placed
+) -> Encoded:
+    """Returns a program that adds ``a`` to ``b``, of which a factor of each token is taken, in place."""
+    if b[-1] != a[-1]:
+        raise ValueError("its plan keeps hidden states in another dtype than the embeddings")
+    body = [*a, *b, *b, *factor, width, len(program.floats)]
+    program = replace(program, floats=[*program.floats, 1.0])
+    return with_instruction(program, "add", body, before)
+
+
+def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[int], Placed]:
+    """Returns the view of the embeddings, and the first instruction that reads them as they are given."""
+    integers, all_of_them = program.integers, instructions(program)
+    found = [
+        at
+        for at, placed in enumerate(all_of_them)
+        if placed.opcode in ("embed", "split_embed")
+        and reads_input(integers, placed.fields["ids"], _IDS)
+        and integers[placed.fields["width"]] == hidden
+    ]
+    if len(found) != 1:
+        raise ValueError(f"its plan has {len(found)} tables of embeddings")
+    at = found[0]
+    rows = view_of(integers, all_of_them[at].fields["out"])
+    if scale == 1.0:
+        return rows, all_of_them[at + 1]
+    fields = all_of_them[at + 1].fields
+    if (
+        all_of_them[at + 1].opcode != "add"
+        or not all(is_nothing(integers, fields[name]) for name in ("a", "row_factor"))
+        or view_of(integers, fields["b"]) != rows
+        or abs(program.floats[integers[fields["factor"]]] / scale - 1) > _ROUNDING
+    ):
+        raise ValueError("its plan multiplies embeddings at another place")
+    return view_of(integers, fields["out"]), all_of_them[at + 2]
+
+
+def _norm_in(placed: Placed) -> str:
+    return "norm." if "norm.x" in placed.fields else ""
 
 
 def _first_norm(program: Encoded, layer: int) -> Placed:
@@ -140,10 +199,9 @@ def _first_norm(program: Encoded, layer: int) -> Placed:
         raise ValueError(f"its plan has {len(ends)} attentions, and layer {layer} has none")
     norms = []
     for placed in all_of_them[ends[layer - 1] : ends[layer]]:
-        part = "norm." if "norm.x" in placed.fields else ""
-        rows = placed.fields.get(f"{part}rows_per_token")
+        rows = placed.fields.get(f"{_norm_in(placed)}rows_per_token")
         if rows is not None and program.integers[rows] == 1:
             norms.append(placed)
     if len(norms) != 2:
-        raise ValueError(f"its plan has {len(norms)} norms between two attentions, which are 2 of others")
+        raise ValueError(f"its plan has {len(norms)} norms of rows between two attentions, and not 2")
     return norms[1]

@@ -47,8 +47,8 @@ class StepInputs:
     """``(T, columns)``: hidden states of another model, an input of draft layers; int64 ``(T,)``: token
     types, of encoders; int64 ``(T, n)``: numbers of each token of models that take pictures; None for other
     models"""
-    features: Tensor | None = None
-    """``(T, columns)``: what models that take pictures add to hidden states; None for other models"""
+    rows: Tensor | None = None
+    """``(T, columns)``: of each token of models that take pictures, see `with_given_rows`; None for others"""
     encoder: tuple[Tensor, ...] = ()
     """inputs of attention to an encoder's tokens, as `EncoderKeys.step` returns them; none for most models"""
 

@@ -224,39 +224,39 @@ def test_long_prompts_are_refused_before_the_tower_runs(llava: Path, monkeypatch
         llm.generate(prompt, GREEDY, use_tqdm=False)
 
 
-def test_shared_quantized_embeddings_are_refused(tmp_path: Path) -> None:
-    """Those of floats are not."""
+def test_embeddings_may_share_the_weights_of_the_head(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path, "tied")
     prompt = {"prompt": "what is <image> this", "multi_modal_data": {"image": picture(0)}}
     (wanted,) = expected(folder, [prompt])
     assert engine(folder).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == wanted
-    settings: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_memory": 4 << 20, "progress": False}
-    with pytest.raises(ValueError, match="share the quantized weights"):
-        LLM(str(folder), quantization="int8", **settings).generate(prompt, GREEDY, use_tqdm=False)
-    remedy = LLM(str(folder), quantization=Recipe("int8", head=None), **settings)
-    assert remedy.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    check_quantized(folder, "int8", torch.bfloat16, 0.1)
 
 
 @pytest.mark.parametrize("quantization", ["int4", "int8"])
 def test_quantized_plans_compute_what_quantized_modules_do(placed: Path, quantization: str) -> None:
-    settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
-    llm = LLM(str(placed), quantization=quantization, **settings)
+    check_quantized(placed, quantization, torch.float32, 2e-3)
+
+
+def check_quantized(placed: Path, quantization: str, dtype: torch.dtype, bound: float) -> None:
+    """Compares the log-probabilities after a picture with those of the quantized modules."""
+    llm = LLM(str(placed), quantization=quantization, dtype=dtype, kv_cache_memory=4 << 20, progress=False)
     forward = patched_forward(llm.model)
     assert forward is not None
     processor = AutoProcessor.from_pretrained(placed)
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
     for number in (0, 5):
-        text, shown = f"what is {PLACEHOLDERS[placed.name]} this", picture(number)
+        text, shown = f"what is {PLACEHOLDERS.get(placed.name, '<image>')} this", picture(number)
         (output,) = llm.generate(
             {"prompt": text, "multi_modal_data": {"image": shown}}, params, use_tqdm=False
         )
         inputs = processor(text=[text], images=[[shown]], return_tensors="pt")
+        inputs = inputs.to(dtype=dtype)
         with torch.no_grad(), forward.by_modules("the test compares with them"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logits = llm.model(**inputs).logits[0, -1]
         found = output.outputs[0].logprobs[0]
         for token, value in found.items():
-            assert value.logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=2e-3)
+            assert value.logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=bound)
 
 
 def test_saved_folders_take_pictures_at_every_start(llava: Path, tmp_path: Path) -> None:

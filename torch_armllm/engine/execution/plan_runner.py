@@ -60,10 +60,7 @@ class PlanRunner(StepExecutor):
         )
         if pictures is not None:
             self.plan = pictures.plan
-        self._builder = StepBuilder(
-            *(self.cache, self.block_size, model.first_position, self.states),
-            *(() if pictures is None else (pictures.spare, pictures.numbers, pictures.features)),
-        )
+        self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states, pictures)
         self._adapters = adapters
         self._leader = leader
         self._at_work = nullcontext() if team is None else team.at_work()

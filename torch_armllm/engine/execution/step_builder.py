@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.pictures.picture_features import PictureFeatures
-from torch_armllm.engine.pictures.token_numbers import TokenNumbers
+from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.block_table import BlockTable
 from torch_armllm.plan.shared_buffer import SharedBuffer
-from torch_armllm.plan.spare_rows import SpareRows
 from torch_armllm.plan.step import StepInputs
 
 
@@ -41,9 +39,7 @@ class StepBuilder:
         block_size: positions per block.
         first_position: position id of a sequence's first token.
         states: states of recurrent layers; empty without.
-        spare: takes the embeddings of picture tokens; None: there are no pictures.
-        numbers: of each token, a further input of the plan; None: it has none.
-        features: likewise, of pictures.
+        pictures: what pictures change; None: there are no pictures.
     """
 
     def __init__(
@@ -52,17 +48,14 @@ class StepBuilder:
         block_size: int,
         first_position: int = 0,
         states: Sequence[Tensor] = (),
-        spare: SpareRows | None = None,
-        numbers: TokenNumbers | None = None,
-        features: PictureFeatures | None = None,
+        pictures: PictureSteps | None = None,
     ) -> None:
         self.cache = cache
         self.block_size = block_size
         self.first_position = first_position
         self.states = list(states)
-        self._spare = spare
-        self._numbers = numbers
-        self._features = features
+        self._pictures = pictures
+        self._numbers = None if pictures is None else pictures.numbers
         self._table = BlockTable()
         self._reserve_tokens(512)
         self._reserve_sequences(64)
@@ -83,8 +76,8 @@ class StepBuilder:
             given = SharedBuffer("q", tokens * columns)
             self._given = given.items
             self._given_by_tokens = _Views(tokens, lambda n: (given.view(n, columns),))
-        if self._features is not None:
-            self._features.reserve(tokens)
+        if self._pictures is not None:
+            self._pictures.rows.reserve(tokens)
 
     def _reserve_sequences(self, sequences: int) -> None:
         starts, lengths = (SharedBuffer("i", sequences + 1) for _ in range(2))
@@ -123,8 +116,8 @@ class StepBuilder:
             self._write_state_slots(step)
         if self._numbers is not None:
             self._numbers.write(self._given, step)
-        if self._features is not None:
-            self._features.clear()
+        if self._pictures is not None:
+            self._pictures.rows.clear()
         if inputs is None or inputs.block_table is not table.view(count):
             inputs = self._decodes[count] = self._decode_inputs(count)
         inputs.max_seq_len = max_seq_len
@@ -136,14 +129,14 @@ class StepBuilder:
         _, lengths, _ = self._by_sequences[count]
         return StepInputs(
             *(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache, self.states),
-            *(self._state_slots_of(count), saves, self._given_of(count), self._features_of(count)),
+            *(self._state_slots_of(count), saves, self._given_of(count), self._rows_of(count)),
         )
 
     def _given_of(self, tokens: int) -> Tensor | None:
         return None if self._numbers is None else self._given_by_tokens[tokens][0]
 
-    def _features_of(self, tokens: int) -> Tensor | None:
-        return None if self._features is None else self._features.view(tokens)
+    def _rows_of(self, tokens: int) -> Tensor | None:
+        return None if self._pictures is None else self._pictures.rows.view(tokens)
 
     def _write_state_slots(self, step: Step) -> None:
         """Writes the slots of sequences, and those of the states that the step saves."""
@@ -205,33 +198,30 @@ class StepBuilder:
         table = self._table.view(len(scheduled))
         if self.states:
             self._write_state_slots(step)
-        if self._spare is not None:
-            self._write_pictures(self._spare, step)
+        if self._pictures is not None:
+            self._write_pictures(self._pictures, step)
         if self._numbers is not None:
             self._numbers.write(self._given, step)
         step_inputs = StepInputs(
             *(input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache),
             *(self.states, self._state_slots_of(len(scheduled)), saves),
-            *(self._given_of(tokens), self._features_of(tokens)),
+            *(self._given_of(tokens), self._rows_of(tokens)),
         )
         return step_inputs, rows
 
-    def _write_pictures(self, spare: SpareRows, step: Step) -> None:
-        """Writes the embeddings of picture tokens, and their ids in place of the placeholders'."""
-        if self._features is not None:
-            self._features.clear()
-        at = used = 0
+    def _write_pictures(self, pictures: PictureSteps, step: Step) -> None:
+        """Writes the rows of picture tokens, and the id that they have in place of the placeholders'."""
+        pictures.rows.clear()
+        at = 0
         for sequence, start, count in step.scheduled:
-            pictures = sequence.request.pictures
-            if pictures is not None and start < sequence.prompt_length:
-                found = pictures.within(start, start + count)
-                ids = spare.write(used, pictures.rows[found])
-                used += len(ids)
-                for position, token_id in zip(pictures.positions[found], ids, strict=True):
-                    self._ids[at + position - start] = token_id
-                if self._features is not None and pictures.features is not None:
-                    tokens = [at + position - start for position in pictures.positions[found]]
-                    self._features.write(tokens, pictures.features[found])
+            shown = sequence.request.pictures
+            if shown is not None and start < sequence.prompt_length:
+                found = shown.within(start, start + count)
+                tokens = [at + position - start for position in shown.positions[found]]
+                for token in tokens:
+                    self._ids[token] = pictures.token
+                if tokens:
+                    pictures.rows.write(tokens, shown.rows[found])
             at += count
 
     def _reserve(self, tokens: int, sequences: int) -> None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_armllm.engine.pictures.picture_features import PictureFeatures
+from torch_armllm.engine.pictures.picture_input import PictureInput
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.pictures.rotary_axes import rotary_axes
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
+from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.picture_inputs import (
+    given_columns,
     input_after,
-    with_features,
+    with_given_rows,
     with_later_tokens,
     with_rotary_axes,
 )
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.program import Encoded
-from torch_armllm.plan.spare_rows import with_spare_rows
 
 FAMILIES: dict[str, type[TokenNumbers] | None] = {
     "llava": None,
@@ -46,8 +47,6 @@ _REASONS = {
 def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> PictureReader | str:
     """Returns the reader of a model's pictures, or the reason why it takes none.
 
-    The plan of the model gets an embedding table with further rows, which replaces the old one.
-
     Args:
         model: a patched model, or one from the plan cache.
         processor: the model's own; None: there is none.
@@ -72,35 +71,36 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     forward = patched_forward(model) if is_patched(model) else None
     if forward is None or not isinstance(forward.plan, NativePlan):
         return f"{name} is served for text only: it has no native plan"
-    kept = forward.plan
     try:
-        program, spare = with_spare_rows(kept.program, forward.vocab_size, tokens)
-        forward.plan = NativePlan(program, kept.experts)
-        numbers = FAMILIES[kind]
-        number = input_after(forward.shape.tensors(0), len(forward.shape.states.groups))
-        steps = PictureSteps(forward.plan, spare)
-        if numbers is not None:
-            program = _with_numbers(program, numbers, forward.base, number)
-            features = None
-            layers = getattr(tower, "deepstack_visual_indexes", None)
-            if layers:
-                width, dtype = spare.table.shape[1], spare.table.dtype
-                program = with_features(program, len(layers), dtype, number + 1)
-                features = PictureFeatures(len(layers) * width, dtype)
-            steps = PictureSteps(NativePlan(program, kept.experts), spare, numbers(), features)
+        steps = _steps(forward, FAMILIES[kind], tower)
     except ValueError as reason:
-        forward.plan = kept
         return f"{name} is served for text only: {reason}"
-    table = model.get_input_embeddings().weight
-    if (
-        not spare.scaled
-        and table.shape == (forward.vocab_size, spare.table.shape[1])
-        and table.dtype == spare.table.dtype
-    ):
-        tied = model.get_output_embeddings()
-        if tied is None or getattr(tied, "weight", None) is not table:
-            table.data = spare.table[: forward.vocab_size]  # the weights are stored once
     return PictureReader(name, forward, processor, steps, limit, tokens)
+
+
+def _steps(forward: PatchedForward, numbers: type[TokenNumbers] | None, tower: Any) -> PictureSteps:
+    """Returns the plan of a model with the inputs that pictures need.
+
+    Raises:
+        ValueError: it has no place for one of them.
+    """
+    plan = forward.plan
+    base: Any = forward.base
+    assert isinstance(plan, NativePlan)
+    program, number = plan.program, input_after(forward.shape.tensors(0), len(forward.shape.states.groups))
+    if numbers is not None:
+        program, number = _with_numbers(program, numbers, base, number), number + 1
+    layers = len(getattr(tower, "deepstack_visual_indexes", None) or ())
+    scale = float(getattr(base.get_input_embeddings(), "embed_scale", 1.0))
+    config = base.config.get_text_config()
+    hidden, dtype = int(config.hidden_size), program.dtype
+    program = with_given_rows(program, hidden, dtype, number, layers, scale)
+    rows = PictureInput(given_columns(hidden, layers), dtype)
+    pad = getattr(config, "pad_token_id", None)  # which layers that embed tokens too take for pictures
+    token = pad if pad is not None and 0 <= pad < forward.vocab_size else 0
+    return PictureSteps(
+        NativePlan(program, plan.experts), rows, token, layers, None if numbers is None else numbers()
+    )
 
 
 def _with_numbers(program: Encoded, numbers: type[TokenNumbers], base: Any, number: int) -> Encoded:

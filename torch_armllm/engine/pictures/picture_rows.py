@@ -1,4 +1,4 @@
-"""Embeddings of the picture tokens of a prompt."""
+"""Rows that stand for the picture tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from torch import Tensor
 
 
 class PictureRows:
-    """Embeddings of the picture tokens of one prompt; they are kept until its request ends.
+    """Rows of the picture tokens of one prompt; they are kept until its request ends.
 
     Args:
         positions: of the tokens in the prompt, in order.
-        rows: their embeddings ``(n, hidden)``, in the dtype of the model's embeddings.
+        rows: their embeddings, and what early layers add to them, ``(n, (1 + layers) · hidden)``, in the
+            dtype of the model's embeddings.
         rotary: int64 ``(T, 3)``, for M-RoPE: time, row and column of each token of the prompt, from whose
             largest number later tokens count on.  None: tokens have one position each.
         spans: first and last position, exclusive, of tokens that all attend to each other.
-        features: ``(n, columns)``, what early layers add to the hidden states of the picture tokens; None:
-            they add nothing.
 
     Attributes:
         keys: a negative number for each token, made from all of it that the step computes from: the prefix
@@ -36,7 +35,6 @@ class PictureRows:
         rows: Tensor,
         rotary: Tensor | None = None,
         spans: Sequence[tuple[int, int]] = (),
-        features: Tensor | None = None,
     ) -> None:
         assert len(positions) == len(rows)
         self.positions = positions
@@ -44,9 +42,7 @@ class PictureRows:
         self.rotary = None if rotary is None else array("q", rotary.flatten().tolist())
         self.rotary_offset = 0 if rotary is None else int(rotary.max()) + 1 - len(rotary)
         self.spans = list(spans)
-        self.features = features
-        whole = rows if features is None else torch.cat([rows, features], 1)
-        contents = [row.numpy().tobytes() for row in whole.contiguous().view(torch.uint8)]
+        contents = [row.numpy().tobytes() for row in rows.contiguous().view(torch.uint8)]
         if rotary is not None:
             contents = [
                 content + rotary[at].numpy().tobytes()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_armllm.engine.pictures.picture_features import PictureFeatures
+from torch_armllm.engine.pictures.picture_input import PictureInput
 from torch_armllm.engine.pictures.token_numbers import TokenNumbers
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.spare_rows import SpareRows
 
 
 @dataclass(frozen=True)
@@ -15,13 +14,15 @@ class PictureSteps:
     """A plan that computes tokens of pictures beside those of texts.
 
     Attributes:
-        plan: reads spare rows, and the numbers if there are any.
-        spare: rows of the plan's embedding table that steps write the embeddings to.
-        numbers: of each token, a further input of the plan; None: it has none.
-        features: of each token, the input after it; None: it has none.
+        plan: reads the numbers, if there are any, and after them the rows.
+        rows: of each token.
+        token: id that tokens of pictures have in a step.
+        layers: number of early layers that features of pictures are added after.
+        numbers: of each token; None: the plan reads none.
     """
 
     plan: NativePlan
-    spare: SpareRows
+    rows: PictureInput
+    token: int
+    layers: int = 0
     numbers: TokenNumbers | None = None
-    features: PictureFeatures | None = None

@@ -96,6 +96,7 @@ class PictureReader:
         try:
             with torch.no_grad():
                 embeddings, rotary, features = self._embeddings(dict(inputs), spans)
+                self._check_texts(ids[0], embeddings)
         except MemoryError:
             raise
         except Exception as error:  # pictures of odd shapes fail anywhere in the model
@@ -103,9 +104,8 @@ class PictureReader:
         positions = (ids[0] == self._token).nonzero()[:, 0].tolist()
         if not positions:
             raise ValueError("the prompt has pictures and no placeholder for them")
-        self._check_rows(ids[0], embeddings)
-        rows = PictureRows(positions, embeddings[positions].clone(), rotary, spans, features)
-        return ids[0].tolist(), rows
+        rows = torch.cat([embeddings[positions], *features], 1)
+        return ids[0].tolist(), PictureRows(positions, rows, rotary, spans)
 
     def _checked(self, prompt: Mapping[str, Any]) -> tuple[str, list[Any]]:
         data, text = prompt["multi_modal_data"], prompt.get("prompt")
@@ -143,18 +143,18 @@ class PictureReader:
 
     def _embeddings(
         self, inputs: dict[str, Any], spans: list[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Returns what the model gives to its decoder.
 
-        That are embeddings ``(T, hidden)``, positions of M-RoPE ``(T, 3)``, and what early layers add to the
-        n tokens of pictures, ``(n, columns)``.
+        That are embeddings ``(T, hidden)``, positions of M-RoPE ``(T, 3)``, and what each of the first layers
+        adds to the n tokens of pictures, ``(n, hidden)``.
 
         The model's own forward runs up to that call, so its embeddings are those of transformers.
 
         Raises:
             ValueError: the decoder is given something that a plan does not know.
         """
-        dtype = self.steps.spare.table.dtype
+        dtype = self.steps.rows.dtype
         inputs = {
             n: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
             for n, v in inputs.items()
@@ -183,12 +183,14 @@ class PictureReader:
         if not is_mask_of(given.get("attention_mask"), len(found), spans, window):
             raise ValueError("its tokens attend to others than the earlier ones and those of their picture")
         known: tuple[str, ...] = _KNOWN
-        features = None
-        if self.steps.features is not None:
+        features = []
+        if self.steps.layers:
             known = (*_KNOWN, *_FEATURES)
             if not torch.equal(given[_FEATURES[0]], inputs["input_ids"] == self._token):
                 raise ValueError("it adds features to other tokens than those of pictures")
-            features = torch.cat(given[_FEATURES[1]], 1).to(dtype)
+            features = [feature.to(dtype) for feature in given[_FEATURES[1]]]
+            if len(features) != self.steps.layers:
+                raise ValueError(f"it adds features after {len(features)} layers, not {self.steps.layers}")
         further = sorted(
             n for n, v in given.items() if n not in known and isinstance(v, (Tensor, list, dict))
         )
@@ -196,11 +198,13 @@ class PictureReader:
             raise ValueError(f"its language model is given {', '.join(further)}, which plans do not know")
         return found.to(dtype), rotary, features
 
-    def _check_rows(self, ids: Tensor, embeddings: Tensor) -> None:
-        """Checks that a plan looks the other tokens up as the model did."""
+    def _check_texts(self, ids: Tensor, embeddings: Tensor) -> None:
+        """Checks that the other tokens are looked up as the plan does."""
         is_text = ids != self._token
-        if not torch.equal(self.steps.spare.table[ids[is_text]], embeddings[is_text]):
-            raise ValueError(f"{self.name} changes the embeddings of text, which plans do at another place")
+        base: Any = self._forward.base
+        table = base.get_input_embeddings()
+        if not torch.equal(table(ids[is_text]).to(embeddings.dtype), embeddings[is_text]):
+            raise ValueError("it changes the embeddings of text, which plans do at another place")
 
 
 @contextmanager
