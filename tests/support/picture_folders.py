@@ -17,6 +17,12 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma3ImageProcessorPil,
     Gemma3Processor,
+    Gemma4AudioFeatureExtractor,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4ImageProcessorPil,
+    Gemma4Processor,
+    Gemma4VideoProcessor,
     GotOcr2ImageProcessorPil,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
@@ -98,10 +104,11 @@ PLACEHOLDERS = {
     "qwen3_vl": "<|image_pad|>",
     "qwen3_5": "<|image_pad|>",
     "gemma3": "<start_of_image>",
+    "gemma4": "<image_soft_token>",
     "internvl": "<IMG_CONTEXT>",
 }
 """Stand for a picture in the texts of each kind of model."""
-NEED_TORCHVISION = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl")
+NEED_TORCHVISION = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "gemma4")
 """Kinds whose processors transformers makes with torchvision only."""
 
 
@@ -125,6 +132,8 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "qwen3_vl": _qwen3_vl,
         "qwen3_5": _qwen3_5,
         "gemma3": _gemma3,
+        "gemma4": _gemma4,
+        "gemma4_ahead": partial(_gemma4, ahead=True),
         "internvl": _internvl,
     }
     model, processor = makers[kind](_tokenizer())
@@ -362,6 +371,40 @@ def _gemma3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     template = TEMPLATE.replace("IMAGE", "<start_of_image>")
     images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
     return Gemma3ForConditionalGeneration(config), Gemma3Processor(images, tokenizer, template, 4)
+
+
+def _gemma4(tokenizer: PreTrainedTokenizerFast, ahead: bool = False) -> tuple[Any, Any]:
+    """Returns a Gemma 4 whose layers embed tokens too, or whose pictures' tokens attend to each other."""
+    names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+    names |= {"image_token": "<image_soft_token>", "audio_token": "<video>"}
+    names |= {"boa_token": "<img>", "eoa_token": "</img>"}
+    config = Gemma4Config(
+        text_config={
+            **{name: value for name, value in _TEXT.items() if name != "tie_word_embeddings"},
+            **{"max_position_embeddings": 1024, "num_kv_shared_layers": 0, "global_head_dim": 16},
+            **{"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            "sliding_window": 32,
+            "vocab_size_per_layer_input": len(_VOCABULARY),
+            "hidden_size_per_layer_input": 0 if ahead else 8,
+            "use_bidirectional_attention": "vision" if ahead else None,
+        },
+        vision_config={**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4},
+        boi_token_id=_IDS["<start_of_image>"],
+        eoi_token_id=_IDS["<end_of_image>"],
+        image_token_id=_IDS["<image_soft_token>"],
+        audio_token_id=_IDS["<video>"],
+        video_token_id=_IDS["<|video_pad|>"],
+        audio_config=None,
+        tie_word_embeddings=False,
+    )
+    model = Gemma4ForConditionalGeneration(config)
+    return model, partial(_gemma4_processor, _tokenizer(extra_special_tokens=names))
+
+
+def _gemma4_processor(tokenizer: PreTrainedTokenizerFast) -> Any:
+    images = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70)
+    parts = (Gemma4AudioFeatureExtractor(), images, tokenizer, Gemma4VideoProcessor())
+    return Gemma4Processor(*parts, chat_template=TEMPLATE.replace("IMAGE", "<image_soft_token>"))
 
 
 def _internvl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ class EngineConfig:
         swap_space: bytes of ordinary memory for the blocks of preempted sequences; if it is 0 or full, they
             are recomputed.
         limit_mm_per_prompt: most pictures of a prompt, ``{"image": 8}``; more are refused. With 0 a model
-            is served for text only, and its embedding table gets no further rows.
+            is served for text only, and its plan has no input for them.
         allowed_media_path: folder in which ``file://`` URLs of pictures may lie; None: they are refused.
         allowed_media_domains: hosts from which ``http://`` and ``https://`` URLs of pictures are fetched.
         promised_memory: bytes that are reserved for other parts of this process and may not be written yet;

@@ -24,8 +24,8 @@ from torch_armllm.plan.encoded_fields import (
 from torch_armllm.plan.lowering import STEP_INPUTS
 from torch_armllm.plan.program import Encoded
 
-_IDS, _POSITIONS = 0, 1
-"""Numbers of the inputs that hold the id and a position of each token."""
+_POSITIONS = 1
+"""Number of the input that holds a position of each token."""
 _ROUNDING = 1e-2
 """Largest relative error of a factor that a model has in its own dtype."""
 
@@ -89,19 +89,21 @@ def input_after(cache: Iterable[Tensor | None], states: int = 0) -> int:
     return len(STEP_INPUTS) + sum(tensor is not None for tensor in cache) + (states + 2 if states else 0)
 
 
-def with_later_tokens(program: Encoded, number: int) -> Encoded:
+def with_later_tokens(program: Encoded, number: int, only_windows: bool = False) -> Encoded:
     """Returns a program whose attentions see as many later tokens as an input says.
 
     Args:
         program: of causal attention.
         number: of the input, int64 ``(T,)``.
+        only_windows: leaves attentions causal that have no window.
 
     Raises:
         ValueError: the program has other attentions too.
     """
     integers = list(program.integers)
     for fields in places(program, "attention"):
-        set_view(integers, fields["later"], "input", number, 1)
+        if integers[fields["window"]] > 0 or not only_windows:
+            set_view(integers, fields["later"], "input", number, 1)
     others = {"mla_attention", "block_attention", "entry_attention"} & set(program.opcodes)
     if others:
         raise ValueError(f"its plan has {', '.join(sorted(others))}, which is causal")
@@ -166,9 +168,7 @@ def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[i
     found = [
         at
         for at, placed in enumerate(all_of_them)
-        if placed.opcode in ("embed", "split_embed")
-        and reads_input(integers, placed.fields["ids"], _IDS)
-        and integers[placed.fields["width"]] == hidden
+        if placed.opcode in ("embed", "split_embed") and integers[placed.fields["width"]] == hidden
     ]
     if len(found) != 1:
         raise ValueError(f"its plan has {len(found)} tables of embeddings")

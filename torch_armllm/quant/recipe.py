@@ -20,7 +20,7 @@ KINDS = ("experts", "shared_experts", "attention", "mlp", "head", "vision")
 """Keys of ``overrides`` that match all layers of a kind, instead of a name pattern."""
 LEFT = "left out on request"
 _NAMES = (
-    ("vision", re.compile(r"^(vision_\w+|visual|multi_modal_projector|connector)$")),
+    ("vision", re.compile(r"^(vision_\w+|embed_vision|visual|multi_modal_projector|connector)$")),
     ("shared_experts", re.compile(r"shared_(expert|mlp)")),
     ("attention", re.compile(r"attn|attention")),
     ("mlp", re.compile(r"mlp|ffn|feed_forward|(^|_)moe$|^fc\d?$|^fc_(in|out)$")),

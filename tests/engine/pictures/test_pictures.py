@@ -130,6 +130,20 @@ def test_preempted_and_forked_prompts_keep_their_pictures(placed: Path, swap_spa
     assert alone[3].outputs[1].token_ids[:8] == wanted
 
 
+def test_pictures_of_layers_with_windows_attend_to_later_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision", reason="needs torchvision")
+    folder = picture_folder(tmp_path, "gemma4_ahead")
+    mark = PLACEHOLDERS["gemma4"]
+    texts = [
+        (f"what is {mark} this", [picture(0)]),
+        (f"{mark} {'cat dog ' * 20} {mark} what", [picture(2), picture(1)]),
+    ]
+    prompts: list[dict[str, Any]] = [{"prompt": t, "multi_modal_data": {"image": p}} for t, p in texts]
+    llm = engine(folder, max_num_batched_tokens=128)
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected(folder, prompts)
+
+
 def test_chat_takes_pictures(llava: Path) -> None:
     messages: list[dict[str, Any]] = [
         {
@@ -297,6 +311,8 @@ def test_towers_are_int8_unless_asked_otherwise(folder: Path, recipe: Recipe, sc
 def test_folders_are_quantized_as_models_in_memory(
     folder: Path, importance: bool | None, tmp_path: Path
 ) -> None:
+    if importance is None and folder.name == "gemma4":
+        pytest.skip("its layers do not run one at a time, so a folder's get no input statistics")
     recipe = Recipe(importance=importance, head=None)
     quantize_folder(folder, tmp_path / "out", recipe, progress=False)
     model = AutoModelForImageTextToText.from_pretrained(folder)

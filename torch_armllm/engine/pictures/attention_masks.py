@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 
-def is_mask_of(mask: Any, tokens: int, spans: list[tuple[int, int]], window: int | None) -> bool:
+def is_mask_of(
+    mask: Any, tokens: int, spans: list[tuple[int, int]], window: int | None, only_windows: bool = False
+) -> bool:
     """True if tokens attend to the earlier ones, and to those of their picture.
 
     Args:
@@ -16,10 +18,13 @@ def is_mask_of(mask: Any, tokens: int, spans: list[tuple[int, int]], window: int
         tokens: their number T.
         spans: first and last position, exclusive, of the tokens of each picture that see each other.
         window: of layers with one.
+        only_windows: True if the others are causal.
     """
     if isinstance(mask, dict):
         return all(
-            is_mask_of(one, tokens, spans, window if kind == "sliding_attention" else None)
+            is_mask_of(one, tokens, spans, window)
+            if kind == "sliding_attention"
+            else is_mask_of(one, tokens, [] if only_windows else spans, None)
             for kind, one in mask.items()
         )
     if mask is None:

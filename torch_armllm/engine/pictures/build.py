@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch_armllm.engine.pictures.picture_input import PictureInput
@@ -22,7 +23,7 @@ from torch_armllm.plan.picture_inputs import (
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.program import Encoded
 
-FAMILIES: dict[str, type[TokenNumbers] | None] = {
+FAMILIES: dict[str, Callable[[], TokenNumbers] | None] = {
     "llava": None,
     "idefics3": None,
     "smolvlm": None,
@@ -30,6 +31,7 @@ FAMILIES: dict[str, type[TokenNumbers] | None] = {
     "qwen2_vl": RotaryPositions,
     "qwen2_5_vl": RotaryPositions,
     "gemma3": LaterTokens,
+    "gemma4": None,
     "internvl": None,
     "qwen3_vl": RotaryPositions,
     "qwen3_vl_moe": RotaryPositions,
@@ -38,8 +40,7 @@ FAMILIES: dict[str, type[TokenNumbers] | None] = {
 }
 """Model types that take pictures, and the numbers of each token that their plans read beside its id."""
 _REASONS = {
-    "gemma3n": "its layers embed tokens too, and pictures have embeddings of their own there",
-    "gemma4": "its layers embed tokens too, and pictures have embeddings of their own there",
+    "gemma3n": "some of its tokens are looked up in tables of pictures, which its plan lacks",
     "paligemma": "prompts attend to later tokens, which plans do not compute",
 }
 
@@ -72,13 +73,21 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     if forward is None or not isinstance(forward.plan, NativePlan):
         return f"{name} is served for text only: it has no native plan"
     try:
-        steps = _steps(forward, FAMILIES[kind], tower)
+        steps = _steps(forward, _numbers(kind, config), tower)
     except ValueError as reason:
         return f"{name} is served for text only: {reason}"
     return PictureReader(name, forward, processor, steps, limit, tokens)
 
 
-def _steps(forward: PatchedForward, numbers: type[TokenNumbers] | None, tower: Any) -> PictureSteps:
+def _numbers(kind: str, config: Any) -> TokenNumbers | None:
+    """Returns the numbers of each token that the plan of a model reads beside its id."""
+    if getattr(config.get_text_config(), "use_bidirectional_attention", None) == "vision":
+        return LaterTokens(only_windows=True)
+    make = FAMILIES[kind]
+    return None if make is None else make()
+
+
+def _steps(forward: PatchedForward, numbers: TokenNumbers | None, tower: Any) -> PictureSteps:
     """Returns the plan of a model with the inputs that pictures need.
 
     Raises:
@@ -98,17 +107,16 @@ def _steps(forward: PatchedForward, numbers: type[TokenNumbers] | None, tower: A
     rows = PictureInput(given_columns(hidden, layers), dtype)
     pad = getattr(config, "pad_token_id", None)  # which layers that embed tokens too take for pictures
     token = pad if pad is not None and 0 <= pad < forward.vocab_size else 0
-    return PictureSteps(
-        NativePlan(program, plan.experts), rows, token, layers, None if numbers is None else numbers()
-    )
+    return PictureSteps(NativePlan(program, plan.experts), rows, token, layers, numbers)
 
 
-def _with_numbers(program: Encoded, numbers: type[TokenNumbers], base: Any, number: int) -> Encoded:
+def _with_numbers(program: Encoded, numbers: TokenNumbers, base: Any, number: int) -> Encoded:
     """Returns a program that reads numbers of each token as a further input, by its number.
 
     Raises:
         ValueError: the program has no place for them.
     """
-    if numbers is RotaryPositions:
+    if isinstance(numbers, RotaryPositions):
         return with_rotary_axes(program, rotary_axes(base.language_model, program), number)
-    return with_later_tokens(program, number)
+    assert isinstance(numbers, LaterTokens)
+    return with_later_tokens(program, number, numbers.only_windows)

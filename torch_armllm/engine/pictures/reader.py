@@ -154,7 +154,7 @@ class PictureReader:
         Raises:
             ValueError: the decoder is given something that a plan does not know.
         """
-        dtype = self.steps.rows.dtype
+        dtype, numbers = self.steps.rows.dtype, self.steps.numbers
         inputs = {
             n: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
             for n, v in inputs.items()
@@ -173,14 +173,15 @@ class PictureReader:
         found: Tensor = given["inputs_embeds"][0]
         positions = given.get("position_ids")
         rotary = None
-        if isinstance(self.steps.numbers, RotaryPositions):
+        if isinstance(numbers, RotaryPositions):
             if positions is None or positions.shape != (3, 1, len(found)):
                 raise ValueError("its tokens do not have three positions each")
             rotary = positions[:, 0].T.contiguous()
         elif positions is not None and not torch.equal(positions, torch.arange(len(found))[None]):
             raise ValueError("its tokens have other positions than their places")
         window = getattr(base.config.get_text_config(), "sliding_window", None)
-        if not is_mask_of(given.get("attention_mask"), len(found), spans, window):
+        only_windows = isinstance(numbers, LaterTokens) and numbers.only_windows
+        if not is_mask_of(given.get("attention_mask"), len(found), spans, window, only_windows):
             raise ValueError("its tokens attend to others than the earlier ones and those of their picture")
         known: tuple[str, ...] = _KNOWN
         features = []
@@ -191,6 +192,11 @@ class PictureReader:
             features = [feature.to(dtype) for feature in given[_FEATURES[1]]]
             if len(features) != self.steps.layers:
                 raise ValueError(f"it adds features after {len(features)} layers, not {self.steps.layers}")
+        if given.get("per_layer_inputs") is not None:
+            ids = inputs["input_ids"].masked_fill(inputs["input_ids"] == self._token, self.steps.token)
+            if not torch.equal(given["per_layer_inputs"], base.language_model.get_per_layer_inputs(ids)):
+                raise ValueError("its layers embed tokens of pictures as others than that of padding")
+            known = (*known, "per_layer_inputs")
         further = sorted(
             n for n, v in given.items() if n not in known and isinstance(v, (Tensor, list, dict))
         )

@@ -44,9 +44,16 @@ class RotaryPositions:
 
 
 class LaterTokens:
-    """Number of later tokens that each token attends to: those of its picture."""
+    """Number of later tokens that each token attends to: those of its picture.
+
+    Args:
+        only_windows: True if layers without a window do not.
+    """
 
     columns = 1
+
+    def __init__(self, only_windows: bool = False) -> None:
+        self.only_windows = only_windows
 
     def write(self, items: Any, step: Step) -> None:
         """See `TokenNumbers.write`."""
