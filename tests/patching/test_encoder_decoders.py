@@ -301,7 +301,7 @@ def test_loaders_of_language_models_refuse_them(tmp_path: Path) -> None:
         quantize_folder(tmp_path, tmp_path / "out", progress=False)
 
 
-def test_audio_encoders_record_hidden_states_by_modules() -> None:
+def test_encoder_layerss_record_hidden_states_by_modules() -> None:
     model = build("whisper")
     features = inputs_of(model)["input_features"]
     expected = model.get_encoder()(features, output_hidden_states=True)

@@ -15,10 +15,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.encoder_states import with_encoder
 from torch_armllm.capture.sample import sample_ids
-from torch_armllm.patching.audio_encoder import AudioEncoderForward, EncoderLayers, is_close
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.decoder_forward import DecoderForward
 from torch_armllm.patching.encoder_forward import EncoderForward
+from torch_armllm.patching.encoder_layers import EncoderLayers, EncoderLayersForward, is_close
 from torch_armllm.patching.forward import with_gradients_by_modules
 from torch_armllm.patching.op_counts import op_counts
 from torch_armllm.quant.inspection import is_packed
@@ -118,7 +118,7 @@ def _encoder_forward(encoder: Any, report: Report, ops: Counter[str]) -> Encoder
         if not built.looks_ahead:
             raise CaptureError("its tokens do not attend to later ones")
         vocabulary = int(stack.get_input_embeddings().num_embeddings)
-        made = EncoderForward if takes_ids else AudioEncoderForward
+        made = EncoderForward if takes_ids else EncoderLayersForward
         forward = made(encoder, built.plan, built.shape, vocabulary, built.most_tokens, False)
         inputs = sample_ids(vocabulary, _TOKENS) if takes_ids else _features(encoder)
         if not is_close(forward(inputs).last_hidden_state, encoder(inputs).last_hidden_state):

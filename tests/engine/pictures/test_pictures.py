@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.support.picture_folders import (  # noqa: E402
 )
 from torch_armllm import LLM, Recipe, SamplingParams, load  # noqa: E402
 from torch_armllm.checkpoint.quantize_folder import quantize_folder  # noqa: E402
+from torch_armllm.patching.encoder_layers import EncoderLayersForward  # noqa: E402
 from torch_armllm.patching.state import patched_forward  # noqa: E402
 from torch_armllm.quant.inplace import quantize  # noqa: E402
 
@@ -142,6 +144,50 @@ def test_pictures_of_layers_with_windows_attend_to_later_tokens(tmp_path: Path) 
     llm = engine(folder, max_num_batched_tokens=128)
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected(folder, prompts)
+
+
+@pytest.mark.parametrize("kind", ["smolvlm", "gemma3"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_layers_of_towers_are_plans(kind: str, quantization: str | None, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
+    llm = LLM(str(picture_folder(tmp_path, kind)), quantization=quantization, **settings)
+    forwards = [m.forward for m in llm.model.modules() if isinstance(m.forward, EncoderLayersForward)]
+    (forward,) = forwards
+    ran: list[int] = []
+    run = forward.plan.run
+    forward.plan.run = lambda inputs: ran.append(inputs.tokens) or run(inputs)
+    prompt = {"prompt": f"{PLACEHOLDERS[kind]} what", "multi_modal_data": {"image": picture(0)}}
+    for _ in range(2):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert len(ran) == 3  # twice for the first, which is checked
+    assert forward.base.forward is forward
+
+
+def test_towers_whose_inner_results_are_read_run_by_modules(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path, "llava")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"vision_feature_layer": -2}))
+    prompts = [
+        {"prompt": f"what is <image> {n}", "multi_modal_data": {"image": picture(n)}} for n in range(2)
+    ]
+    llm = engine(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outputs = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in prompts]
+    assert [output.outputs[0].token_ids for output in outputs] == expected(folder, prompts)
+
+
+def test_plans_of_towers_that_compute_others_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_armllm.engine.pictures.reader.is_close", lambda found, expected: False)
+    folder = picture_folder(tmp_path / "smolvlm", "smolvlm")
+    prompt = {"prompt": "what is <image> this", "multi_modal_data": {"image": picture(1)}}
+    llm = engine(folder)
+    for _ in range(2):
+        (output,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].token_ids] == expected(folder, [prompt])
+    assert not any(isinstance(m.forward, EncoderLayersForward) for m in llm.model.modules())
 
 
 def test_chat_takes_pictures(llava: Path) -> None:

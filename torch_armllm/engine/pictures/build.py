@@ -10,6 +10,7 @@ from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.pictures.rotary_axes import rotary_axes
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
+from torch_armllm.engine.pictures.tower import plan_layers
 from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.plan.native import NativePlan
@@ -76,7 +77,13 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
         steps = _steps(forward, _numbers(kind, config), tower)
     except ValueError as reason:
         return f"{name} is served for text only: {reason}"
-    return PictureReader(name, forward, processor, steps, limit, tokens)
+    return PictureReader(name, forward, processor, steps, limit, tokens, plan_layers(_tower_of(forward.base)))
+
+
+def _tower_of(base: Any) -> Any:
+    """Returns the part of a base model that is no language model, but sees."""
+    names = ("vision_tower", "vision_model", "visual")
+    return next(getattr(base, name) for name in names if hasattr(base, name))
 
 
 def _numbers(kind: str, config: Any) -> TokenNumbers | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,12 @@ from torch_armllm.engine.pictures.media import check_count, check_pixels
 from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions
+from torch_armllm.patching.encoder_layers import EncoderLayersForward, is_close
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
 
+logger = logging.getLogger(__name__)
 _KNOWN = ("attention_mask", "inputs_embeds", "position_ids", "cache_position")
 
 _FEATURES = ("visual_pos_masks", "deepstack_visual_embeds")
@@ -41,6 +45,7 @@ class PictureReader:
         steps: what pictures change in the steps of its plan.
         limit: most pictures of a prompt.
         tokens: most tokens of a step.
+        tower: computes the layers of the vision tower by a plan; None: its modules do.
     """
 
     def __init__(
@@ -51,11 +56,13 @@ class PictureReader:
         steps: PictureSteps,
         limit: int,
         tokens: int,
+        tower: EncoderLayersForward | None = None,
     ) -> None:
         self.name = name
         self.steps = steps
         self.limit = limit
         self._most_tokens = tokens
+        self._unchecked = tower
         self.processor = processor
         self._forward = forward
         config: Any = forward.base.config
@@ -95,6 +102,8 @@ class PictureReader:
         spans = self._spans(ids[0]) if isinstance(self.steps.numbers, LaterTokens) else []
         try:
             with torch.no_grad():
+                if self._unchecked is not None:
+                    self._check_tower(self._unchecked, dict(inputs), spans)
                 embeddings, rotary, features = self._embeddings(dict(inputs), spans)
                 self._check_texts(ids[0], embeddings)
         except MemoryError:
@@ -203,6 +212,28 @@ class PictureReader:
         if further:
             raise ValueError(f"its language model is given {', '.join(further)}, which plans do not know")
         return found.to(dtype), rotary, features
+
+    def _check_tower(
+        self, tower: EncoderLayersForward, inputs: dict[str, Any], spans: list[tuple[int, int]]
+    ) -> None:
+        """Compares what the plan of the tower computes for the first pictures with its modules.
+
+        Some models read results of a layer within the tower, which a plan of all layers does not keep.
+        """
+        calls = tower.calls
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # calls without a plan are no fault of the user's
+            by_plan = self._embeddings(inputs, spans)[0]
+            if tower.calls == calls:
+                return
+            with tower.by_modules("the plan of a vision tower is checked"):
+                by_modules = self._embeddings(inputs, spans)[0]
+        shown = inputs["input_ids"][0] == self._token
+        self._unchecked = None
+        if not is_close(by_plan[shown], by_modules[shown]):
+            logger.info("%s: the vision tower runs by its modules, as its plan computes others", self.name)
+            base: Any = tower.base
+            del base.forward
 
     def _check_texts(self, ids: Tensor, embeddings: Tensor) -> None:
         """Checks that the other tokens are looked up as the plan does."""

@@ -1,4 +1,4 @@
-"""``forward`` of a patched encoder of audio: its layers are a plan."""
+"""``forward`` of a patched encoder of audio or pictures: its layers are a plan."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class EncoderLayers(nn.Module):
         super().__init__()
         self.config = encoder.config
         self.layers: nn.ModuleList = encoder.layers
-        self._columns, self._dtype = encoder.config.hidden_size, encoder.dtype
-        self._ids = nn.Embedding(_IDS, 1, dtype=encoder.dtype)
+        self._columns = encoder.config.hidden_size
+        self._dtype = next(p.dtype for p in encoder.parameters() if p.is_floating_point())
+        self._ids = nn.Embedding(_IDS, 1, dtype=self._dtype)
 
     def get_input_embeddings(self) -> nn.Module:
         """Returns an embedding of the ids of checks; it is not computed."""
@@ -46,8 +47,14 @@ class EncoderLayers(nn.Module):
         return BaseModelOutput(last_hidden_state=hidden)
 
 
-class AudioEncoderForward(EncoderForward):
-    """``forward`` of an encoder of audio; its own modules compute all but the layers."""
+class EncoderLayersForward(EncoderForward):
+    """``forward`` of an encoder whose inputs are no tokens; its own modules compute all but the layers.
+
+    Attributes:
+        calls: number of those that the plan computed.
+    """
+
+    calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the encoder; its own ``forward`` documents the arguments."""
@@ -76,9 +83,10 @@ class AudioEncoderForward(EncoderForward):
             for layer in layers:
                 layer.__dict__.pop("forward", None)
 
-    def _all_layers(self, hidden: Tensor, *others: Any, **_: Any) -> Tensor:
-        if any(other is not None for other in others):
+    def _all_layers(self, hidden: Tensor, *others: Any, **named: Any) -> Tensor:
+        if any(isinstance(other, Tensor) for other in (*others, *named.values())):
             raise Unserved("the encoder's layers have a mask")
+        self.calls += 1
         texts, length, width = hidden.shape
         parts = []
         for begin, end in whole_texts([length] * texts):
