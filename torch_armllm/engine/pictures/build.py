@@ -77,13 +77,10 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
         steps = _steps(forward, _numbers(kind, config), tower)
     except ValueError as reason:
         return f"{name} is served for text only: {reason}"
-    return PictureReader(name, forward, processor, steps, limit, tokens, plan_layers(_tower_of(forward.base)))
-
-
-def _tower_of(base: Any) -> Any:
-    """Returns the part of a base model that is no language model, but sees."""
-    names = ("vision_tower", "vision_model", "visual")
-    return next(getattr(base, name) for name in names if hasattr(base, name))
+    parts = ("vision_tower", "vision_model", "visual")
+    seeing = next((getattr(forward.base, part) for part in parts if hasattr(forward.base, part)), None)
+    layers = None if seeing is None else plan_layers(seeing)
+    return PictureReader(name, forward, processor, steps, limit, tokens, layers)
 
 
 def _numbers(kind: str, config: Any) -> TokenNumbers | None:
