@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "LLM",
+    "AdapterLogitsProcessor",
     "ArmInt4Config",
     "AsyncLLM",
     "BeamSearchParams",
@@ -40,6 +41,7 @@ _when_transformers_is_there()
 if TYPE_CHECKING:
     from torch_armllm.checkpoint.load import load
     from torch_armllm.engine.outputs import RequestOutput
+    from torch_armllm.engine.sampling.custom_processors import AdapterLogitsProcessor
     from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.llm.async_llm import AsyncLLM
     from torch_armllm.llm.beam_search import BeamSearchParams
@@ -68,6 +70,7 @@ _MODULES = {
     "LLM": "torch_armllm.llm.llm",
     "BeamSearchParams": "torch_armllm.llm.beam_search",
     "AsyncLLM": "torch_armllm.llm.async_llm",
+    "AdapterLogitsProcessor": "torch_armllm.engine.sampling.custom_processors",
     "LoRARequest": "torch_armllm.lora.request",
     "SamplingParams": "torch_armllm.engine.sampling_params",
     "PoolingParams": "torch_armllm.pooling.pooling_params",

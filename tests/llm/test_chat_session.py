@@ -16,10 +16,10 @@ from tests.support.stand_in import StubEngine
 from torch_armllm.cli.chat import _dimmed
 from torch_armllm.cli.main import main
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS
 from torch_armllm.llm import base
 from torch_armllm.llm.chat_session import ChatSession, TurnStats
 from torch_armllm.llm.llm import LLM
-from torch_armllm.server.reasoning.families import REASONING_PARSERS
 
 
 @pytest.fixture(scope="module")

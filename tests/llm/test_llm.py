@@ -179,6 +179,20 @@ def test_conversations_are_rendered_by_the_template(make: Callable[..., LLM]) ->
     assert output.prompt_token_ids == [ord(c) - 32 for c in "<user>Hi<answer>"]
 
 
+def test_contents_have_the_form_of_the_template(make: Callable[..., LLM]) -> None:
+    llm = make()
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    loops = "{% for part in messages[0].content %}[{{ part.text }}]{% endfor %}"
+    assert prompt(llm, parts) == ["<user>a\nb<answer>"]
+    assert prompt(llm, parts, chat_template=loops) == ["[a][b]"]
+    assert prompt(llm, [{"role": "user", "content": "a"}], chat_template=loops) == ["[a]"]
+    lines = prompt(llm, parts, chat_template_content_format="string")
+    assert lines == ["<user>a\nb<answer>"]
+    with pytest.raises(ValueError) as refused:
+        prompt(llm, parts, chat_template_content_format="parts")
+    assert str(refused.value) == "chat_template_content_format is 'parts'; give auto, string or openai"
+
+
 def test_conversations_that_the_template_rejects(make: Callable[..., LLM]) -> None:
     llm = make()
     good, bad = [{"role": "user", "content": "Hi"}], [{"role": "wrong", "content": "Hi"}]

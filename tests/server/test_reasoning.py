@@ -13,13 +13,13 @@ from tests.support.server_live import NAME, Live, live, scripted
 from tests.support.tiny_server import TEMPLATE, tokenizer
 from torch_armllm.engine.sampling.structured import StructuredOutputs
 from torch_armllm.engine.sampling_params import FreeReasoning, StructuredOutputsParams
-from torch_armllm.llm.async_llm import AsyncLLM
-from torch_armllm.server.reasoning.families import (
+from torch_armllm.engine.text.reasoning_tags import (
     REASONING_PARSERS,
     ReasoningTags,
     prompt_opens_reasoning,
     reasoning_tags,
 )
+from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.reasoning.parser import ReasoningParser
 from torch_armllm.server.reasoning.token_count import reasoning_tokens
 

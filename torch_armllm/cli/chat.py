@@ -15,9 +15,9 @@ from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 from torch_armllm.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from torch_armllm.engine.text.reasoning_tags import ReasoningTags
     from torch_armllm.llm.chat_session import ChatSession
     from torch_armllm.llm.llm import LLM
-    from torch_armllm.server.reasoning.families import ReasoningTags
 
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops the current reply"
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _reasoning_tags(llm: LLM) -> ReasoningTags | None:
     """Returns the tags of the model's reasoning; None if it has none."""
-    from torch_armllm.server.reasoning.families import reasoning_tags
+    from torch_armllm.engine.text.reasoning_tags import reasoning_tags
 
     tokenizer = llm.get_tokenizer()
     return reasoning_tags(None, str(tokenizer.chat_template or ""), tokenizer.get_vocab())
@@ -133,7 +133,7 @@ def _print_reply(chat: ChatSession, text: str, tags: ReasoningTags | None) -> No
 
 def _dimmed(chat: ChatSession, text: str, tags: ReasoningTags) -> Iterator[str]:
     """Yields a reply in pieces, its reasoning dimmed and set apart."""
-    from torch_armllm.server.reasoning.families import prompt_opens_reasoning
+    from torch_armllm.engine.text.reasoning_tags import prompt_opens_reasoning
     from torch_armllm.server.reasoning.parser import ReasoningParser
 
     parser, reasoned, answered = None, False, False

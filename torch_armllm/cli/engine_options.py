@@ -33,6 +33,8 @@ _SETTINGS = (
     "threads",
     "pin_threads",
     "speculative_config",
+    "reasoning_config",
+    "logits_processors",
     "trace",
 )
 _LOADING = ("revision", "hf_overrides")
@@ -194,6 +196,20 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         type=_drafts,
         metavar="JSON",
         help='speculative decoding: auto, none, or JSON such as {"method": "ngram", …} (default: auto)',
+    )
+    group.add_argument(
+        "--reasoning-config",
+        type=types.json_object,
+        metavar="JSON",
+        help='how the model marks its reasoning, for thinking budgets: {"reasoning_start_str": "<think>", '
+        '"reasoning_end_str": "</think>"} (default: detected from the chat template and the tokens)',
+    )
+    group.add_argument(
+        "--logits-processors",
+        action="append",
+        metavar="MODULE:CLASS",
+        help="a subclass of torch_armllm.AdapterLogitsProcessor that may change logits; repeatable (default: "
+        "none)",
     )
     group.add_argument(
         "--tensor-parallel-size",

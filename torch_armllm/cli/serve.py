@@ -131,6 +131,13 @@ def add_parser(commands: Subcommands) -> Parser:
         help="a template (default: the tokenizer's own)",
     )
     group.add_argument(
+        "--chat-template-content-format",
+        choices=["auto", "string", "openai"],
+        default="auto",
+        help="contents of messages as templates read them: string, a text; openai, a list of parts; auto: "
+        "found by its loops",
+    )
+    group.add_argument(
         "--tool-call-parser",
         choices=["hermes", "llama", "mistral"],
         help="format of tool calls (default: detected from the chat template)",
@@ -219,7 +226,10 @@ def run(options: argparse.Namespace) -> None:
                 registry.add_speech(_transcriber(source, options), name, source)
                 continue
             parsers = options.tool_call_parser, options.reasoning_parser
-            model = ModelSettings(name, source, {"progress": True}, template, *parsers, adapters)
+            content_format = options.chat_template_content_format
+            model = ModelSettings(
+                name, source, {"progress": True}, template, *parsers, adapters, content_format
+            )
             registry.register(registry.load_llm(model), model)
         host, port = listening.getsockname()[:2]
         address = f"serving {', '.join(names)} at http://{host}:{port}/v1"

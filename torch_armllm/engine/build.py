@@ -19,7 +19,9 @@ from torch_armllm.engine.memory_limit import left, memory_limit, with_bytes
 from torch_armllm.engine.pictures.build import picture_reader
 from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
+from torch_armllm.engine.sampling.custom_processors import load_processors
 from torch_armllm.engine.sampling.sampler import Sampler
+from torch_armllm.engine.sampling.thinking_budget import find_reasoning
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.speculative.build import (
     Settings,
@@ -162,7 +164,9 @@ def build_engine(
         max_num_seqs = memory.state_slots
     scheduler = Scheduler(_limits(config, max_model_len, max_num_seqs), blocks, config.scheduling_policy)
     ends = find_eos_token_ids(tokenizer, getattr(model, "generation_config", None))
-    sampler = Sampler(drawable, ends, tokenizer)
+    reasoning = find_reasoning(config.reasoning_config, tokenizer)
+    processors = load_processors(config.logits_processors, config)
+    sampler = Sampler(drawable, ends, tokenizer, reasoning, processors)
     preprocessor = Preprocessor(tokenizer, max_model_len, sampler.check, config.seed, pictures)
 
     pieces = None if tokenizer is None else (TokenPieces(tokenizer, False), TokenPieces(tokenizer, True))

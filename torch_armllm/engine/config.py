@@ -57,6 +57,12 @@ class EngineConfig:
         enable_lora: lets requests use LoRA adapters; the model's linear layers get slots for them.
         max_loras: most adapters that are loaded at a time.
         max_lora_rank: highest rank of an adapter.
+        reasoning_config: how the model marks its reasoning, for thinking budgets:
+            ``{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}``, or ``reasoning_parser``
+            with the name of a family. The end is what a budget forces, and may begin with a phrase that
+            leads over to the answer, if the model's own end is known. None: found by the chat template and
+            the tokens.
+        logits_processors: subclasses of `AdapterLogitsProcessor`, or their names as ``module:Class``.
         disable_log_stats: turns off the log line of throughput while requests run.
         trace: file for the timing of every step, in Chrome's trace format; or a track of a file that several
             engines write to.
@@ -94,6 +100,8 @@ class EngineConfig:
     enable_lora: bool = False
     max_loras: int = 1
     max_lora_rank: int = 16
+    reasoning_config: Mapping[str, str] | None = None
+    logits_processors: Sequence[str | type[Any]] = ()
     disable_log_stats: bool = False
     trace: str | Trace | None = None
     tensor_parallel_size: int | Literal["auto"] = "auto"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, STATE_DTYPES
 
 MAX_MODEL_LEN = 1 << 26
@@ -35,6 +36,7 @@ _INTEGERS: dict[str, tuple[int | None, int | None]] = {
 }
 """Least and most; where the least is None, it depends on other settings, and is checked with them."""
 _NUMBERS = ("max_step_time", "max_memory", "kv_cache_memory")
+_REASONING = ("reasoning_start_str", "reasoning_end_str", "reasoning_parser")
 _SWITCHES = (
     "enable_chunked_prefill",
     "enable_prefix_caching",
@@ -89,6 +91,18 @@ def _check_number(name: str, value: Any) -> None:
         raise ValueError(f"{name} = {value}: give a finite number")
 
 
+def _check_reasoning(settings: Any) -> None:
+    if not isinstance(settings, Mapping) or set(settings) - set(_REASONING):
+        raise TypeError(f"reasoning_config = {settings!r}: give a dict of {', '.join(_REASONING)}")
+    for name, text in settings.items():
+        if not isinstance(text, str) or not text:
+            raise TypeError(f"reasoning_config: {name} is {text!r}; give a text")
+    parser = settings.get("reasoning_parser", "none")
+    if parser not in ("none", *REASONING_PARSERS):
+        known = ", ".join((*REASONING_PARSERS, "none"))
+        raise ValueError(f"reasoning_config: reasoning_parser is {parser!r}; give {known}")
+
+
 def _check_objects(given: Mapping[str, Any]) -> None:
     drafts = given.get("speculative_config", "auto")
     if drafts != "auto" and not isinstance(drafts, Mapping):
@@ -107,6 +121,10 @@ def _check_objects(given: Mapping[str, Any]) -> None:
     is_list = isinstance(domains, Sequence) and not isinstance(domains, str)
     if not is_list or not all(isinstance(domain, str) for domain in domains):
         raise TypeError(f"allowed_media_domains = {domains!r}: give a list of hosts")
+    _check_reasoning(given.get("reasoning_config", {}))
+    processors = given.get("logits_processors", ())
+    if isinstance(processors, str) or not isinstance(processors, Sequence):
+        raise TypeError(f"logits_processors = {processors!r}: give a list of classes, or of 'module:Class'")
     folder = given.get("prefix_cache_dir", "")
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"prefix_cache_dir = {folder!r}: give the path of a folder")

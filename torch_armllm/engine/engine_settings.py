@@ -37,6 +37,8 @@ class EngineSettings(TypedDict, total=False):
     enable_lora: bool
     max_loras: int
     max_lora_rank: int
+    reasoning_config: Mapping[str, str] | None
+    logits_processors: Sequence[str | type[Any]]
     disable_log_stats: bool
     trace: str | Trace | None
     tensor_parallel_size: int | Literal["auto"]

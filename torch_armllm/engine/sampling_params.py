@@ -43,8 +43,13 @@ class StructuredOutputsParams:
         json: a JSON schema, as a string or a dict.
         regex: a regular expression that matches the whole output.
         choice: the allowed outputs.
-        grammar: a context-free grammar in Lark's syntax.
+        grammar: a context-free grammar in Lark's syntax, or in EBNF as llama.cpp reads it (GBNF): rules
+            ``name ::= …``, of which ``root`` is the first.
         json_object: True: any JSON object.
+        structural_tag: free text with calls in it, as JSON text or a dict:
+            ``{"triggers": ["<function="], "structures": [{"begin": "<function=f>", "schema": {…}, "end":
+            "</function>"}]}``.  What follows a trigger has to be one of the structures that begin with it.
+        whitespace_pattern: regular expression of the whitespace in JSON; None: any.
         reasoning: what may precede the output; None: nothing.
     """
 
@@ -53,6 +58,8 @@ class StructuredOutputsParams:
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None
     reasoning: FreeReasoning | None = None
 
     def __post_init__(self) -> None:
@@ -91,6 +98,9 @@ class SamplingParams:
         output_kind: contents of the engine's outputs.
         best_of: number of generated sequences, of which the `n` with the highest cumulative log-probabilities
             are returned, the best first, once all have finished; None: `n`.
+        thinking_token_budget: most tokens of a reasoning, without its tags; then its end is forced. None and
+            −1: no limit. See `EngineConfig.reasoning_config`.
+        extra_args: arguments for the engine's logit processors.
 
     Raises:
         ValueError: a setting is out of range or contradicts another.
@@ -121,12 +131,16 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     best_of: int | None = None
+    thinking_token_budget: int | None = None
+    extra_args: dict[str, Any] | None = None
 
     stop_strings: tuple[str, ...] = field(init=False, repr=False)
     """`stop` as a tuple."""
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
         self.stop_strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
@@ -192,6 +206,9 @@ def _check_lengths(params: SamplingParams) -> None:
             f"min_tokens is {params.min_tokens}, which is more than max_tokens = {params.max_tokens}; "
             "raise max_tokens"
         )
+    if params.thinking_token_budget is not None:
+        remedy = "give 0 or more, or -1 for no limit"
+        _check_integer("thinking_token_budget", params.thinking_token_budget, -1, remedy)
 
 
 def _check_filters(params: SamplingParams) -> None:
@@ -237,6 +254,10 @@ def _check_tokens(params: SamplingParams) -> None:
     _check_ids("logit_bias", params.logit_bias or ())
     for token, bias in (params.logit_bias or {}).items():
         _check_number(f"the bias of token {token}", bias, -100, 100, "give a number from -100 to 100")
+    if params.extra_args is not None and not (
+        isinstance(params.extra_args, dict) and all(isinstance(name, str) for name in params.extra_args)
+    ):
+        raise ValueError(f"extra_args must be a dict with names, but it is {params.extra_args!r}")
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) is not None:
             remedy = "give the number of tokens per position, -1 for all, or None"
@@ -267,13 +288,13 @@ def _check_against_model(
 
 def _check_structured(params: StructuredOutputsParams) -> None:
     """Raises ValueError unless exactly one format is given, and it is not empty."""
-    formats = ("json", "regex", "choice", "grammar", "json_object")
+    formats = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
     given = [name for name in formats if getattr(params, name) not in (None, False)]
     if len(given) != 1:
         raise ValueError(
             f"structured outputs need exactly one of {', '.join(formats)}; got {', '.join(given) or 'none'}"
         )
-    for name in ("regex", "grammar"):
+    for name in ("regex", "grammar", "whitespace_pattern"):
         text = getattr(params, name)
         if text is not None and (not isinstance(text, str) or not text):
             raise ValueError(f"structured outputs: {name} is {text!r}; give a text")
@@ -284,3 +305,9 @@ def _check_structured(params: StructuredOutputsParams) -> None:
     if params.json is not None and not isinstance(params.json, (str, dict)):
         raise ValueError(f"structured outputs: json is {params.json!r}; give a schema as a text or a dict")
     check_size(given[0], getattr(params, given[0]))
+    if params.whitespace_pattern is not None:
+        if given[0] not in ("json", "json_object"):
+            raise ValueError(
+                f"structured outputs: whitespace_pattern is for json and json_object, not for {given[0]}"
+            )
+        check_size("regex", params.whitespace_pattern)

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from torch_armllm.engine.endless_rules import endless_rules
+from torch_armllm.engine.structural_tag import read_structural_tag
 
 MAX_BYTES = 256 << 10
 """UTF-8 bytes of a grammar, of a schema, or of all choices together."""
@@ -22,6 +23,10 @@ MAX_REGEX_BYTES = 32 << 10
 MAX_CHOICES = 4096
 MAX_RULES = 2000
 """Rules and terminals of a Lark grammar."""
+MAX_GBNF_RULES = 500
+"""Rules of a grammar in EBNF, the time of whose conversion grows with their square."""
+MAX_STRUCTURES = 128
+"""Structures of a structural tag."""
 MAX_NESTING = 64
 """Objects and arrays inside each other in a JSON schema, and parentheses in a grammar or regex."""
 MAX_NUMBER = 1 << 53
@@ -32,6 +37,8 @@ MAX_MULTIPLE = 100_000
 The automaton that checks a remainder has a state for each; a million take 7 seconds."""
 
 _RULE = re.compile(r"^[?!]*[A-Za-z_]\w*(\.-?\d+)?(\[[^\]\n]*\])?(\{[^}\n]*\})?\s*:", re.MULTILINE)
+
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
 
 
 def check_size(kind: str, value: Any) -> None:
@@ -52,7 +59,9 @@ def check_size(kind: str, value: Any) -> None:
     elif kind in ("grammar", "regex"):
         _limit(f"bytes of the {kind}", len(value.encode("utf-8", "replace")), _BYTES[kind])
         _limit(f"nested parentheses of the {kind}", _depth(value, "(", ")"), MAX_NESTING)
-        if kind == "grammar":
+        if kind == "grammar" and is_gbnf(value):
+            _limit("rules of the grammar", len(_GBNF_RULE.findall(value)), MAX_GBNF_RULES)
+        elif kind == "grammar":
             _limit("rules of the grammar", len(_RULE.findall(value)), MAX_RULES)
             if endless := endless_rules(value):
                 raise ValueError(
@@ -61,6 +70,20 @@ def check_size(kind: str, value: Any) -> None:
                 )
             for schema in value.split("%json")[1:]:
                 _check_numbers(schema.lstrip())
+    elif kind == "structural_tag":
+        if isinstance(value, str):
+            _limit("bytes of the structural tag", len(value.encode("utf-8", "replace")), MAX_BYTES)
+        tag = read_structural_tag(value)
+        _limit("structures", len(tag.structures), MAX_STRUCTURES)
+        for structure in tag.structures:
+            check_size("json", structure.schema)
+        texts = [*tag.triggers, *(text for each in tag.structures for text in (each.begin, each.end))]
+        _limit("bytes of tags", sum(len(text.encode("utf-8", "replace")) for text in texts), MAX_BYTES)
+
+
+def is_gbnf(grammar: str) -> bool:
+    """True for a grammar in EBNF, whose rules are ``name ::= …``; the others are Lark's."""
+    return _GBNF_RULE.search(grammar) is not None
 
 
 _BYTES = {"grammar": MAX_BYTES, "regex": MAX_REGEX_BYTES}

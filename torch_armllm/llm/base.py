@@ -94,6 +94,8 @@ class LLMBase:
         self._name = model if isinstance(model, str) else str(model.name_or_path)
         self.pooling_engine: PoolingEngine | None = None
         if choose_runner(model, runner) == "pooling":
+            if config.logits_processors:
+                raise ValueError("logits_processors are for models that generate, and this one pools")
             if verify:
                 verify_checksums(model)
             self.pooling_engine, self._model, self._tokenizer = load_pooling_engine(

@@ -33,8 +33,6 @@ REASONS = {
     "tokenizer_mode": "the tokenizer is transformers' own: leave it out",
     "tokenizer_revision": "give tokenizer as a folder, or revision for model and tokenizer together",
     "download_dir": "set HF_HOME for all downloads",
-    "logits_processors": "give bad_words, logit_bias, allowed_token_ids or structured_outputs in "
-    "SamplingParams",
     "async_scheduling": "steps are scheduled in microseconds between two steps: leave it out",
     "max_logprobs": "SamplingParams(logprobs=-1) gives all: leave it out",
     "disable_sliding_window": "windows are those of the model: leave it out",

@@ -18,6 +18,7 @@ from torch_armllm.engine.pictures.media import has_pictures, with_pictures
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.llm.beam_search import BeamSearchOutput, BeamSearchParams, search
 from torch_armllm.llm.pooling_calls import PoolingCalls
@@ -129,6 +130,7 @@ class LLM(PoolingCalls):
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
@@ -144,6 +146,8 @@ class LLM(PoolingCalls):
             sampling_params: see `generate`.
             use_tqdm: see `generate`.
             chat_template: instead of the tokenizer's own.
+            chat_template_content_format: form of the contents that the template reads: ``string``, a text;
+                ``openai``, a list of parts; ``auto``: found by its loops.
             add_generation_prompt: appends the template's start of a reply.
             continue_final_message: leaves the last message open, so that the model continues it.
             tools: tools that the template describes to the model.
@@ -157,6 +161,7 @@ class LLM(PoolingCalls):
         self._check_generates("chat")
         several = messages if messages and isinstance(messages[0], list) else [messages]
         options: dict[str, Any] = {
+            "content_format": chat_template_content_format,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),

@@ -25,10 +25,14 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
-def chat_request(body: CountTokensRequest) -> ChatRequest:
+def chat_request(body: CountTokensRequest, keeps_budget: bool = False) -> ChatRequest:
     """Returns the chat request that generates a message, or counts its prompt.
 
     A last message of the assistant is continued.
+
+    Args:
+        body: the request.
+        keeps_budget: True if the engine can limit the reasoning.
 
     Raises:
         ApiError: the request needs what this server lacks: blocks other than texts, pictures and tools.
@@ -39,6 +43,8 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
     if isinstance(body, MessagesRequest):
         sampling = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "stream")}
         sampling |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None}
+        if keeps_budget and body.thinking is not None and body.thinking.type == "enabled":
+            sampling["thinking_token_budget"] = body.thinking.budget_tokens
     return ChatRequest(
         model=body.model,
         messages=_messages(body),

@@ -164,6 +164,9 @@ class ModelRegistry:
         trace = self._trace.track(model.name) if self._trace else None
         promised = sum(served.llm.promised_bytes for served in [*self, *self._draining])
         engine = {"progress": False, "trace": trace, **self._engine, **model.engine}
+        if model.reasoning_parser is not None:
+            given = engine.get("reasoning_config") or {}
+            engine["reasoning_config"] = {"reasoning_parser": model.reasoning_parser, **given}
         llm = AsyncLLM(model.source, promised_memory=promised, **engine)
         try:
             for number, (name, path) in enumerate(model.adapters.items(), 1):  # the numbers of `ServedModel`

@@ -13,6 +13,7 @@ from torch_armllm.engine.pictures.media import with_pictures
 from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
+from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.template_process import SHARED
 from torch_armllm.server.errors import ApiError, bad_request
@@ -46,6 +47,7 @@ class PromptBuilder:
         limit: bounds the characters of a prompt.
         reader: returns the reader of the model's pictures; None: it takes none.
         media: what URLs of pictures may name; None: the pictures themselves are in the URLs.
+        content_format: form of the contents that the template reads.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class PromptBuilder:
         limit: PromptLimit,
         reader: Callable[[], PictureReader] | None = None,
         media: MediaAccess | None = None,
+        content_format: ContentFormat = "auto",
     ) -> None:
         self.tokenizer = tokenizer
         self._reader = reader
         self._media = media or MediaAccess()
         self._limit = limit
+        self._content_format = content_format
         self.template = str(chat_template or tokenizer.chat_template or "")
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
         self._infill: InfillPrompts | None = None
@@ -88,6 +92,7 @@ class PromptBuilder:
         options: dict[str, Any] = {
             **variables,
             **self._template_option,
+            "content_format": self._content_format,
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
         }
@@ -196,7 +201,7 @@ class PromptBuilder:
 
 def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
     """Converts a message to the form that chat templates expect."""
-    content = message.parts() if message.has_pictures else message.text()
+    content = message.parts() if isinstance(message.content, list) else message.text()
     converted: dict[str, Any] = {"role": message.role, "content": content}
     if message.role == "developer" and not knows_developer:
         converted["role"] = "system"

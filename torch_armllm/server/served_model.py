@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
+from torch_armllm.engine.text.reasoning_tags import reasoning_tags
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, RequestAbortedError, StepFailedError
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -23,7 +24,6 @@ from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.metrics import RequestMetrics, ServerMetrics, record_pooled
 from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.prompts import PromptBuilder
-from torch_armllm.server.reasoning.families import reasoning_tags
 from torch_armllm.server.restarts import engine_dead, engine_restarting
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
@@ -92,6 +92,7 @@ class ServedModel:
             PromptLimit(llm.get_tokenizer(), llm.max_model_len),
             None if llm.pooling_engine is not None else llm.picture_reader,
             llm.media_access,
+            model_settings.content_format,
         )
         self.reasoning = reasoning_tags(
             model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()
@@ -147,6 +148,11 @@ class ServedModel:
     def pooling(self) -> PoolingEngine | None:
         """The engine of a pooling model; None: the model generates."""
         return self.llm.pooling_engine
+
+    @property
+    def keeps_budgets(self) -> bool:
+        """True if the engine knows how the model marks its reasoning."""
+        return self.pooling is None and self.llm.llm_engine.sampler.knows_reasoning
 
     def check_tokens(self, tokens: Sequence[int], param: str, generates: bool = True) -> None:
         """Checks the number of tokens and their ids.

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_armllm.engine.text.content_format import ContentFormat
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -20,6 +22,7 @@ class ModelSettings:
         reasoning_parser: a name of `REASONING_PARSERS`, or ``none``; None: detected from the chat template
             and the tokens.
         adapters: folders of LoRA adapters by their names in requests.
+        content_format: form of the contents that the template reads: ``string``, ``openai`` or ``auto``.
     """
 
     name: str
@@ -29,6 +32,7 @@ class ModelSettings:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
+    content_format: ContentFormat = "auto"
 
 
 @dataclass(frozen=True)

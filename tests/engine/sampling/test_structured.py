@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling import structured
 from torch_armllm.engine.sampling.sampler import Sampler
+from torch_armllm.engine.sampling.structured import StructuredOutputs
 from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
 
 pytest.importorskip("llguidance", reason="llguidance is not installed: pip install torch_armllm[structured]")
@@ -79,8 +82,6 @@ def test_choice_yields_one_of_its_strings(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_regex_matches_the_whole_output(seed: int) -> None:
-    import re
-
     pattern = r"[0-9]{3}-(yes|no)( [a-z]{1,4}){0,2}"
     assert re.fullmatch(pattern, finish(sequence(seed, {"regex": pattern})))
 
@@ -114,6 +115,133 @@ def test_grammar_and_json_object() -> None:
     begin = sequence(0, {"json_object": True})
     first = sampler()(logits(0), [begin])[0].token_id
     assert tokenizer().decode([first]).lstrip()[:1] in ("{", "")
+
+
+def follows(structure: dict[str, Any], text: str, following: str) -> bool:
+    """True if an output may begin with a text and then a character, or end after it if that is empty."""
+    own = copy.deepcopy(tokenizer())
+    own.add_special_tokens({"additional_special_tokens": ["<call>"]})
+    made = sequence(0, structure)
+    made.token_ids += own.encode(text)
+    allowed = StructuredOutputs(own, len(own), (END,)).matcher(StructuredOutputsParams(**structure))
+    token = own.encode(following)[0] if following else END
+    return not bool(allowed.forbidden(made, [])[token])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_grammar_in_ebnf(seed: int) -> None:
+    grammar = r"""# calls
+root ::= name "(" (num ("," num){0,2})? ")"
+name ::= "caf\u00e9" | "a\U0001F600b" [\u00e8-\u00ea\u002d]   # two of them
+num ::= [0-9]+ | "-" num"""
+    written = finish(sequence(seed, {"grammar": grammar}), 2000)
+    assert re.fullmatch(r"(café|a😀b[è-ê-])\((-*[0-9]+(,-*[0-9]+){0,2})?\)", written)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "told"),
+    [
+        ('start ::= "a"', "structured outputs: the grammar is no EBNF: No 'root' rule found"),
+        ("root ::= foo", "structured outputs: the grammar is no EBNF: Rule 'foo' not found"),
+        (
+            'root ::= <think> "a"',
+            "structured outputs: the grammar is no EBNF: Expected name at line 1, 'root ::= ' ^ '<think> "
+            '"a"\'',
+        ),
+    ],
+)
+def test_faults_of_ebnf(grammar: str, told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        sampler().check(SamplingParams(structured_outputs=StructuredOutputsParams(grammar=grammar)))
+
+
+def test_whitespace_of_json() -> None:
+    schema = {"type": "array", "items": {"const": 1}}
+    for structure in ({"json": schema}, {"json": schema, "whitespace_pattern": "[ ]{0,1}"}):
+        assert follows(structure, "[ 1", " ") and follows(structure, "[ 1 ,", "1")
+        assert follows(structure, "[ 1 ", "\n") == ("whitespace_pattern" not in structure)
+    with pytest.raises(ValueError) as refused:
+        StructuredOutputsParams(regex="a", whitespace_pattern=" ")
+    assert str(refused.value) == (
+        "structured outputs: whitespace_pattern is for json and json_object, not for regex"
+    )
+
+
+TAG = {
+    "triggers": ["<f=", "<call>"],
+    "structures": [
+        {"begin": "<f=a>", "schema": {"const": 12}, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"type": "boolean"}, "end": ""},
+        {"begin": "<call>(", "schema": {"const": 7}, "end": ")"},
+    ],
+}
+
+
+@pytest.mark.parametrize("tag", [TAG, json.dumps(TAG)], ids=["dict", "text"])
+def test_structural_tags(tag: Any) -> None:
+    structure = {"structural_tag": tag}
+    for text, following, possible in [
+        ("", "", True),
+        ("any {<f text", "!", True),
+        ("any text", "", True),
+        ("any <f=", "a", True),
+        ("any <f=", "b", True),
+        ("any <f=", "c", False),
+        ("any <f=", "", False),
+        ("any <f=a>1", "2", True),
+        ("any <f=a>1", "3", False),
+        ("any <f=a>12</f", ">", True),
+        ("any <f=a>12</f", " ", False),
+        ("any <f=a>12</f>", "x", True),
+        ("any <f=a>12</f>", "", True),
+        ("<f=b>true<f=", "a", True),
+        ("<call>", "(", True),
+        ("<call>", "x", False),
+        ("<call>(7", ")", True),
+    ]:
+        assert follows(structure, text, following) == possible, (text, following)
+
+
+@pytest.mark.parametrize(
+    ("tag", "told"),
+    [
+        (
+            "{",
+            "structural_tag is not valid JSON: Expecting property name enclosed in double quotes: line 1 "
+            "column 2 (char 1)",
+        ),
+        (
+            {"type": "structural_tag", "format": {}},
+            "structural_tag has a format, as xgrammar's; give triggers and structures",
+        ),
+        (
+            {"triggers": ["a"]},
+            'structural_tag needs {"triggers": [text, …], "structures": [{"begin": text, "schema": {…}, '
+            '"end": text}, …]}',
+        ),
+        (
+            {"triggers": [""], "structures": [{}]},
+            "the trigger '' is no text of a character or more",
+        ),
+        (
+            {"triggers": ["<f"], "structures": [3]},
+            "the structure 3 is no dict of begin, schema and end",
+        ),
+        (
+            {"triggers": ["<f"], "structures": [{"begin": "<f", "schema": {}}]},
+            "a structure needs the texts begin and end, and the dict schema; it has begin, schema",
+        ),
+        (
+            {"triggers": ["<f", "<g"], "structures": [{"begin": "f", "schema": {}, "end": ""}]},
+            "the structure 'f' begins with no trigger; triggers: '<f', '<g'",
+        ),
+    ],
+    ids=["text", "format", "missing", "trigger", "structure", "end", "begin"],
+)
+def test_faults_of_structural_tags(tag: Any, told: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        StructuredOutputsParams(structural_tag=tag)
+    assert str(refused.value) == f"structured outputs: {told}"
 
 
 @pytest.mark.parametrize(

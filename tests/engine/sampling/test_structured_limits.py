@@ -47,6 +47,21 @@ def nested(levels: int) -> dict[str, Any]:
             {"grammar": "start: " + "(" * 65 + '"a"' + ")" * 65},
             "65 nested parentheses of the grammar, at most 64",
         ),
+        (
+            {"grammar": 'root ::= "a"\n' + "".join(f'r{i} ::= "a"\n' for i in range(500))},
+            "501 rules of the grammar, at most 500",
+        ),
+        ({"json": {}, "whitespace_pattern": " " * 40_000}, "40000 bytes of the regex, at most 32768"),
+        (
+            {
+                "structural_tag": {
+                    "triggers": ["a"],
+                    "structures": [{"begin": "a", "schema": nested(65), "end": ""}],
+                }
+            },
+            "65 nested levels of the schema, at most 64",
+        ),
+        ({"structural_tag": "[" * 300_000}, "300000 bytes of the structural tag, at most 262144"),
         ({"regex": "a" * 40_000}, "40000 bytes of the regex, at most 32768"),
         ({"regex": "(" * 100 + "a" + ")" * 100}, "100 nested parentheses of the regex"),
         ({"choice": ["a"] * 100_000}, "100000 choices, at most 4096"),

@@ -198,6 +198,34 @@ def draw_grammar(draw: random.Random) -> str:
     return "\n".join(rules) + '\nWORD: "yes" | /[0-9]{1,3}/\n' + more
 
 
+def draw_ebnf(draw: random.Random) -> str:
+    """Returns a grammar in EBNF, with recursion on either side."""
+    names = ["root", *(f"r-{i}" for i in range(draw.randint(0, 4)))]
+
+    def expression(depth: int) -> str:
+        parts = []
+        for _ in range(draw.randint(1, 3)):
+            atoms = [json.dumps(draw.choice(_LETTERS)), "[^a-c\\n]", ".", '""']
+            part = draw.choice([*atoms, draw.choice(names), f"({expression(depth - 1)})" if depth else '"z"'])
+            parts.append(part + draw.choice(["", "", "*", "+", "?", "{2}", "{0,3}"]))
+        return draw.choice([" ", " | "]).join(parts)
+
+    return "\n".join(f"{name} ::= {expression(2)} # {name}" for name in names) + "\n"
+
+
+def draw_tag(draw: random.Random) -> dict[str, Any]:
+    """Returns a structural tag."""
+    triggers = draw.sample(["<f", "<g>", "é", "</s>", '"'], draw.randint(1, 3))
+    structures = [
+        {"begin": draw.choice(triggers) + draw.choice(["", "=a>", "\n"]), "schema": {}, "end": "</f>"}
+        for _ in range(draw.randint(1, 3))
+    ]
+    for structure in structures:
+        schema = draw_schema(draw, 1)
+        structure["schema"] = schema if isinstance(schema, dict) else {}
+    return {"triggers": triggers, "structures": structures}
+
+
 def _mutate_text(draw: random.Random, text: str, noise: list[str]) -> str:
     for _ in range(draw.choice([1, 1, 2, 8])):
         start = draw.randint(0, len(text))
@@ -222,7 +250,7 @@ def _mutate_schema(draw: random.Random, schema: Any) -> Any:
 def draw_format(draw: random.Random) -> tuple[dict[str, Any], bool]:
     """Returns fields of `StructuredOutputsParams`, and whether its outputs can be judged."""
     kind = draw.choice(
-        ["json", "json", "json", "tools", "regex", "regex", "choice", "grammar", "json_object"]
+        ["json", "json", "json", "tools", "regex", "regex", "choice", "grammar", "ebnf", "tag", "json_object"]
     )
     mutated = draw.random() < 0.4
     if kind in ("json", "tools"):
@@ -247,8 +275,13 @@ def draw_format(draw: random.Random) -> tuple[dict[str, Any], bool]:
     if kind == "regex":
         regex = draw_regex(draw)
         return {"regex": _mutate_text(draw, regex, _REGEX_NOISE) if mutated else regex}, not mutated
-    if kind == "grammar":
-        grammar = draw_grammar(draw)
+    if kind == "tag":
+        tag = draw_tag(draw)
+        if mutated:
+            return {"structural_tag": _mutate_text(draw, json.dumps(tag), _REGEX_NOISE)}, False
+        return {"structural_tag": tag}, False
+    if kind in ("grammar", "ebnf"):
+        grammar = draw_ebnf(draw) if kind == "ebnf" else draw_grammar(draw)
         return {"grammar": _mutate_text(draw, grammar, _GRAMMAR_NOISE) if mutated else grammar}, False
     if kind == "choice":
         size = draw.choice([1, 2, 5, 300])

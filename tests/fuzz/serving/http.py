@@ -28,7 +28,10 @@ from torch_armllm.llm.async_llm import AsyncLLM
 
 ADMIN = "/v1/admin/models"
 ADMIN_KEY = "a"
-ENGINE: dict[str, Any] = {"kv_cache_memory": 4 << 20, "max_num_seqs": 16, "threads": 1}
+_REASONING = {"reasoning_start_str": "a", "reasoning_end_str": "bc"}
+ENGINE: dict[str, Any] = {
+    "kv_cache_memory": 4 << 20, "max_num_seqs": 16, "threads": 1, "reasoning_config": _REASONING,
+}  # fmt: skip
 PROBE = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 _SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, "x"]}}, "required": ["a"]}
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": _SCHEMA}}
@@ -40,6 +43,7 @@ _SAMPLING: dict[str, Any] = {
     "ignore_eos": True, "skip_special_tokens": False, "include_stop_str_in_output": True, "priority": 1,
     "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA}},
     "structured_outputs": {"regex": "[a-z]{2}"}, "stream_options": {"include_usage": True}, "stream": True,
+    "thinking_token_budget": 2, "vllm_xargs": {"a": 1},
 }  # fmt: skip
 _BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
@@ -115,7 +119,10 @@ _VALUES: list[Any] = [
     "\ud800", "\N{REPLACEMENT CHARACTER}", "\N{FAMILY}", "a" * 3000, "{{ 1/0 }}", "start: start", "(",
     "none", "auto", "required", "text", [], [[]], {}, [None], [0] * 600, ["a"] * 70, {"a": {"a": {}}},
     {"type": "json_object"}, {"json": {"const": -(2**63)}}, {"choice": ["a", "é"]},
-    {"grammar": "start: start"}, {"json": {"multipleOf": 1e6 + 3}}, [-1], [258], [259], ["\ud800"],
+    {"grammar": "start: start"}, {"grammar": "root ::= [a-c] root | \"\\u00e9\""},
+    {"structural_tag": {"triggers": ["a"], "structures": [{"begin": "ab", "schema": {}, "end": ""}]}},
+    {"json_object": True, "whitespace_pattern": " ?"},
+    {"json": {"multipleOf": 1e6 + 3}}, [-1], [258], [259], ["\ud800"],
 ]  # fmt: skip
 _NOISE = [
     b"",

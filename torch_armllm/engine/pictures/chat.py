@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.engine.text.content_format import ContentFormat
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,6 +21,7 @@ def render_pictures(
     messages: list[dict[str, Any]],
     pictures: list[Image],
     prompt_limit: PromptLimit | None = None,
+    content_format: ContentFormat = "auto",
     **options: Any,
 ) -> dict[str, Any]:
     """Renders a conversation with pictures into a prompt.
@@ -27,9 +29,10 @@ def render_pictures(
     Args:
         reader: of the model's pictures.
         tokenizer: the model's.
-        messages: with parts ``{"type": "image"}``; a content that is a text becomes a list of one part.
+        messages: with parts ``{"type": "image"}``.
         pictures: in the order of those parts.
         prompt_limit: bounds the text that is tokenized.
+        content_format: ``auto`` and ``openai``: a content that is a text becomes a list of one part.
         options: see `render_chat`.
 
     Returns:
@@ -37,18 +40,16 @@ def render_pictures(
         picture is still one placeholder in the tokens.
 
     Raises:
-        ValueError: see `render_chat`.
+        ValueError: see `render_chat`; or the format has no place for pictures.
     """
+    if content_format == "string":
+        raise ValueError(
+            "chat_template_content_format='string' has no place for pictures; give 'openai' or 'auto'"
+        )
     if reader.chat_template is not None:
         options.setdefault("chat_template", reader.chat_template)
-    listed = [
-        {**message, "content": [{"type": "text", "text": message["content"]}]}
-        if isinstance(message.get("content"), str)
-        else message
-        for message in messages
-    ]
     return {
-        **render_chat(tokenizer, listed, prompt_limit, **options),
+        **render_chat(tokenizer, messages, prompt_limit, "openai", **options),
         "multi_modal_data": {"image": pictures},
         "mm_processor_kwargs": {"add_special_tokens": False},  # the template has written them
     }

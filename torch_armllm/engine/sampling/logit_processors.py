@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.request import Sequence
+from torch_armllm.engine.sampling.custom_processors import CustomProcessor
+from torch_armllm.engine.sampling.thinking_budget import ThinkingBudget
 
 _NEVER = float("-inf")
 
@@ -22,7 +24,17 @@ class Matcher(Protocol):
 
 
 class LogitProcessors:
-    """Logit processors of one sequence: bias, allowed ids, bad words, minimum length, grammar."""
+    """Logit processors of one sequence: bias, allowed ids, bad words, minimum length, the user's, grammar.
+
+    Args:
+        sequence: the sequence.
+        vocab_size: number of logits.
+        eos_token_ids: forbidden before the minimum length.
+        tokenizer: of the bad words; None: there are none.
+        matcher: of the grammar; None: there is none.
+        budget: forces the end of reasoning, whatever the others say; None: there is none.
+        custom: the user's own.
+    """
 
     def __init__(
         self,
@@ -31,6 +43,8 @@ class LogitProcessors:
         eos_token_ids: GenericSequence[int],
         tokenizer: Any,
         matcher: Matcher | None,
+        budget: ThinkingBudget | None = None,
+        custom: GenericSequence[CustomProcessor] = (),
     ) -> None:
         params = sequence.params
         self.bias: tuple[Tensor, Tensor] | None = None
@@ -50,26 +64,37 @@ class LogitProcessors:
         self.eos_token_ids = sorted({*eos_token_ids, *(params.stop_token_ids or ())})
         self.matcher = matcher
         self._max_word_length = max((len(word) for word in self.bad_words), default=0)
-        self._forbids = bool(self.forbidden is not None or self.bad_words or self.min_tokens or matcher)
+        self._budget = budget
+        self._custom = custom
+        self._forbids = bool(self.forbidden is not None or self.bad_words or self.min_tokens)
 
     @property
     def any(self) -> bool:
         """True if any processor changes logits."""
-        return self._forbids or self.bias is not None
+        always = self.matcher is not None or self._budget is not None or self._custom
+        return bool(always or self._forbids or self.bias is not None)
 
     def apply(self, row: Tensor, sequence: Sequence, prefix: GenericSequence[int]) -> None:
         """Changes logits, float32 ``(V,)``, of the token after the sequence and ``prefix``, in place."""
+        if self._budget is not None and (forced := self._budget.forced(sequence, prefix)) is not None:
+            row.fill_(_NEVER)
+            row[forced] = 0.0
+            return
         if self.bias is not None:
             row.index_add_(0, *self.bias)
-        if not self._forbids:
-            return
+        if self._forbids:
+            self._forbid(row, sequence, prefix)
+        for processor in self._custom:
+            processor.apply(row, sequence, prefix)
+        if self.matcher is not None:
+            row.masked_fill_(self.matcher.forbidden(sequence, prefix), _NEVER)
+
+    def _forbid(self, row: Tensor, sequence: Sequence, prefix: GenericSequence[int]) -> None:
         if self.forbidden is not None:
             row.masked_fill_(self.forbidden, _NEVER)
         banned = self._banned(sequence, prefix)
         if banned:
             row.index_fill_(0, torch.tensor(banned), _NEVER)
-        if self.matcher is not None:
-            row.masked_fill_(self.matcher.forbidden(sequence, prefix), _NEVER)
 
     def _banned(self, sequence: Sequence, prefix: GenericSequence[int]) -> list[int]:
         banned: list[int] = []

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from torch_armllm.engine.outputs import Logprobs
 from torch_armllm.engine.request import Sequence
-from torch_armllm.engine.sampling.batch import SamplingBatch
+from torch_armllm.engine.sampling.batch import SamplingBatch, is_greedy
+from torch_armllm.engine.sampling.custom_processors import AdapterLogitsProcessor, custom_processors
 from torch_armllm.engine.sampling.logit_processors import LogitProcessors, bad_word_token_ids
 from torch_armllm.engine.sampling.logprobs import token_logprobs
 from torch_armllm.engine.sampling.structured import StructuredOutputs
+from torch_armllm.engine.sampling.thinking_budget import ReasoningTokens, ThinkingBudget
 from torch_armllm.engine.sampling.token_history import TokenHistory
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.detokenizer import TokenStrings
@@ -45,7 +47,12 @@ class Sampler:
     """
 
     def __init__(
-        self, vocab_size: int, eos_token_ids: GenericSequence[int] = (), tokenizer: Any = None
+        self,
+        vocab_size: int,
+        eos_token_ids: GenericSequence[int] = (),
+        tokenizer: Any = None,
+        reasoning: ReasoningTokens | None = None,
+        custom: GenericSequence[AdapterLogitsProcessor] = (),
     ) -> None:
         """Creates a sampler for a model and its tokenizer.
 
@@ -54,10 +61,14 @@ class Sampler:
                 drawn.
             eos_token_ids: the model's EOS tokens, which `min_tokens` forbids.
             tokenizer: transformers' tokenizer, for bad words and structured outputs; None refuses both.
+            reasoning: tokens around the model's reasoning; None refuses thinking budgets.
+            custom: the user's logit processors.
         """
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(t for t in eos_token_ids if t < vocab_size)
         self.tokenizer = tokenizer
+        self._reasoning = reasoning
+        self._custom = custom
         self._texts = TokenStrings(tokenizer)
         self._structured = StructuredOutputs(tokenizer, vocab_size, self.eos_token_ids)
         # weak keys: a sequence's state goes with the sequence
@@ -67,18 +78,37 @@ class Sampler:
         self._logprobs: list[tuple[int, int]] = []
         self._best_only = False
 
+    @property
+    def knows_reasoning(self) -> bool:
+        """True if thinking budgets can be kept."""
+        return self._reasoning is not None
+
     def check(self, params: SamplingParams, prompt_token_ids: GenericSequence[int] = ()) -> None:
         """Refuses at submission the settings that could not be served later.
 
         Raises:
-            ValueError: unknown token ids, bad words without tokens, or an unsupported schema, regular
-                expression or grammar.
+            ValueError: unknown token ids, bad words without tokens, an unsupported schema, regular expression
+                or grammar, a thinking budget for a model whose reasoning is not known, or arguments for logit
+                processors that there are not, or that refuse them.
             ImportError: structured outputs are requested and llguidance is not installed.
         """
         params.check_against_model(self.vocab_size, prompt_token_ids)
         bad_word_token_ids(params.bad_words or (), self.tokenizer)
         if params.structured_outputs is not None:
             self._structured.check(params.structured_outputs)
+        if params.thinking_token_budget is not None and self._reasoning is None:
+            raise ValueError(
+                f"thinking_token_budget is {params.thinking_token_budget}, but it is not known how this "
+                "model marks its reasoning: give the engine "
+                'reasoning_config={"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'
+            )
+        if params.extra_args and not self._custom:
+            raise ValueError(
+                f"extra_args sets {', '.join(sorted(params.extra_args))}, and no logits_processors of this "
+                "engine read it: leave it out, or give the engine logits_processors"
+            )
+        for processor in self._custom:
+            processor.validate_params(params)
 
     def __call__(self, logits: Tensor, sequences: GenericSequence[Sequence]) -> list[SampledToken]:
         """Samples one token per sequence.
@@ -294,7 +324,14 @@ class Sampler:
     def _add_state(self, sequence: Sequence) -> _SequenceState:
         grammar = sequence.params.structured_outputs
         matcher = None if grammar is None else self._structured.matcher(grammar)
-        processors = LogitProcessors(sequence, self.vocab_size, self.eos_token_ids, self.tokenizer, matcher)
-        history = TokenHistory(sequence.request.prompt_token_ids)
+        params, prompt = sequence.params, sequence.request.prompt_token_ids
+        budget = None
+        if params.thinking_token_budget is not None and self._reasoning is not None:
+            budget = ThinkingBudget(params.thinking_token_budget, self._reasoning, prompt)
+        processors = LogitProcessors(
+            *(sequence, self.vocab_size, self.eos_token_ids, self.tokenizer, matcher, budget),
+            custom_processors(self._custom, params, is_greedy(params)),
+        )
+        history = TokenHistory(prompt)
         state = self._states[sequence] = _SequenceState(processors, history)
         return state

@@ -7,6 +7,7 @@ Before every token, the grammar yields a mask of the tokens that may follow.  ll
 from __future__ import annotations
 
 import json
+import re
 import threading
 import warnings
 from collections.abc import Sequence as GenericSequence
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling_params import FreeReasoning, StructuredOutputsParams
+from torch_armllm.engine.structural_tag import StructuralTag, read_structural_tag
+from torch_armllm.engine.structured_limits import check_size, is_gbnf
 from torch_armllm.system.deep_stack import call_on_deep_stack
 from torch_armllm.system.extras import install_command
 
@@ -61,7 +64,7 @@ class StructuredOutputs:
 
     def _prototype(self, params: StructuredOutputsParams) -> Any:
         tokenizer = self._llm_tokenizer()
-        grammar = _grammar(params)
+        grammar = _grammar(params, self._tokenizer)
         if params.reasoning is not None:
             grammar = _after_reasoning(grammar, params.reasoning, self._tokenizer)
         with self._lock:
@@ -121,10 +124,12 @@ def _first_line(reason: str) -> str:
     return line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]} …"
 
 
-def _grammar(params: StructuredOutputsParams) -> str:
+def _grammar(params: StructuredOutputsParams, tokenizer: Any) -> str:
     """Returns the grammar in llguidance's format."""
     from llguidance import LLMatcher, grammar_from
 
+    space = params.whitespace_pattern
+    defaults = None if space is None else {"whitespace_pattern": space}
     if params.json is not None:
         schema = params.json
         if isinstance(schema, str):
@@ -132,15 +137,62 @@ def _grammar(params: StructuredOutputsParams) -> str:
                 schema = json.loads(schema)
             except json.JSONDecodeError as fault:
                 raise ValueError(f"structured outputs: the schema is not valid JSON: {fault}") from fault
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=defaults))
     if params.json_object:
-        return str(LLMatcher.grammar_from_json_schema({"type": "object"}))
+        return str(LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=defaults))
     if params.regex is not None:
         return str(LLMatcher.grammar_from_regex(params.regex))
     if params.choice is not None:
         return str(grammar_from("choice", json.dumps(params.choice)))
-    assert params.grammar is not None
-    return str(LLMatcher.grammar_from_lark(params.grammar))
+    if params.structural_tag is not None:
+        tag = read_structural_tag(params.structural_tag)
+        return str(LLMatcher.grammar_from_lark(_tagged(tag, tokenizer)))
+    grammar = params.grammar
+    assert grammar is not None
+    return str(LLMatcher.grammar_from_lark(_lark(grammar) if is_gbnf(grammar) else grammar))
+
+
+def _lark(grammar: str) -> str:
+    """Converts a grammar from EBNF."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        lark = str(gbnf_to_lark(_UNICODE.sub(_character, grammar)))
+    except Exception as fault:  # of its own, and those of Python for what it did not expect
+        raise ValueError(f"structured outputs: the grammar is no EBNF: {fault}") from fault
+    check_size("grammar", lark)
+    return lark
+
+
+_UNICODE = re.compile(r"\\\\|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
+
+
+def _character(escape: re.Match[str]) -> str:
+    """Returns the character of an escape, which llguidance's converter would shorten to an invalid one."""
+    digits = escape[1] or escape[2]
+    if digits is None or 0xD800 <= (code := int(digits, 16)) < 0xE000 or code > 0x10FFFF:
+        return escape[0]
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, int]:
+    return {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def _tagged(tag: StructuralTag, tokenizer: Any) -> str:
+    """Returns a Lark grammar of free text with structures in it."""
+    special = _special_tokens(tokenizer)
+    names = [f"tag_{number}" for number in range(len(tag.structures))]
+    rules = [f"start: ({' | '.join(names)})* text", "text: TEXT", "TEXT: /(?s:.*)/"]
+    for name, (begin, schema, end) in zip(names, tag.structures, strict=True):
+        trigger = next(each for each in tag.triggers if begin.startswith(each))
+        parts = [begin[len(trigger) :], f"%json {json.dumps(schema)}", end]
+        body = " ".join(part if part.startswith("%json") else json.dumps(part) for part in parts if part)
+        if trigger in special:
+            rules.append(f"{name}: TEXT <[{special[trigger]}]> {body}")
+        else:
+            rules += [f"{name}_trigger[lazy]: TEXT {json.dumps(trigger)}", f"{name}: {name}_trigger {body}"]
+    return "\n".join(rules) + "\n"
 
 
 def _after_reasoning(grammar: str, reasoning: FreeReasoning, tokenizer: Any) -> str:
@@ -153,7 +205,7 @@ def _after_reasoning(grammar: str, reasoning: FreeReasoning, tokenizer: Any) -> 
     """
     grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     name = grammars[0].get("name") or "answer"
-    special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = _special_tokens(tokenizer)
     end = reasoning.end
     if end in special:
         rules = f"reasoning: text <[{special[end]}]>\ntext: /(?s:.*)/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch_armllm.engine.text.content_format import ContentFormat, in_content_format
 from torch_armllm.engine.text.template_process import SHARED
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def render_chat(
     tokenizer: PreTrainedTokenizerBase | None,
     conversation: list[dict[str, Any]],
     prompt_limit: PromptLimit | None = None,
+    content_format: ContentFormat = "auto",
     **options: Any,
 ) -> dict[str, Any]:
     """Renders a conversation into a prompt.
@@ -36,6 +38,7 @@ def render_chat(
         tokenizer: provides the template, unless ``chat_template`` is given.
         conversation: messages with ``role`` and ``content``.
         prompt_limit: bounds the text that is tokenized.
+        content_format: form of the contents that the template reads; see `in_content_format`.
         options: of `transformers.PreTrainedTokenizerBase.apply_chat_template`.
 
     Returns:
@@ -53,8 +56,10 @@ def render_chat(
         raise ValueError(
             f"chat_template_kwargs sets {', '.join(refused)}; give variables of the template only"
         )
+    template = str(options.get("chat_template") or tokenizer.chat_template)
+    messages = in_content_format(conversation, content_format, template)
     try:
-        text = _render(tokenizer, conversation, options)
+        text = _render(tokenizer, messages, options)
     except (ValueError, RuntimeError):
         raise
     except Exception as error:  # Jinja's own errors, and any other that a template raises

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.outputs import CompletionOutput
 from torch_armllm.engine.sampling_params import FreeReasoning, SamplingParams
-from torch_armllm.server.handlers.sampling_params import sampling_params
-from torch_armllm.server.handlers.usage import Usage
-from torch_armllm.server.protocol.chat import ChatRequest
-from torch_armllm.server.reasoning.families import (
+from torch_armllm.engine.text.reasoning_tags import (
     ReasoningTags,
     needs_special_tokens,
     prompt_opens_reasoning,
 )
+from torch_armllm.server.handlers.sampling_params import sampling_params
+from torch_armllm.server.handlers.usage import Usage
+from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.reasoning.parser import Parts, ReasoningParser
 from torch_armllm.server.reasoning.token_count import reasoning_tokens
 from torch_armllm.server.served_model import ServedModel

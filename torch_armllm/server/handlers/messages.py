@@ -33,7 +33,7 @@ class MessagesHandler:
         self._served = served
         self._thinks = body.thinking is not None and body.thinking.type != "disabled"
         self._id = f"msg_{uuid.uuid4().hex}"
-        self._outputs = ChatOutputs(served, chat_request(body), self._id)
+        self._outputs = ChatOutputs(served, chat_request(body, served.keeps_budgets), self._id)
         self._blocks = MessageBlocks()
         self._reason: str | None = None
         self._sequence: str | None = None

@@ -68,6 +68,8 @@ def structured_outputs(body: SamplingRequest) -> StructuredOutputsParams | None:
         choice=given.choice,
         grammar=given.grammar,
         json_object=given.json_object,
+        structural_tag=given.structural_tag,
+        whitespace_pattern=given.whitespace_pattern,
     )
 
 
@@ -76,8 +78,14 @@ def _from_response_format(response_format: ResponseFormat) -> StructuredOutputsP
         return None
     if response_format.type == "json_object":
         return StructuredOutputsParams(json_object=True)
+    if response_format.type == "structural_tag":
+        tag = {"triggers": response_format.triggers, "structures": response_format.structures}
+        return constraint("response_format", structural_tag=tag)
     if response_format.type != "json_schema":
-        text = f"response_format.type is {response_format.type[:50]!r}; give text, json_object or json_schema"
+        text = (
+            f"response_format.type is {response_format.type[:50]!r}; give text, json_object, json_schema or "
+            "structural_tag"
+        )
         raise ApiError(400, text, "response_format.type")
     if response_format.json_schema is None or response_format.json_schema.schema_ is None:
         raise ApiError(400, "json_schema needs a schema", "response_format.json_schema.schema")

@@ -58,18 +58,20 @@ class Message(RequestPart):
         return isinstance(self.content, list) and any(part.type == "image_url" for part in self.content)
 
     def parts(self) -> list[dict[str, Any]]:
-        """Returns the parts of a content that has pictures.
+        """Returns the parts of a content that is a list.
 
         Raises:
             ApiError: a part is neither a text nor a picture, or the message is not the user's.
         """
         assert isinstance(self.content, list)
-        if self.role != "user":
+        if self.role != "user" and self.has_pictures:
             raise ApiError(400, f"a message of role {self.role!r} cannot hold pictures", "messages")
         for part in self.content:
             self._check(part, ("text", "image_url"))
             if part.type == "image_url" and part.image_url is None:
                 raise ApiError(400, "a part of type 'image_url' needs image_url: {\"url\": …}", "messages")
+            if part.type == "text" and part.text is None:
+                part.text = ""
         return [part.model_dump(exclude_none=True) for part in self.content]
 
     def text(self) -> str:

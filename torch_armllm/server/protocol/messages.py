@@ -58,10 +58,10 @@ class MessagesToolChoice(RequestPart):
 
 
 class Thinking(RequestPart):
-    """Settings of the reasoning; `budget_tokens` is accepted and has no effect."""
+    """Settings of the reasoning; a model that does not reason has no use for `budget_tokens`."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
 class CountTokensRequest(RequestBody):

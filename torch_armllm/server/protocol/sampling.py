@@ -28,10 +28,12 @@ class JsonSchema(RequestPart):
 
 
 class ResponseFormat(RequestPart):
-    """Format of the output: ``text``, ``json_object`` or ``json_schema``."""
+    """Format of the output: ``text``, ``json_object``, ``json_schema`` or ``structural_tag``."""
 
     type: str
     json_schema: JsonSchema | None = None
+    triggers: list[str] | None = None
+    structures: list[Schema] | None = None
 
 
 class StructuredOutputs(RequestPart):
@@ -42,6 +44,8 @@ class StructuredOutputs(RequestPart):
     choice: list[_Text] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | Schema | None = None
+    whitespace_pattern: str | None = None
 
 
 class SamplingRequest(RequestBody):
@@ -68,6 +72,8 @@ class SamplingRequest(RequestBody):
     include_stop_str_in_output: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    vllm_xargs: dict[str, Any] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -78,8 +84,9 @@ class SamplingRequest(RequestBody):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def explicit_settings(self) -> dict[str, Any]:
-        """Returns the fields that are set and have the same name in `SamplingParams`."""
-        return {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not None}
+        """Returns the fields of `SamplingParams` that are set; `vllm_xargs` are its `extra_args`."""
+        settings = {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not None}
+        return settings if self.vllm_xargs is None else {**settings, "extra_args": self.vllm_xargs}
 
 
 _SHARED_FIELDS = (
@@ -100,4 +107,5 @@ _SHARED_FIELDS = (
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
+    "thinking_token_budget",
 )

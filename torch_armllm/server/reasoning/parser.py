@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch_armllm.server.reasoning.families import ReasoningTags
+from torch_armllm.engine.text.reasoning_tags import ReasoningTags
 from torch_armllm.server.tools.parser import partial_marker_length
 
 

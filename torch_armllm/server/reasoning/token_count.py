@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch_armllm.server.reasoning.families import ReasoningTags
+from torch_armllm.engine.text.reasoning_tags import ReasoningTags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
