@@ -16,10 +16,12 @@ from torch_armllm.server.middleware.unknown_fields import HEADER, UnknownFields
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
 from torch_armllm.server.model_leases import ModelLeases
 from torch_armllm.server.model_registry import ModelRegistry
+from torch_armllm.server.protocol.error import ErrorBody
 from torch_armllm.server.routes import (
     adapters,
     admin,
     audio,
+    docs,
     embeddings,
     generation,
     health,
@@ -50,13 +52,19 @@ def build_app(registry: ModelRegistry) -> FastAPI:
     app = FastAPI(
         title="torch_armllm",
         version=__version__,
-        docs_url=None,  # FastAPI's documentation pages load scripts from a CDN
+        docs_url=None,  # FastAPI's own routes load scripts from a CDN; `routes.docs` has them here
         redoc_url=None,
+        responses={
+            "4XX": {"model": ErrorBody, "description": "The request is at fault, or there is no room for it"},
+            "5XX": {"model": ErrorBody, "description": "The server is at fault, or is about to exit"},
+        },
         lifespan=lifespan,
     )
     app.state.registry = registry
-    for group in (page, models, generation, embeddings, pooling, audio, tokens, admin, adapters, health):
-        app.include_router(group.router)
+    app.include_router(page.router)
+    app.include_router(docs.router)
+    for group in (models, generation, embeddings, pooling, audio, tokens, admin, adapters, health):
+        app.include_router(group.router, tags=[group.__name__.rpartition(".")[2]])
     add_error_handlers(app)
     app.add_middleware(ModelLeases)
     app.add_middleware(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 EXTRAS = {
     "PIL": "vision",
     "fastapi": "serve",
+    "fastapi_offline": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
     "httpx": "bench",

@@ -43,7 +43,7 @@ class LoadRequest(RequestPart):
         kv_cache_memory: bytes, or a fraction of the free memory.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid")
 
     model: str = Field(min_length=1, max_length=4096)
     name: str | None = Field(default=None, min_length=1, max_length=200)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from torch_armllm.server.middleware.unknown_fields import note_unknown
+from torch_armllm.server.protocol.descriptions import describe
 
 MAX_PROMPTS = 2048
 MAX_CHOICES = 128
@@ -18,7 +19,7 @@ Schema = dict[str, Any]
 class RequestPart(BaseModel):
     """A part of a request: types are strict, and unknown fields are ignored."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, json_schema_extra=describe)
 
 
 class RequestBody(RequestPart):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
 from torch_armllm.server.protocol.body import MAX_CHOICES, RequestBody, RequestPart, Schema, TokenId
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -37,7 +38,9 @@ class ResponseFormat(RequestPart):
 
 
 class StructuredOutputs(RequestPart):
-    """A constraint on the output; see `StructuredOutputsParams`."""
+    """A constraint on the output; `StructuredOutputsParams` documents the fields."""
+
+    DOCUMENTED_BY: ClassVar[tuple[type[Any], ...]] = (StructuredOutputsParams,)
 
     json_: str | Schema | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -50,6 +53,8 @@ class StructuredOutputs(RequestPart):
 
 class SamplingRequest(RequestBody):
     """Base of requests that generate tokens; `SamplingParams` documents the fields."""
+
+    DOCUMENTED_BY: ClassVar[tuple[type[Any], ...]] = (SamplingParams,)
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
