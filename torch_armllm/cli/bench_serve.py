@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch_armllm.cli import Subcommands, add_command
 from torch_armllm.cli import option_types as types
 from torch_armllm.cli.parser import Parser
+from torch_armllm.cli.workload_options import add_workload_options, ignores_eos
 
 if TYPE_CHECKING:
     from torch_armllm.benchmark.serving.measure import Questions
@@ -59,44 +60,11 @@ def add_parser(commands: Subcommands) -> Parser:
         metavar="N",
         help="maximum number of requests in flight (default: no limit)",
     )
-    parser.add_argument(
-        "--prompts",
-        type=types.input_file,
-        metavar="FILE",
-        help='.jsonl with "prompt" or "turns", or text with a prompt per line (default: random words)',
-    )
-    parser.add_argument(
-        "--num-prompts",
-        type=types.positive,
-        metavar="N",
-        help="number of prompts per rate (default: 100; with --prompts: all)",
-    )
-    parser.add_argument(
-        "--input-len", type=types.positive, default=128, metavar="N", help="tokens per random prompt"
-    )
-    parser.add_argument(
-        "--output-len",
-        type=types.positive,
-        default=128,
-        metavar="N",
-        help="maximum number of tokens to generate per completion",
-    )
+    add_workload_options(parser, "random words", drawn_prompts=100, per=" per rate", temperature=0.0)
     parser.add_argument(
         "--tokenizer",
         metavar="NAME",
         help="a folder or a hub name, for random prompts of exact length (default: a word is a token)",
-    )
-    parser.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        help="generate up to --output-len whatever the model says (default: for random prompts only)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=types.temperature,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature; 0: greedy",
     )
     parser.add_argument(
         "--warmup",
@@ -146,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
         require_extra("matplotlib", "bench", "--plot")
     questions, count = _questions(options)
     key = options.api_key or next(filter(None, map(os.environ.get, _KEY_VARIABLES)), None)
-    ignore_eos = options.prompts is None if options.ignore_eos is None else options.ignore_eos
+    ignore_eos = ignores_eos(options)
     target = Target(
         base_url=options.base_url,
         endpoint=options.endpoint,

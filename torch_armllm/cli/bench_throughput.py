@@ -9,6 +9,7 @@ from torch_armllm.cli import Subcommands, add_command
 from torch_armllm.cli import option_types as types
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 from torch_armllm.cli.parser import Parser
+from torch_armllm.cli.workload_options import add_workload_options, ignores_eos
 
 
 def add_parser(commands: Subcommands) -> Parser:
@@ -23,42 +24,9 @@ def add_parser(commands: Subcommands) -> Parser:
     parser.add_argument(
         "model", nargs="?", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name"
     )
-    parser.add_argument(
-        "--prompts",
-        type=types.input_file,
-        metavar="FILE",
-        help='.jsonl with "prompt" or "turns", or text with a prompt per line (default: random tokens)',
-    )
-    parser.add_argument(
-        "--num-prompts",
-        type=types.positive,
-        metavar="N",
-        help="number of prompts (default: 64; with --prompts: all)",
-    )
-    parser.add_argument(
-        "--input-len", type=types.positive, default=128, metavar="N", help="tokens per random prompt"
-    )
-    parser.add_argument(
-        "--output-len",
-        type=types.positive,
-        default=128,
-        metavar="N",
-        help="maximum number of tokens to generate per completion",
-    )
-    parser.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        help="generate up to --output-len whatever the model says (default: for random prompts only)",
-    )
+    add_workload_options(parser, "random tokens", drawn_prompts=64, temperature=1.0)
     parser.add_argument(
         "--n", type=types.positive, default=1, metavar="N", help="number of completions per prompt"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=types.temperature,
-        default=1.0,
-        metavar="T",
-        help="sampling temperature; 0: greedy",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     add_engine_options(parser)
@@ -76,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
         n=options.n,
         temperature=options.temperature,
         max_tokens=options.output_len,
-        ignore_eos=options.prompts is None if options.ignore_eos is None else options.ignore_eos,
+        ignore_eos=ignores_eos(options),
     )
     arguments = engine_arguments(options)
     if options.prompts is None:

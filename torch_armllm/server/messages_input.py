@@ -5,20 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from torch_armllm.server.chat_parts import chosen_tool, function_tool, picture_part, text_part, tool_call
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.protocol.chat import (
-    CalledFunction,
-    ChatRequest,
-    ChosenFunction,
-    ChosenTool,
-    ContentPart,
-    Function,
-    Message,
-    PictureUrl,
-    Tool,
-    ToolCall,
-    effort_variables,
-)
+from torch_armllm.server.protocol.chat import ChatRequest, Message, Tool, effort_variables
 from torch_armllm.server.protocol.messages import Block, CountTokensRequest, MessagesRequest, MessageTurn
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -91,7 +80,7 @@ def _said(turn: MessageTurn, param: str) -> Message:
             if block.name is None or block.id is None:
                 raise ApiError(400, "a tool_use needs id, name and input", param)
             arguments = json.dumps(block.input or {}, ensure_ascii=False)
-            calls.append(ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=arguments)))
+            calls.append(tool_call(block.name, arguments, block.id))
         else:
             raise _unsupported(block, "text, thinking and tool_use", param)
     return Message(
@@ -112,9 +101,9 @@ def _asked(blocks: list[Block], param: str) -> list[Message]:
             text = _text(block.content or "", param)
             results.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
         elif block.type == "text":
-            parts.append(ContentPart(type="text", text=block.text or ""))
+            parts.append(text_part(block.text or ""))
         elif block.type == "image":
-            parts.append(ContentPart(type="image_url", image_url=PictureUrl(url=_picture(block, param))))
+            parts.append(picture_part(_picture(block, param)))
         else:
             raise _unsupported(block, "text, image and tool_result", param)
     return [*results, Message(role="user", content=parts)] if parts else results
@@ -151,8 +140,7 @@ def _tools(body: CountTokensRequest) -> list[Tool] | None:
             message = f"tools of type {tool.type[:50]!r} are not supported; give your own, of type custom"
             raise ApiError(400, message, f"tools.{index}.type")
     return [
-        Tool(function=Function(name=tool.name, description=tool.description, parameters=tool.input_schema))
-        for tool in body.tools or ()
+        function_tool(tool.name, tool.description, tool.input_schema) for tool in body.tools or ()
     ] or None
 
 
@@ -166,4 +154,4 @@ def _choice(body: CountTokensRequest) -> Any:
         raise ApiError(
             400, 'tool_choice of type tool needs a name: {"type": "tool", "name": …}', "tool_choice"
         )
-    return ChosenTool(function=ChosenFunction(name=choice.name))
+    return chosen_tool(choice.name)

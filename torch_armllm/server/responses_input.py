@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_armllm.server.chat_parts import chosen_tool, function_tool, picture_part, text_part, tool_call
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.protocol.chat import (
-    CalledFunction,
-    ChatRequest,
-    ChosenFunction,
-    ChosenTool,
-    ContentPart,
-    Function,
-    Message,
-    PictureUrl,
-    Tool,
-    ToolCall,
-)
+from torch_armllm.server.protocol.chat import ChatRequest, ContentPart, Message, Tool
 from torch_armllm.server.protocol.responses import InputItem, InputPart, ResponsesRequest, TextConfig
 from torch_armllm.server.protocol.sampling import JsonSchema, ResponseFormat
 
@@ -86,9 +76,8 @@ def _messages(body: ResponsesRequest) -> list[Message]:
             if not messages or messages[-1].role != "assistant":
                 messages.append(Message(role="assistant", reasoning_content=reasoning))
                 reasoning = None
-            function = CalledFunction(name=item.name, arguments=item.arguments)
-            calls = messages[-1].tool_calls or []
-            messages[-1].tool_calls = [*calls, ToolCall(id=item.call_id, function=function)]
+            call = tool_call(item.name, item.arguments, item.call_id)
+            messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
         elif item.type == "function_call_output":
             if item.call_id is None or item.output is None:
                 raise ApiError(400, "a function_call_output needs call_id and output", param)
@@ -111,12 +100,11 @@ def _content(content: str | list[InputPart] | None, param: str) -> str | list[Co
     parts = []
     for part in content:
         if part.type != "input_image":
-            parts.append(ContentPart(type="text", text=_text([part], param)))
+            parts.append(text_part(_text([part], param)))
         elif part.image_url is None:
             raise ApiError(400, "an input_image needs image_url: this server stores no files", param)
         else:
-            url = PictureUrl(url=part.image_url, detail=part.detail)
-            parts.append(ContentPart(type="image_url", image_url=url))
+            parts.append(picture_part(part.image_url, part.detail))
     return parts
 
 
@@ -151,10 +139,7 @@ def _tools(body: ResponsesRequest) -> list[Tool]:
             raise ApiError(400, message, f"tools.{index}.type")
         if tool.name is None:
             raise ApiError(400, "a function needs a name", f"tools.{index}.name")
-        fields: dict[str, Any] = {
-            k: getattr(tool, k) for k in ("name", "description", "parameters", "strict")
-        }
-        tools.append(Tool(function=Function(**fields)))
+        tools.append(function_tool(tool.name, tool.description, tool.parameters, tool.strict))
     return tools
 
 
@@ -165,4 +150,4 @@ def _choice(body: ResponsesRequest) -> Any:
     if choice.type != "function" or choice.name is None:
         message = 'tool_choice is none, auto, required, or {"type": "function", "name": …}'
         raise ApiError(400, message, "tool_choice")
-    return ChosenTool(function=ChosenFunction(name=choice.name))
+    return chosen_tool(choice.name)
