@@ -19,6 +19,7 @@
 #   make microbench every op alone, many shapes (pytest-benchmark)
 #   make wheel      a wheel for PyPI and the source distribution, checked, in dist
 #   make wheel-arm  the wheel for Arm, cross-built; its op tests run from it under emulation
+#   make kernels-hub the ops as kernel-builder reads them, for the Kernel Hub, in build/kernels-hub
 #   make matrix     that wheel in clean environments of several versions of Python, torch and transformers
 #
 # Variables: PYTHON (an interpreter >= 3.10), VENV (default .venv), PIP_ARGS (added to every pip call),
@@ -54,7 +55,7 @@ export HF_HUB_OFFLINE := 1
 
 .PHONY: all install demo check test test-arm fuzz fuzz-models bench bench-peers bench-arm microbench models lint \
         format types docs asan tsan faults soak weekly wheel wheel-arm \
-        matrix clean
+        kernels-hub matrix clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -182,6 +183,9 @@ wheel-arm: $(TOOLS)/.installed
 	PATH="$(abspath $(TOOLS)/bin):$$PATH" bash tests/arm/setup.sh
 	$(TOOLS)/bin/python .ci/release/wheel.py --arch aarch64 $(ARGS)
 	bash tests/arm/test-wheel.sh dist/torch_armllm-*_aarch64.whl
+
+kernels-hub:
+	$(PYTHON) .ci/release/kernels_hub.py $(ARGS)
 
 matrix:
 	$(PYTHON) .ci/release/matrix.py dist/torch_armllm-*.whl $(ARGS)

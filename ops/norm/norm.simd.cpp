@@ -10,7 +10,9 @@ namespace {
 
 // Four independent sums hide the latency of the addition.  The sum of a value depends only on its column.
 struct Sums {
-  F32 part[4] = {zero(), zero(), zero(), zero()};
+  F32 part[4];
+
+  Sums() : part{zero(), zero(), zero(), zero()} {}  // GCC's pragma target passes over implicit constructors
 
   float total() const { return reduce_add((part[0] + part[1]) + (part[2] + part[3])); }
 };
