@@ -41,6 +41,7 @@ FUNCTION_LEVEL = {
             "torch_armllm/llm/replica_loader.py",
             "torch_armllm/llm/plan_cache/cache.py",
             "torch_armllm/engine/build.py",
+            "torch_armllm/engine/pictures/build.py",
             "torch_armllm/patching/lm_head.py",
             "torch_armllm/engine/speculative/build.py",
         ),

@@ -101,7 +101,8 @@ def test_metrics(llm: LLM, folder: str) -> None:
     assert isinstance(tokens, Counter) and tokens.value - before["vllm:generation_tokens"] == 5
     running = found["vllm:num_requests_running"]
     assert isinstance(running, Gauge) and running.value == 0
-    assert {tuple(metric.labels.items()) for metric in found.values()} == {(("model_name", folder),)}
+    labels = ("model_name", folder), ("engine", "0")
+    assert {tuple(metric.labels.items()) for metric in found.values()} == {labels}
 
 
 def test_health(async_llm: AsyncLLM) -> None:

@@ -281,9 +281,9 @@ class LLMBase:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that the model's generation config recommends."""
-        if self.pooling_engine is not None:
-            return default_sampling_params(getattr(self._model, "generation_config", None))
-        return self._facts.defaults
+        if self.replicas is not None:
+            return self.replicas.facts.defaults
+        return default_sampling_params(getattr(self._model, "generation_config", None))
 
 
 def _revised(model: str | PreTrainedModel, revision: str) -> str:

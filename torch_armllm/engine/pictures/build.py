@@ -10,7 +10,6 @@ from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.pictures.rotary_axes import rotary_axes
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
-from torch_armllm.engine.pictures.tower import plan_layers
 from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.plan.native import NativePlan
@@ -79,6 +78,8 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
         return f"{name} is served for text only: {reason}"
     parts = ("vision_tower", "vision_model", "visual")
     seeing = next((getattr(forward.base, part) for part in parts if hasattr(forward.base, part)), None)
+    from torch_armllm.engine.pictures.tower import plan_layers
+
     layers = None if seeing is None else plan_layers(seeing)
     return PictureReader(name, forward, processor, steps, limit, tokens, layers)
 
