@@ -129,12 +129,14 @@ def test_extension_builds_and_computes_the_same_bits(
     hub = build(layout, tmp_path, monkeypatch)
     assert hub.variants.machine().tables == ops.variants.machine().tables
     x, weight = torch.randn(5, 96), torch.randn(64, 96)
-    packed = [each.linear.pack_int4(weight, "g32") for each in (hub, ops)]
+    q = torch.randint(-8, 8, (64, 96), dtype=torch.int8)
+    multipliers = torch.randint(1, 17, (64, 3), dtype=torch.uint8)
+    packed = [each.linear.pack_int4(q, multipliers, torch.rand(64) + 0.5) for each in (hub, ops)]
     assert torch.equal(*packed)
     for name in ops.variants.machine().runnable:
         with hub.variants.use(name), ops.variants.use(name):
             norms = [each.norm.rms_norm(x, weight[0], 1e-6) for each in (hub, ops)]
-            rows = [each.linear.int4_linear(x, packed[0], 64, "g32") for each in (hub, ops)]
+            rows = [each.linear.int4_linear(x, packed[0], 64, "g32i") for each in (hub, ops)]
             assert torch.equal(*norms) and torch.equal(*rows), name
     fake = torch.compile(lambda a: hub.norm.rms_norm(a, weight[0], 1e-6), backend="eager", fullgraph=True)
     assert torch.equal(fake(x), norms[0])
