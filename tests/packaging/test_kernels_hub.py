@@ -130,8 +130,8 @@ def test_extension_builds_and_computes_the_same_bits(
     assert hub.variants.machine().tables == ops.variants.machine().tables
     x, weight = torch.randn(5, 96), torch.randn(64, 96)
     q = torch.randint(-8, 8, (64, 96), dtype=torch.int8)
-    multipliers = torch.randint(1, 17, (64, 3), dtype=torch.uint8)
-    packed = [each.linear.pack_int4(q, multipliers, torch.rand(64) + 0.5) for each in (hub, ops)]
+    multipliers, scales = torch.randint(1, 17, (64, 3), dtype=torch.uint8), torch.rand(64) + 0.5
+    packed = [each.linear.pack_int4(q, multipliers, scales) for each in (hub, ops)]
     assert torch.equal(*packed)
     for name in ops.variants.machine().runnable:
         with hub.variants.use(name), ops.variants.use(name):
