@@ -84,11 +84,11 @@ demo: $(DEMO) $(MODEL)
 	$(BIN)/torch-armllm demo $(ARGS)
 
 check: lint types
-	$(PY) -m pytest -q -m "not slow and not model" $(FAST) $(ARGS)
+	$(PY) -m pytest -q -m "not slow and not model and not builds" $(FAST) $(ARGS)
 
 test: $(READY) $(MODEL)
 	$(BIN)/cmake --build build/py3-none-* --target check_kernels  # where the install builds: build/{wheel_tag}
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not builds" -n auto --maxprocesses 4 --dist loadfile \
 		--timeout 420 -o faulthandler_timeout=450 $(ARGS)  # a test that hangs is named
 
 test-arm: $(READY)

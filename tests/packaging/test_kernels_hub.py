@@ -121,7 +121,7 @@ def test_variants_compile(layout: Path, compiler: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 def test_extension_builds_and_computes_the_same_bits(
     layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
