@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 from torch_armllm.ops import loader
 
 LIBRARY_PATH = loader.load()
+LIBRARY = ctypes.CDLL(str(LIBRARY_PATH))  # opened once: the file may be replaced while this process runs
 
 from torch_armllm.ops import (  # noqa: E402
     activation,
@@ -30,6 +32,7 @@ from torch_armllm.ops import (  # noqa: E402
 )
 
 __all__ = [
+    "LIBRARY",
     "LIBRARY_PATH",
     "activation",
     "attention",

@@ -175,8 +175,8 @@ def relative(text: str, depth: int) -> str:
         depth: number of folders above it, the package included.
     """
     here = "." * depth
-    text = re.sub(r"from torch_armllm\.ops import loader\n+LIBRARY_PATH = .*\n+", "", text)
-    text = text.replace('    "LIBRARY_PATH",\n', "")
+    text = re.sub(r"from torch_armllm\.ops import loader\n+LIBRARY_PATH = .*\nLIBRARY = .*\n+", "", text)
+    text = re.sub(r'    "LIBRARY(_PATH)?",\n|import ctypes\n', "", text)
     text = re.sub(r"from torch_armllm\.(?:ops|system)\.", f"from {here}", text)
     text = re.sub(r"from torch_armllm\.ops import", f"from {here} import", text)
     text = text.replace("torch_armllm.ops", NAME).replace("``torch.ops.armllm``", "a kernel of the hub")

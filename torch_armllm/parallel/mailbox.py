@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.ops import LIBRARY_PATH
+from torch_armllm.ops import LIBRARY
 
 _LINE = 64
 _SLOTS = 2
@@ -101,8 +101,7 @@ class Mailbox:
 
 @functools.cache
 def _functions() -> tuple[Callable[..., int], Callable[..., Any]]:
-    library = ctypes.CDLL(str(LIBRARY_PATH))
-    wait, post = library.armllm_wait_at_least, library.armllm_post
+    wait, post = LIBRARY.armllm_wait_at_least, LIBRARY.armllm_post
     wait.argtypes, wait.restype = (ctypes.c_void_p, *(ctypes.c_int64,) * 3), ctypes.c_int64
     post.argtypes, post.restype = (ctypes.c_void_p, ctypes.c_int64), None
     return wait, post

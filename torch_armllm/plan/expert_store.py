@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_armllm.ops import LIBRARY_PATH
+from torch_armllm.ops import LIBRARY
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 
@@ -121,6 +121,6 @@ def stored_bytes(panels: int, panel_bytes: int) -> int:
 @functools.cache
 def _close() -> Callable[[int], None]:
     """Returns the function that closes a store; an op would be recorded by a trace that is under way."""
-    close = ctypes.CDLL(str(LIBRARY_PATH)).armllm_experts_close
+    close = LIBRARY.armllm_experts_close
     close.argtypes, close.restype = (ctypes.c_int64,), None
     return close

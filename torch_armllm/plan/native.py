@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_armllm.ops import LIBRARY_PATH
+from torch_armllm.ops import LIBRARY
 from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.program import Encoded
 from torch_armllm.plan.step import StepInputs
@@ -88,7 +88,7 @@ class NativePlan:
 
 @functools.cache
 def _entry() -> Callable[[int, int, int, int | None], bool]:
-    replay = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_replay
+    replay = LIBRARY.armllm_plan_replay
     replay.argtypes, replay.restype = (*(ctypes.c_int64,) * 3, ctypes.c_void_p), ctypes.c_bool
     return replay
 
@@ -96,7 +96,7 @@ def _entry() -> Callable[[int, int, int, int | None], bool]:
 @functools.cache
 def _free() -> Callable[[int], None]:
     """Returns the function that frees a plan; the op would be recorded by a trace that is under way."""
-    free = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_free
+    free = LIBRARY.armllm_plan_free
     free.argtypes, free.restype = (ctypes.c_int64,), None
     return free
 
