@@ -327,6 +327,11 @@ def test_metrics_have_the_counts(tmp_path: Path) -> None:
     metrics = ServerMetrics()
     metrics.for_model("tiny", lambda: [engine.stats])
     page = metrics.render().decode()
-    assert f'armllm:prefix_cache_disk_hits_total{{model_name="tiny"}} {float(FULL)}' in page
-    assert f'armllm:prefix_cache_disk_misses_total{{model_name="tiny"}} {float(149 - FULL)}' in page
-    assert f'armllm:prefix_cache_disk_bytes{{model_name="tiny"}} {float(counts_of(engine).nbytes)}' in page
+    assert f'armllm:prefix_cache_disk_hits_total{{engine="0",model_name="tiny"}} {float(FULL)}' in page
+    assert (
+        f'armllm:prefix_cache_disk_misses_total{{engine="0",model_name="tiny"}} {float(149 - FULL)}' in page
+    )
+    assert (
+        f'armllm:prefix_cache_disk_bytes{{engine="0",model_name="tiny"}} {float(counts_of(engine).nbytes)}'
+        in page
+    )

@@ -30,6 +30,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before the import of huggingface_hub
 
 from tests.support.models import tiny
 from tests.support.rank_processes import ended, pids
+from tests.support.server_live import until
 from torch_armllm import LLM, AsyncLLM, SamplingParams
 
 _SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
@@ -156,6 +157,7 @@ def with_aborts(folder: Path, work: Sequence[Work], ranks: int, killed: int) -> 
         assert tokens == (right if whole else right[: len(tokens)]), each
     os.kill(processes[killed - 1], signal.SIGKILL)
     assert all(ended(process, 30) for process in processes)
+    until(lambda: llm.errored, 30)
     message = f"rank {killed} has failed: process {processes[killed - 1]} was ended by signal 9"
     assert message in str(llm.dead_error), llm.dead_error
     llm.shutdown()

@@ -209,7 +209,7 @@ def test_models_of_both_kinds(pooling: Live) -> None:
     assert 'vllm:request_success_total{finished_reason="stop",model_name="embed"}' in page.replace(
         'model_name="embed",finished_reason="stop"', 'finished_reason="stop",model_name="embed"'
     )
-    assert 'vllm:num_requests_waiting{model_name="embed"} 0.0' in page
+    assert 'vllm:num_requests_waiting{engine="0",model_name="embed"} 0.0' in page
     assert httpx.get(f"{pooling.base}/health").status_code == 200
     error = post(pooling, "/v1/embeddings", 400, model=NAME, input="a", prompt_name="query")
     assert "prompt_name is for models that pool" in error["message"]
