@@ -327,11 +327,6 @@ def test_metrics_have_the_counts(tmp_path: Path) -> None:
     metrics = ServerMetrics()
     metrics.for_model("tiny", lambda: [engine.stats])
     page = metrics.render().decode()
-    assert f'armllm:prefix_cache_disk_hits_total{{engine="0",model_name="tiny"}} {float(FULL)}' in page
-    assert (
-        f'armllm:prefix_cache_disk_misses_total{{engine="0",model_name="tiny"}} {float(149 - FULL)}' in page
-    )
-    assert (
-        f'armllm:prefix_cache_disk_bytes{{engine="0",model_name="tiny"}} {float(counts_of(engine).nbytes)}'
-        in page
-    )
+    values = {"hits_total": FULL, "misses_total": 149 - FULL, "bytes": counts_of(engine).nbytes}
+    for name, number in values.items():
+        assert f'armllm:prefix_cache_disk_{name}{{engine="0",model_name="tiny"}} {float(number)}' in page

@@ -143,6 +143,11 @@ class Left:
         return collections.Counter([*anonymous, *map(str, Path("/dev/shm").iterdir())])
 
 
+def wait_for_end(llm: AsyncLLM) -> None:
+    """Waits until an engine has noticed that a rank has ended."""
+    until(lambda: llm.errored, 30)
+
+
 def with_aborts(folder: Path, work: Sequence[Work], ranks: int, killed: int) -> collections.Counter[str]:
     """Runs requests on ranks, kills one of the others, and checks that nothing is left."""
     expected = expected_tokens(folder, work)
@@ -157,7 +162,7 @@ def with_aborts(folder: Path, work: Sequence[Work], ranks: int, killed: int) -> 
         assert tokens == (right if whole else right[: len(tokens)]), each
     os.kill(processes[killed - 1], signal.SIGKILL)
     assert all(ended(process, 30) for process in processes)
-    until(lambda: llm.errored, 30)
+    wait_for_end(llm)
     message = f"rank {killed} has failed: process {processes[killed - 1]} was ended by signal 9"
     assert message in str(llm.dead_error), llm.dead_error
     llm.shutdown()
