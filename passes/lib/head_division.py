@@ -216,13 +216,13 @@ class _Rewrite:
             self._before = node
             with graph.inserting_before(node):
                 for part, result in plan.results.get(node, {}).items():
-                    self._made[node, part] = result.emit(self._module, node, self._get)
+                    self._made[node, part] = result.emit(self._module, self._get)
                     if is_op(node, *QUANTIZED):
                         linear.append(self._made[node, part])
                 if node in plan.seeds:
                     self._gather(node, *plan.seeds[node])
                 if node in plan.writes:
-                    plan.writes[node].emit(self._module, node, self._get)
+                    plan.writes[node].emit(self._module, self._get)
                 elif rotated := plan.rotations.get(node):
                     args = [self._get(x, rotated[x]) if x in rotated else x for x in node.args]  # type: ignore[index]
                     call(graph, armllm.rope_.default, *args)

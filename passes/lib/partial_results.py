@@ -26,8 +26,8 @@ _HEADS_LINEAR = (armllm.int8_heads_linear.default, armllm.dense_heads_linear.def
 
 Get = Callable[[Node, Part], Node]
 """Returns the node that computes a part of another node's result."""
-Emit = Callable[[fx.GraphModule, Node, Get], Node]
-"""Inserts the call that computes a part before a node, at the graph's insertion point."""
+Emit = Callable[[fx.GraphModule, Get], Node]
+"""Inserts the call that computes a part, at the graph's insertion point."""
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Call:
             args[place] = other
         return args
 
-    def emit(self, module: fx.GraphModule, before: Node, get: Get) -> Node:
-        """Inserts the call before a node, at the graph's insertion point."""
+    def emit(self, module: fx.GraphModule, get: Get) -> Node:
+        """Inserts the call at the graph's insertion point."""
         target: Any = self.node.target
         return call(module.graph, target, *self.arguments(module, get), **self.node.kwargs)
 
@@ -222,7 +222,7 @@ def _chosen(node: Node, part: Part) -> PartialResult | None:
     axis = value(source).dim() - 1 - dim % value(source).dim()
     if axis != part.axis:
 
-        def emit(module: fx.GraphModule, before: Node, get: Get) -> Node:
+        def emit(module: fx.GraphModule, get: Get) -> Node:
             return call(module.graph, aten.slice.Tensor, get(source, part), -1 - axis, begin, end)
 
         return PartialResult({source: part}, emit)
@@ -230,7 +230,7 @@ def _chosen(node: Node, part: Part) -> PartialResult | None:
     if not fills(part, node) or not isinstance(size, int) or begin < 0:
         return None
     own = Part(axis, size, tuple((begin + b, begin + e) for b, e in part.ranges))
-    return PartialResult({source: own}, lambda module, before, get: get(source, own))
+    return PartialResult({source: own}, lambda module, get: get(source, own))
 
 
 def _cat(node: Node, part: Part) -> PartialResult | None:
@@ -250,7 +250,7 @@ def _cat(node: Node, part: Part) -> PartialResult | None:
             sources[each] = Part(axis, size, own)
         at += size
 
-    def emit(module: fx.GraphModule, before: Node, get: Get) -> Node:
+    def emit(module: fx.GraphModule, get: Get) -> Node:
         parts = [get(each, chosen) for each, chosen in sources.items()]
         return parts[0] if len(parts) == 1 else call(module.graph, aten.cat.default, parts, -1 - axis)
 

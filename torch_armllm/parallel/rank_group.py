@@ -59,9 +59,3 @@ class HeadShares:
             return None
         query = shares(query_heads, ranks)
         return cls(query, [range(heads.start // group, heads.start // group + 1) for heads in query])
-
-    @property
-    def imbalance(self) -> float:
-        """Heads of the rank with the most, relative to the average."""
-        sizes = [len(heads) for heads in self.query]
-        return max(sizes) * len(sizes) / sum(sizes)
