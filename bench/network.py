@@ -60,7 +60,7 @@ def namespaces(rate: str | None) -> Iterator[None]:
             for link in (name, "lo"):
                 _run(*inside, "ip", "link", "set", link, "up")
             if rate is not None:
-                limit = ("root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms")
+                limit = ("root", "tbf", "rate", rate, "burst", "16k", "latency", "50ms")
                 _run(*inside, "tc", "qdisc", "add", "dev", name, *limit)
         yield
     finally:
@@ -73,7 +73,8 @@ def step_ms(folder: str) -> float:
     settings = {"skip_tokenizer_init": True, "progress": False, "speculative_config": None, "threads": 1}
     llm = LLM(folder, tensor_parallel_size=2, kv_cache_memory=64 << 20, **settings)
     engine, seconds = llm.llm_engine, []
-    engine.add_request("0", list(range(10, 26)), SamplingParams(max_tokens=2 * _TOKENS, ignore_eos=True))
+    params = SamplingParams(temperature=0.0, max_tokens=2 * _TOKENS, ignore_eos=True)
+    engine.add_request("0", list(range(10, 26)), params)
     while engine.has_unfinished_requests():
         began = time.perf_counter()
         engine.step()
