@@ -14,7 +14,9 @@ from tests.support.ranks import at_once, communicators, network_communicators
 from torch_armllm.ops import collective
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.ops.moe import int4_moe
+from torch_armllm.ops.sample import best_tokens
 from torch_armllm.parallel.rank_group import shares
+from torch_armllm.plan.program import Operand, Program
 from torch_armllm.quant.packing import quantize_matrices
 from torch_armllm.quant.schemes.registry import scheme_named
 
@@ -77,6 +79,46 @@ def test_a_rank_that_is_gone_or_silent_on_a_network_is_an_error() -> None:
     collective.close_communicator(handle)
     with pytest.raises(RuntimeError, match="1 sockets for 2 ranks"):
         collective.open_communicator(memory, 0, 2, 64, sockets=[3])
+
+
+def best_of_rank(own: Tensor, first: int, communicator: int, rows: int) -> list[int]:
+    """Returns what a rank finds with its own logits, which a program looks up by row."""
+    program = Program()
+    logits, best = program.allocate(own.shape[1], own.dtype), program.allocate(1, torch.int64)
+    ids, table = Operand("input", 0, torch.int64), program.constant(own)
+    sizes = {"width": own.shape[1], "vocab_size": own.shape[0]}
+    program.emit("embed", out=logits, ids=ids, table=table, **sizes)
+    ranks = {"communicator": communicator, "first": first}
+    program.emit("best_tokens", logits=logits, ids=best, vocab_size=own.shape[1], **ranks)
+    assert best.storage is not None
+    program.outputs.append(best.storage)
+    encoded = program.encode()
+    plan = torch.ops.armllm.plan_create(encoded.constants, encoded.integers, encoded.floats)
+    (found,) = torch.ops.armllm.plan_run(plan, [torch.arange(rows)], rows)
+    torch.ops.armllm.plan_free(plan)
+    return list(map(int, found[:, 0]))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 30])
+@pytest.mark.parametrize("by_network", [False, True])
+def test_ranks_find_the_best_tokens_of_all(rows: int, by_network: bool) -> None:
+    """Equal logits: the lowest token, whichever rank has it; no number above -inf: no token."""
+    logits = torch.randn(30, 60)
+    logits[0, [7, 25, 59]] = 9.0
+    logits[1, [40, 59]] = 8.0
+    logits[2], logits[3] = float("nan"), float("-inf")
+    logits[4, :30] = float("nan")
+    columns = [20, 24, 16]
+    parts = logits.split(columns, 1)
+    with communicators(3, 64) as (_, shared), network_communicators(3, 64) as linked:  # 8 rows a round
+        handles = linked if by_network else shared
+
+        def work(rank: int) -> list[int]:
+            return best_of_rank(parts[rank].contiguous(), sum(columns[:rank]), handles[rank], rows)
+
+        found = at_once(3, work)
+    assert found == [best_tokens(logits[:rows]).tolist()] * 3
+    assert found[0][:1] == [7] and (rows == 1 or found[0][1:4] == [40, -1, -1])
 
 
 def test_rows_that_exceed_the_buffers_take_several_rounds() -> None:
