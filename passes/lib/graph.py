@@ -94,6 +94,29 @@ def _erase_where_unused(node: Node) -> None:
             node.graph.erase_node(each)
 
 
+def writes_to(node: Node, target: Node) -> bool:
+    """True if a node changes the result of another one in place."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable) and node.args[0] is target
+
+
+def keep_results(graph: fx.Graph) -> None:
+    """Removes all nodes that no result of the graph depends on, also those that write to such nodes.
+
+    `fx.Graph.eliminate_dead_code` keeps every operator that writes in place, with all that it reads.
+    """
+    pending = [node for node in graph.nodes if node.op == "output"]
+    needed: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        needed.add(node)
+        writers = {user for user in node.users if writes_to(user, node)}
+        pending += {*node.all_input_nodes, *writers} - needed
+    for node in reversed(graph.nodes):
+        if node not in needed and node.op != "placeholder":
+            graph.erase_node(node)
+
+
 def drop_unused(module: fx.GraphModule, *attributes: str) -> None:
     """Removes the given constants and their readers if no result depends on them.
 

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.capture.probing import in_float32, is_size, number
-from torch_armllm.passes.lib.graph import constant
+from torch_armllm.passes.lib.graph import constant, writes_to
 
 MAX_NODES = 80
 
@@ -99,7 +99,7 @@ class Region:
         while pending:
             node = pending.pop()
             alive.add(node)
-            neighbors = {*node.all_input_nodes, *(user for user in node.users if _writes_to(user, node))}
+            neighbors = {*node.all_input_nodes, *(user for user in node.users if writes_to(user, node))}
             pending += (neighbors & inside) - alive
         for node in reversed(self.nodes):
             if node in inside and node not in alive:
@@ -125,7 +125,7 @@ def regions(results: tuple[Node, ...], given: Set[Node] = frozenset()) -> Iterat
             return
         nodes.add(last)
         inputs = {n for n in last.all_input_nodes if n.op != "get_attr" and not is_size(n)}
-        writers = {user for user in last.users if _writes_to(user, last)}
+        writers = {user for user in last.users if writes_to(user, last)}
         pending |= (inputs | writers) - nodes - given
 
 
@@ -135,10 +135,5 @@ def _has_weight(node: Node) -> bool:
     return any(sum(size > 1 for size in shape) >= 2 for shape in shapes)
 
 
-def _writes_to(node: Node, target: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable) and node.args[0] is target
-
-
 def _written(node: Node) -> bool:
-    return any(_writes_to(user, node) for user in node.users)
+    return any(writes_to(user, node) for user in node.users)

@@ -17,10 +17,12 @@ from torch_armllm.capture.sample import Sample
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
 from torch_armllm.parallel.rank_group import RankGroup
+from torch_armllm.parallel.stage import Stage
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.cache_layout import cache_layout
 from torch_armllm.patching.layer_inputs import append_layer_inputs
 from torch_armllm.patching.self_check import REQUIRED_PASSES, find_guilty_pass, tolerance
+from torch_armllm.patching.stage_cut import cut_stage
 from torch_armllm.plan.infer_cache import cache_shape_of, shape_of_rank
 from torch_armllm.plan.make import make_plan
 from torch_armllm.plan.native import NativePlan
@@ -66,6 +68,7 @@ def build_plan(
     cache_dtype: torch.dtype | None,
     layer_inputs: Sequence[int] = (),
     group: RankGroup | None = None,
+    stage: Stage | None = None,
 ) -> BuiltPlan:
     """Captures a model and returns a plan that computes what the captured graph computed.
 
@@ -78,6 +81,7 @@ def build_plan(
         cache_dtype: dtype of the KV cache; None for the dtype of the keys.
         layer_inputs: numbers of decoder layers whose inputs follow the last hidden state in each row.
         group: tensor parallel ranks that share the layers out; all of them build the plan at the same time.
+        stage: of a pipeline, whose layers the plan computes; None: it computes all layers.
 
     Raises:
         CaptureError: the model cannot be captured, or no plan computes what its graph computed.
@@ -85,7 +89,7 @@ def build_plan(
     base = base_model_of(model)
     if (reason := unknown_selection(base) or unsupported_inputs(base)) is not None:
         raise CaptureError(reason)
-    builder = _Builder(model, cache_dtype, layer_inputs=layer_inputs, group=group)
+    builder = _Builder(model, cache_dtype, layer_inputs=layer_inputs, group=group, stage=stage)
     captured = builder.capture()
     sample = captured.sample
     assert sample is not None
@@ -154,10 +158,17 @@ class _Builder:
     notes: list[str] = field(default_factory=list)
     layer_inputs: Sequence[int] = ()
     group: RankGroup | None = None
+    stage: Stage | None = None
 
     def capture(self) -> CapturedGraph:
-        """Captures the model, with the inputs of the layers that are asked for."""
+        """Captures the model, with the inputs of the layers that are asked for, or the layers of a stage."""
         captured = capture(self.model)
+        if self.stage is not None:
+            assert captured.sample is not None
+            try:
+                captured.sample = cut_stage(captured.graph_module, captured.sample, self.stage)
+            except ValueError as reason:
+                raise CaptureError(str(reason)) from reason
         if self.layer_inputs:
             assert captured.sample is not None
             base = base_model_of(self.model)

@@ -112,8 +112,9 @@ def _compressed_shape(module: fx.GraphModule, dtype: torch.dtype | None) -> Shap
 
 
 def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> Shape | None:
-    """Returns the shape of a cache of latents; None if the model has no latent attention."""
-    if not any(is_latent_attention(part) for part in base.modules()):
+    """Returns the shape of a cache of latents; None if the graph has no latent attention."""
+    attends = any(is_op(n, torch.ops.armllm.attention.default) for n in module.graph.nodes)
+    if not attends or not any(is_latent_attention(part) for part in base.modules()):
         return None
     attentions = find_latent_attention(module)
     reason = not_absorbed_reason(module) if attentions else "it expands its latents in an unknown way"
