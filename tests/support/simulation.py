@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from torch_armllm.engine.request import Request, Sequence, Status
@@ -48,6 +48,8 @@ class Simulation:
         self.live: list[Request] = []
         self.steps: list[Step] = []
         self.last_admissible: Sequence | None = None
+        self.stages = config.pipeline_stages
+        self.under_way: deque[Step] = deque()
 
     def add(self, request: Request) -> Request:
         self.scheduler.add(request)
@@ -60,15 +62,39 @@ class Simulation:
         draft: Callable[[Sequence], list[int]] = lambda sequence: [],
         abort: str | None = None,
     ) -> Step:
-        """Runs a step; ``abort`` names a request that is aborted while the step is computed."""
+        """Runs a step; ``abort`` names a request that is aborted while the step is computed.
+
+        In a pipeline it begins a step, if any can begin, and ends the oldest one if the pipeline is full.
+        """
         self.check()
         before = {a: a.computed for r in self.live for a in r.sequences if a.status is Status.RUNNING}
         step = self.scheduler.schedule()
         self.steps.append(step)
         self.check_limits(step, before)
         self.execute(step)
+        if self.stages == 1:
+            if abort is not None:
+                self.scheduler.abort(abort)
+            self.end(step, draft)
+            return step
+        if step.scheduled:
+            self.scheduler.begin(step)
+            self.under_way.append(step)
+        if len(self.under_way) == self.stages or (self.under_way and not step.scheduled):
+            self.end(self.under_way.popleft(), draft)
         if abort is not None:
+            self.drain()
             self.scheduler.abort(abort)
+        self.check()
+        return step
+
+    def drain(self) -> None:
+        """Ends all steps that are under way."""
+        while self.under_way:
+            self.end(self.under_way.popleft(), lambda sequence: [])
+
+    def end(self, step: Step, draft: Callable[[Sequence], list[int]]) -> None:
+        """Samples tokens of a step, and completes it."""
         sampled: dict[Sequence, list[int]] = {}
         for scheduled in step.scheduled:
             sequence = scheduled.sequence
@@ -88,7 +114,6 @@ class Simulation:
             else:
                 sequence.draft = draft(sequence)
         self.check()
-        return step
 
     def draw(self, sequence: Sequence, drafted: int) -> list[int]:
         """Returns the accepted draft tokens and one further token."""
@@ -175,18 +200,23 @@ class Simulation:
 
     def check_limits(self, step: Step, before: dict[Sequence, int]) -> None:
         scheduler, config = self.scheduler, self.scheduler.config
-        assert 0 < step.token_count <= config.max_num_batched_tokens or not self.scheduler.has_unfinished
+        idle = not self.scheduler.has_unfinished or self.under_way
+        assert 0 < step.token_count <= config.max_num_batched_tokens or idle
         sequences = [s.sequence for s in step.scheduled]
         assert len(set(sequences)) == len(sequences) <= config.max_num_seqs
         # a decoding sequence is part of every step, unless it was preempted
         for sequence in before:
             writing = len(sequence.token_ids) - before[sequence] == 1
-            assert not writing or sequence in sequences or sequence in step.preempted
+            decoded = sequence in sequences or sequence in step.preempted
+            assert not writing or decoded or self.stages > 1
         # a step that preempts admits only sequences of higher priority than all preempted ones: no thrashing
         rank = {a: scheduler._keys[a][0] for a in [*sequences, *step.preempted]}
         for sequence in set(sequences) - before.keys():
             assert all(rank[sequence] < rank[other] for other in step.preempted)
-        admissible = self.admissible(step)
+        for sequence in sequences:
+            others = (s.sequence for each in self.under_way for s in each.scheduled if s.samples)
+            assert sequence not in others
+        admissible = self.admissible(step) if self.stages == 1 else None
         assert admissible is None or admissible is not self.last_admissible
         self.last_admissible = admissible
         assert all(len(s.sequence.draft) == s.num_draft for s in step.scheduled)
@@ -230,7 +260,7 @@ class Simulation:
         assert set(scheduler._running) == set(by_status[Status.RUNNING])
         assert set(scheduler._waiting) == {*by_status[Status.WAITING], *by_status[Status.SWAPPED]}
         assert set(scheduler._tables.swapped) == set(by_status[Status.SWAPPED])
-        assert not scheduler._tables._arriving
+        assert scheduler._tables._arriving.keys() <= scheduler._under_way
         counts = (scheduler.running, scheduler.waiting, scheduler.swapped)
         assert counts == tuple(len(by_status[s]) for s in (Status.RUNNING, Status.WAITING, Status.SWAPPED))
         assert set(scheduler._keys) == {a for a in sequences if a.status is not Status.FINISHED}
@@ -243,7 +273,8 @@ class Simulation:
             if sequence.status is not Status.RUNNING:
                 assert not sequence.blocks and not sequence.draft
             else:
-                assert len(sequence.blocks) == -(-len(sequence.token_ids) // blocks.block_size) or (
+                text = sequence.token_ids + sequence.draft * (sequence in scheduler._under_way)
+                assert len(sequence.blocks) == -(-len(text) // blocks.block_size) or (
                     sequence.computed % blocks.block_size == 0
                 )
                 self.check_memory(sequence, sequence.computed)

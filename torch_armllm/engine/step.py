@@ -67,6 +67,7 @@ class Step:
         decode_only: True if each entry is the last known token of a sequence that has output tokens, without
             draft tokens.
         num_draft: number of draft tokens of all sequences.
+        advanced: sequences whose tokens count as computed before the step has ended; see `Scheduler.begin`.
     """
 
     scheduled: list[Scheduled] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Step:
     prefill_work: float = 0.0
     decode_only: bool = False
     num_draft: int = 0
+    advanced: set[Sequence] = field(default_factory=set)
 
     @property
     def only_extends(self) -> bool:

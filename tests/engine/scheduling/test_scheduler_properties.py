@@ -39,7 +39,8 @@ class Machine(RuleBasedStateMachine):
         budget = least + data.draw(st.integers(0, 8), "budget")
         preemption = data.draw(st.sampled_from(["recompute", "swap"]), "preemption")
         seconds = data.draw(st.sampled_from([None, None, 0.5]), "max_step_time")
-        config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, preemption, seconds)
+        stages = data.draw(st.sampled_from([1, 1, 2, 3]), "stages")
+        config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, preemption, seconds, stages)
         self.simulation = Simulation(config, blocks)
 
     @rule(
@@ -86,6 +87,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         name = data.draw(self.names(), "abort")
+        self.simulation.drain()
         unfinished = not self.simulation.requests[int(name)].finished
         aborted = self.simulation.scheduler.abort(name)
         assert (aborted is not None) == unfinished

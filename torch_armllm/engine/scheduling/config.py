@@ -13,6 +13,7 @@ class SchedulerConfig:
     Attributes:
         preemption: ``recompute`` frees the blocks of preempted sequences; ``swap`` copies them to swap memory
             first, if that has room.
+        pipeline_stages: steps that are under way at the same time; each decodes a share of the sequences.
     """
 
     max_num_seqs: int = 64
@@ -21,6 +22,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     preemption: Literal["recompute", "swap"] = "recompute"
     max_step_time: float | None = None
+    pipeline_stages: int = 1
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_model_len < 2:

@@ -34,6 +34,10 @@ class Scheduler:
     No block is moved twice in one step: sequences that are scheduled come before all that can still be
     preempted in the step, and a step in which decoding preempted a sequence admits none.
 
+    In a pipeline several steps are under way, of different sequences but for chunks of one prompt, which need
+    no token of the steps before. All processes compute the steps in order, so that a step may use blocks
+    which the one before it still reads or writes.  No sequence is preempted before all steps have ended.
+
     Attributes:
         max_length: most tokens of a sequence: `max_model_len`, or the capacity of all blocks.
         preemptions: number of preemptions so far.
@@ -54,6 +58,9 @@ class Scheduler:
         self._forked: list[Sequence] = []
         self._tables = BlockTables(blocks)
         self._states = self._tables.states
+        self._under_way: set[Sequence] = set()
+        self._unfilled: Step | None = None  # moves states, but computes nothing yet
+        self._waits_for_steps = False
         self._slots = 0  # of max_num_seqs that are taken
         self._rejected: tuple[Sequence, int, int] | None = None
         self._preemption_futile: tuple[Sequence, int] | None = None
@@ -140,7 +147,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Finishes a sequence and frees all that it holds."""
-        assert sequence.status is not Status.FINISHED
+        assert sequence.status is not Status.FINISHED and sequence not in self._under_way
         if sequence.status is Status.RUNNING:
             self._remove(self._running, sequence)
             self._slots -= self._slots_of(sequence)
@@ -157,8 +164,15 @@ class Scheduler:
             del self._requests[sequence.request.request_id]
 
     def schedule(self) -> Step:
-        """Returns the next step, which is not empty while there are unfinished requests."""
-        step = Step()
+        """Returns the next step.
+
+        It is empty only if there are no unfinished requests, or if other steps are under way.
+        """
+        step, self._unfilled = self._unfilled or Step(), None
+        if self._waits_for_steps and self._under_way:
+            self._unfilled = step
+            return Step()
+        self._waits_for_steps = False
         if self._states is not None:
             self._states.begin(step)
         if self._waiting and self._running:
@@ -171,8 +185,24 @@ class Scheduler:
                 budget.work = self._chunk_budget.work()
             self._schedule_prefills(step, prefilling, budget, admit=len(step.preempted) == preempted)
             step.prefill_work = budget.used
-        assert step.scheduled or not self._requests
+        if not step.scheduled and self._requests:
+            assert self._under_way
+            self._unfilled = step
+            return Step()
         return step
+
+    def begin(self, step: Step) -> None:
+        """Records that a pipeline has begun to compute a step.
+
+        Its sequences take part in no other step until `complete`, but for those whose prompts are not
+        computed to their ends.
+        """
+        for scheduled in step.scheduled:
+            if scheduled.samples:
+                self._under_way.add(scheduled.sequence)
+            else:
+                step.advanced.add(scheduled.sequence)
+                self._tables.advance(scheduled.sequence, scheduled.start, scheduled.end, ())
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Creates the other sequences of a request when the current step completes its prompt."""
@@ -208,8 +238,11 @@ class Scheduler:
             sampled: new tokens of each sequence: its accepted draft tokens, and one more.
         """
         running, advance = _RUNNING, self._tables.advance
+        advanced = step.advanced
+        if self._under_way:
+            self._under_way -= {scheduled.sequence for scheduled in step.scheduled} - advanced
         for sequence, start, count in step.scheduled:
-            if sequence.status is running:
+            if sequence.status is running and not (advanced and sequence in advanced):
                 advance(sequence, start, start + count, sampled.get(sequence, ()))
         for sequence in self._forked:
             if sequence.status is running:
@@ -231,10 +264,15 @@ class Scheduler:
         decode_only = True
         size, left, states = self.blocks.block_size, self.config.max_num_batched_tokens, self._states
         spare = left - len(self._running)
+        under_way, most = self._under_way, -(-len(self._running) // self.config.pipeline_stages)
         for sequence in self._running:  # preemption shortens this list at its end
+            if under_way and sequence in under_way:
+                continue
             start = sequence.computed
             if len(sequence.token_ids) - start > 1:
                 prefilling.append(sequence)
+                continue
+            if len(step.scheduled) == most:
                 continue
             ready = start % size and not self.blocks.is_shared(sequence.blocks[-1])
             if not ready and not self._extend(sequence, step):
@@ -293,6 +331,9 @@ class Scheduler:
         if not (enough_slots and self._tables.fits_with(first, kept, slots)):
             self._preemption_futile = first, num_kept  # until one of the kept sequences is gone
             return
+        if self._under_way:
+            self._waits_for_steps = True
+            return
         while not self._can_admit(first):
             assert len(self._running) > num_kept
             self._preempt(self._running[-1], step)
@@ -304,8 +345,11 @@ class Scheduler:
         return enough_slots and self._tables.fits(sequence, self._slots, self.max_length)
 
     def _extend(self, sequence: Sequence, step: Step) -> bool:
-        """Allocates a block for the next position; False if the sequence itself was preempted."""
+        """Allocates a block for the next position; False if the sequence itself was preempted, or waits."""
         while not self._tables.extend(sequence, step):
+            if self._under_way:
+                self._waits_for_steps = True
+                return False
             victim = self._running[-1]
             self._preempt(victim, step)
             if victim is sequence:

@@ -44,7 +44,8 @@ class StateTables:
 
     def begin(self, step: Step) -> None:
         """Lets a step make the moves that were asked for after the step before it."""
-        step.state_moves, self._moves = self._moves, []
+        step.state_moves += self._moves
+        self._moves = []
 
     def admit(self, sequence: Sequence, step: Step, checkpoint: int | None) -> None:
         """Allocates the slot of a sequence, and fills it from swap memory or from a checkpoint's slot."""
