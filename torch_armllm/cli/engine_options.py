@@ -30,6 +30,7 @@ _SETTINGS = (
     "allowed_media_domains",
     "seed",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "data_parallel_size",
     "threads",
     "pin_threads",
@@ -225,6 +226,13 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         metavar="N",
         help="number of processes that share out the model, or auto: one for each NUMA node if that is "
         "faster (default: auto)",
+    )
+    group.add_argument(
+        "--pipeline-parallel-size",
+        type=types.positive,
+        metavar="N",
+        help="number of processes that compute the layers of a model one after another, for machines whose "
+        "connection is slow (default: 1)",
     )
     group.add_argument(
         "--pin-threads",

@@ -10,6 +10,7 @@ from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.build import build_disk_cache
 from torch_armllm.engine.execution.adapter_rows import AdapterRows
+from torch_armllm.engine.execution.pipeline_runner import PipelineRunner
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
@@ -41,6 +42,7 @@ from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
 from torch_armllm.lora.adapter_table import AdapterTable
 from torch_armllm.ops import variants
+from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
 from torch_armllm.plan.expert_store import ExpertStore
@@ -56,12 +58,21 @@ logger = logging.getLogger(__name__)
 
 
 class Ranks(Protocol):
-    """Tensor parallel ranks that wait for an engine."""
+    """Tensor parallel ranks, or stages of a pipeline, that wait for an engine.
 
-    @property
-    def size(self) -> int:
-        """Number of ranks, this process included."""
-        ...
+    Attributes:
+        size: number of ranks, this process included.
+        stages: number of stages; 1 for tensor parallel ranks.
+        link: from the last stage and to the next one; None for tensor parallel ranks.
+        whole_shape: shape of the cache of all stages; None for tensor parallel ranks, whose caches are alike.
+        largest_share: largest part of that cache which one process keeps.
+    """
+
+    size: int
+    stages: int
+    link: StageLink | None
+    whole_shape: Shape | None
+    largest_share: float
 
     def lead(self, sizes: dict[str, Any]) -> RankLeader:
         """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
@@ -82,7 +93,7 @@ def build_engine(
         tokenizer: its tokenizer; None: prompts and outputs are token ids.
         config: see `EngineConfig`.
         processor: the model's processor of pictures; None: prompts are texts.
-        ranks: the others that share out the model's layers; None: this process computes them.
+        ranks: the others that share out the model's layers; None: this process computes all.
 
     Raises:
         ValueError: the model is not patched, or the settings do not fit it or the memory.
@@ -97,6 +108,7 @@ def build_engine(
         pictures = picture_reader(model, processor, config.most_pictures, config.max_num_batched_tokens)
     servable = servable_model(model)
     runner: Runner
+    pipeline: PipelineRunner | None = None
     if servable is None:
         name, vocab_size = type(model).__name__, int(model.get_input_embeddings().num_embeddings)
         max_model_len = resolve_max_model_len(config.max_model_len, *positions_of(model), None)
@@ -113,17 +125,22 @@ def build_engine(
     memory = None
     limit, given = memory_limit(config), config.kv_cache_memory
     experts = _expert_store(servable)
-    size = 1 if ranks is None else ranks.size
     if shape is not None:
+        size, part = (1, 1.0) if ranks is None else (ranks.size, ranks.largest_share)
+        whole = shape
+        if ranks is not None and ranks.whole_shape is not None:
+            whole = with_state_dtype(ranks.whole_shape, STATE_DTYPES[config.state_dtype])
+        granted = given if given is None or limit is None else limit.kv_cache
+        free = max(0, left(config) - (0 if experts is None else experts.counts().unfilled)) // size
         memory = size_kv_memory(
-            shape,
+            whole,
             max_model_len,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            memory=given if given is None or limit is None else limit.kv_cache,
-            most=None if limit is None else limit.kv_cache,
-            swap_space=0 if servable is None else config.swap_space,
-            free=max(0, left(config) - (0 if experts is None else experts.counts().unfilled)) // size,
+            memory=granted if granted is None or granted <= 1 else int(granted / part),
+            most=None if limit is None else int(limit.kv_cache / part),
+            swap_space=0 if servable is None else int(config.swap_space / part),
+            free=int(free / part),
             checkpoints=config.enable_prefix_caching,
             draft_tokens=most_draft_tokens(config.speculative_config),
             drafter=drafter_needs(config.speculative_config, drafter, config.max_num_seqs),
@@ -145,13 +162,26 @@ def build_engine(
             "state_slots": state_slots[0],
             "swap_state_slots": state_slots[1],
         }
-        runner = PlanRunner(
-            *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
-            kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
-            adapters=None if adapters is None else AdapterRows(adapters.rows),
-            pictures=None if isinstance(pictures, str) else pictures.steps,
-            leader=None if ranks is None else ranks.lead(sizes),
-        )
+        if ranks is not None and ranks.link is not None:
+            runner = pipeline = PipelineRunner(
+                *(servable, memory.num_blocks, ranks.stages, ranks.link, ranks.lead(sizes)),
+                has_states=bool(state_slots[0]),
+                swap_blocks=memory.swap_blocks,
+                trace=trace,
+                team=team,
+                drawable=drawable,
+                state_slots=state_slots[0],
+                swap_state_slots=state_slots[1],
+                shape=shape,
+            )
+        else:
+            runner = PlanRunner(
+                *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
+                kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
+                adapters=None if adapters is None else AdapterRows(adapters.rows),
+                pictures=None if isinstance(pictures, str) else pictures.steps,
+                leader=None if ranks is None else ranks.lead(sizes),
+            )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
         caching = config.enable_prefix_caching and (not memory.state_slots or memory.spare_state_slots > 0)
@@ -165,7 +195,8 @@ def build_engine(
     max_num_seqs = config.max_num_seqs
     if memory is not None and memory.state_slots:
         max_num_seqs = memory.state_slots
-    scheduler = Scheduler(_limits(config, max_model_len, max_num_seqs), blocks, config.scheduling_policy)
+    limits = _limits(config, max_model_len, max_num_seqs, 1 if pipeline is None else pipeline.stages)
+    scheduler = Scheduler(limits, blocks, config.scheduling_policy)
     ends = find_eos_token_ids(tokenizer, getattr(model, "generation_config", None))
     reasoning = find_reasoning(config.reasoning_config, tokenizer)
     processors = load_processors(config.logits_processors, config)
@@ -180,7 +211,8 @@ def build_engine(
 
     speculative_decoder = None
     drafts = config.speculative_config
-    if drafts is not None and isinstance(runner, PlanRunner) and _drafts(drafts, runner, blocks):
+    may_draft = isinstance(runner, PlanRunner) and runner is not pipeline
+    if drafts is not None and may_draft and _drafts(drafts, runner, blocks):
         assert memory is not None
         speculative_decoder = build_speculative_decoder(
             *(drafts, sampler, memory, drafter),
@@ -195,6 +227,7 @@ def build_engine(
         experts=None if experts is None else experts.counts,
         disk=disk,
         adapters=adapters,
+        pipeline=pipeline,
     )
     if disk is not None:
         weakref.finalize(engine, disk.close)
@@ -275,7 +308,7 @@ def _check_spare_states(name: str, config: EngineConfig) -> None:
         )
 
 
-def _limits(config: EngineConfig, max_model_len: int, max_num_seqs: int) -> SchedulerConfig:
+def _limits(config: EngineConfig, max_model_len: int, max_num_seqs: int, stages: int) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -283,6 +316,7 @@ def _limits(config: EngineConfig, max_model_len: int, max_num_seqs: int) -> Sche
         enable_chunked_prefill=config.enable_chunked_prefill,
         preemption="swap" if config.swap_space else "recompute",
         max_step_time=config.max_step_time,
+        pipeline_stages=stages,
     )
 
 

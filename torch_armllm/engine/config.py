@@ -69,6 +69,8 @@ class EngineConfig:
         tensor_parallel_size: number of processes that compute each step together, each with a part of the
             weights; the results have the same bits. ``auto``: one for each NUMA node that the process may
             use, where that is estimated to be faster, and the model and the settings allow it.
+        pipeline_parallel_size: number of processes that compute the layers of a model one after another, each
+            another step, as machines do whose connection is slow; the results have the same bits.
         data_parallel_size: number of processes with an engine each, between which requests are shared out;
             each has the whole model, or its ranks, and the other settings are those of each.
         threads: number of compute threads of a process; None: one for each physical core that it may use.
@@ -107,6 +109,7 @@ class EngineConfig:
     disable_log_stats: bool = False
     trace: str | Trace | None = None
     tensor_parallel_size: int | Literal["auto"] = "auto"
+    pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     threads: int | None = None
     pin_threads: bool | None = None
@@ -120,7 +123,8 @@ class EngineConfig:
     @property
     def ranks(self) -> int:
         """Number of processes that compute together; 1 for ``auto``, which a loader decides on."""
-        return 1 if self.tensor_parallel_size == "auto" else self.tensor_parallel_size
+        tensor_parallel = 1 if self.tensor_parallel_size == "auto" else self.tensor_parallel_size
+        return tensor_parallel * self.pipeline_parallel_size
 
     @property
     def most_pictures(self) -> int:

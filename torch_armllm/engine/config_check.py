@@ -32,6 +32,7 @@ _INTEGERS: dict[str, tuple[int | None, int | None]] = {
     "max_lora_rank": (1, MAX_LORA_RANK),
     "seed": (None, None),
     "tensor_parallel_size": (1, MAX_RANKS),
+    "pipeline_parallel_size": (1, MAX_RANKS),
     "data_parallel_size": (1, MAX_RANKS),
     "threads": (None, MAX_THREADS),
 }

@@ -42,6 +42,7 @@ class EngineSettings(TypedDict, total=False):
     disable_log_stats: bool
     trace: str | Trace | None
     tensor_parallel_size: int | Literal["auto"]
+    pipeline_parallel_size: int
     data_parallel_size: int
     threads: int | None
     pin_threads: bool | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as GenericSequence
 from typing import Protocol
@@ -60,6 +61,23 @@ class Runner(Protocol):
         ...
 
 
+class Pipeline(Protocol):
+    """A runner that computes several steps at the same time, each in stages."""
+
+    @property
+    def stages(self) -> int:
+        """Most steps that are under way at the same time."""
+        ...
+
+    def begin(self, step: Step) -> None:
+        """Begins a step."""
+        ...
+
+    def finish(self) -> StepResult:
+        """Waits for the oldest step under way, and returns its result as `Runner.compute` does."""
+        ...
+
+
 class LLMEngine:
     """Continuous batching over one model: the engine of `LLM` and `AsyncLLM`.
 
@@ -77,6 +95,7 @@ class LLMEngine:
         experts: returns the counts of a cache of experts; None: all weights are in memory.
         disk: the prefix cache on disk; None: there is none.
         adapters: the adapters that requests may use; None: they may use none.
+        pipeline: the runner, if it computes several steps at the same time; None: it computes one.
 
     Attributes:
         stats: counts of the work done.
@@ -96,6 +115,7 @@ class LLMEngine:
         experts: Callable[[], ExpertCounts] | None = None,
         disk: DiskPrefixCache | None = None,
         adapters: AdapterTable | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.preprocessor = preprocessor
         self.scheduler = scheduler
@@ -105,6 +125,9 @@ class LLMEngine:
         self._verify = speculative_decoder.verify if speculative_decoder is not None else sampler.verify_batch
         self.disk = disk
         self._adapters = adapters
+        self._pipeline = pipeline
+        self._under_way: deque[tuple[Step, float]] = deque()
+        self._ended = 0.0  # when the last step ended
         self._arrivals = None if disk is None else Arrivals(disk, scheduler)
         counts = None if disk is None else disk.counts
         self.stats = EngineStats(self._gauges, log_stats, experts=experts, disk=counts)
@@ -181,15 +204,19 @@ class LLMEngine:
         """Ends requests immediately and frees their blocks; unknown ids are ignored.
 
         Returns:
-            Their outputs so far, with ``finish_reason`` ``abort`` for sequences that were not finished.
+            Their outputs so far, with ``finish_reason`` ``abort`` for sequences that were not finished, and
+            outputs of steps of a pipeline that have ended meanwhile.
         """
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        earlier: list[RequestOutput] = []
+        while self._under_way and any(name in self._requests for name in names):
+            earlier += self._end_oldest()
         aborted = [self._requests[name] for name in names if name in self._requests]
         for request in aborted:
             self._flush_texts(request)
             if self._arrivals is None or self._arrivals.cancel(request.request_id) is None:
                 self.scheduler.abort(request.request_id)
-        return self._outputs(aborted)
+        return [*earlier, *self._outputs(aborted)]
 
     def reset_prefix_cache(self) -> bool:
         """Forgets the prefix cache in memory; False, and nothing is changed, while requests run."""
@@ -209,6 +236,8 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Computes one step and returns the outputs of the requests that it changed.
 
+        In a pipeline it begins a step, and waits for the oldest one if no more can begin.
+
         Raises:
             StepFailedError: the step failed, and its requests have ended.
             RankFailedError: a tensor parallel rank has failed, and the engine cannot go on.
@@ -219,10 +248,12 @@ class LLMEngine:
         self._trace.begin()
         step = self.scheduler.schedule()
         if not step.scheduled:
-            return []
+            return self._end_oldest() if self._under_way else []
         if not step.decode_only:
             self._record_start(step, began)
         self._trace.mark("schedule")
+        if self._pipeline is not None:
+            return self._advance(self._pipeline, step, began)
         try:
             return self._compute(step, began)
         except RankFailedError:
@@ -235,12 +266,34 @@ class LLMEngine:
         best_only = step.only_extends and self.sampler.needs_best_only(sequences)
         logits, best, hidden = self.runner.compute(step, best_only)
         drawn = None if best is None else self._take_greedy(step, best)
-        if drawn is None:
-            tokens = self._sample(step, logits)
-            self._trace.mark("sample")
-            drawn = {sequence: self._append_tokens(sequence, samples) for sequence, samples in tokens.items()}
+        return self._complete(step, self._draw(step, logits) if drawn is None else drawn, hidden, began)
+
+    def _advance(self, pipeline: Pipeline, step: Step, began: float) -> list[RequestOutput]:
+        """Begins a step of a pipeline, and ends the oldest one if the pipeline is full."""
+        pipeline.begin(step)
+        self.scheduler.begin(step)
+        self._under_way.append((step, began))
+        return self._end_oldest() if len(self._under_way) == pipeline.stages else []
+
+    def _end_oldest(self) -> list[RequestOutput]:
+        """Waits for the oldest step of a pipeline, and returns the outputs that it changed."""
+        assert self._pipeline is not None
+        step, began = self._under_way.popleft()
+        logits, _, hidden = self._pipeline.finish()
+        return self._complete(step, self._draw(step, logits), hidden, max(began, self._ended))
+
+    def _draw(self, step: Step, logits: Tensor) -> dict[Sequence, list[int]]:
+        """Samples and appends tokens; returns those of each sequence."""
+        tokens = self._sample(step, logits)
+        self._trace.mark("sample")
+        return {sequence: self._append_tokens(sequence, samples) for sequence, samples in tokens.items()}
+
+    def _complete(
+        self, step: Step, drawn: dict[Sequence, list[int]], hidden: Tensor | None, began: float
+    ) -> list[RequestOutput]:
+        """Records a computed step and returns the outputs of the requests that it changed."""
         self._trace.mark("detokenize")
-        now = time.monotonic()
+        self._ended = now = time.monotonic()
         self.stats.record(step, drawn, began, now)
         self.scheduler.complete(step, drawn)
         self.scheduler.record_time(step, now - began)

@@ -20,6 +20,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
 from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
+from torch_armllm.llm.staged_loader import load_staged_engine
 from torch_armllm.llm.engine_facts import EngineFacts, hidden_size_of
 from torch_armllm.llm.foreign_settings import NO_CODE
 from torch_armllm.llm.loader import (
@@ -137,6 +138,8 @@ class LLMBase:
             return
         config = with_ranks(model, config)
         load_one = load_engine if config.ranks == 1 else load_divided_engine
+        if config.pipeline_parallel_size > 1:
+            load_one = load_staged_engine
 
         def load(config: EngineConfig) -> LoadedEngine:
             return load_one(

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_armllm import _version
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.engine.speculative.build import reads_hidden_states
+from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.llm.launched_ranks import LaunchedRanks, launched_ranks
 from torch_armllm.llm.loader import LoadedEngine, load_patched
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
 from torch_armllm.llm.rank_processes import RankProcesses
-from torch_armllm.ops import variants
+from torch_armllm.llm.rank_start import agree, described, place, take_cpus_back, why_not_divided
 from torch_armllm.ops.collective import close_communicator, open_communicator
-from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.placement import best_ranks, rank_cores, usable_nodes
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.shared_memory import BUFFER_BYTES
+from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.system.files import format_bytes
 
@@ -38,6 +38,23 @@ if TYPE_CHECKING:
     from torch_armllm.quant.recipe import Recipe
 
 logger = logging.getLogger(__name__)
+
+
+class DividedRanks:
+    """The other ranks, until an engine leads them; see `torch_armllm.engine.build.Ranks`."""
+
+    stages = 1
+    link: StageLink | None = None
+    whole_shape: Shape | None = None
+    largest_share = 1.0
+
+    def __init__(self, others: RankProcesses | LaunchedRanks, size: int, config: EngineConfig) -> None:
+        self.size = size
+        self._others, self._state_dtype = others, config.state_dtype
+
+    def lead(self, sizes: dict[str, Any]) -> RankLeader:
+        """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
+        return self._others.leader(sizes | {"state_dtype": self._state_dtype})
 
 
 @dataclass
@@ -53,11 +70,6 @@ class DividedModel:
     fingerprint: str
 
 
-def described() -> str:
-    """Returns what has to be the same on all ranks: the version, and the kernels."""
-    return f"torch_armllm {_version.__version__}, kernels for {variants.machine().compiled}"
-
-
 def divide(model: Any, kv_cache_dtype: str, communicator: int, rank: int, ranks: int) -> DividedModel:
     """Returns a rank's part of a patched model; all ranks call this at the same time."""
     from torch_armllm.patching.divided_model import divided_model  # imports transformers
@@ -71,14 +83,14 @@ def divide(model: Any, kv_cache_dtype: str, communicator: int, rank: int, ranks:
 
 def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConfig:
     """Returns the settings with a number of ranks in place of ``auto``, and says it in the log."""
-    _take_cpus_back()
-    if config.tensor_parallel_size != "auto":
+    take_cpus_back()
+    if config.tensor_parallel_size != "auto" or config.pipeline_parallel_size > 1:
         return config
     if launched_ranks() is not None:  # each process may serve requests of its own
         return replace(config, tensor_parallel_size=1)
     nodes = len(usable_nodes())
     ranks = 1
-    if nodes > 1 and isinstance(model, str) and _refusal(model, config) is None:
+    if nodes > 1 and isinstance(model, str) and why_not_divided(model, config) is None:
         folder = Path(model).expanduser()
         ranks = best_ranks(weight_bytes(folder), _layers(folder), nodes) if folder.is_dir() else 1
         logger.info(
@@ -86,22 +98,6 @@ def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConf
             *(ranks, nodes, format_bytes(weight_bytes(folder)) if folder.is_dir() else "unknown sizes"),
         )
     return replace(config, tensor_parallel_size=ranks)
-
-
-_cpus_before: dict[frozenset[int], set[int]] = {}
-"""CPUs of a thread before it became a rank 0, by those of this rank."""
-
-
-def _place(cpus: list[int]) -> None:
-    """Lets this thread, and those that it starts, run on the CPUs of rank 0 only."""
-    _cpus_before.setdefault(frozenset(cpus), os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cpus)
-
-
-def _take_cpus_back() -> None:
-    """Lets this thread use all its CPUs again, so that the ranks of another engine share out all of them."""
-    if _cpus_before and (before := _cpus_before.get(frozenset(os.sched_getaffinity(0)))) is not None:
-        os.sched_setaffinity(0, before)
 
 
 def _layers(folder: Path) -> int:
@@ -131,7 +127,7 @@ def load_divided_engine(
     from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
 
     ranks = config.ranks
-    if (reason := _refusal(model, config)) is not None:
+    if (reason := why_not_divided(model, config)) is not None:
         raise ValueError(f"tensor_parallel_size = {ranks}: {reason}")
     assert isinstance(model, str)
     cores = [[cpu for core in part for cpu in core] for part in rank_cores(ranks)]
@@ -151,17 +147,17 @@ def load_divided_engine(
     threads = {"threads": config.threads, "pin_threads": config.pin_threads}
     processes = RankProcesses(cores, settings | threads)
     try:
-        _place(cores[0])
+        place(cores[0])
         logger.info("tensor parallel: rank 0 runs on CPUs %s, others on %s", cores[0], cores[1:])
         loaded = load_patched(**settings, progress=progress)
-        _agree(described(), processes.receive())
+        agree(described(), processes.receive())
         processes.send("build")
         communicator = open_communicator(processes.memory.exchanges, 0, ranks, BUFFER_BYTES)
         part = divide(loaded, config.kv_cache_dtype, communicator, 0, ranks)
         del loaded
-        _agree(part.fingerprint, processes.receive())
+        agree(part.fingerprint, processes.receive())
 
-        engine = build_engine(part.model, own_tokenizer, config, ranks=_WaitingRanks(processes, config))
+        engine = build_engine(part.model, own_tokenizer, config, ranks=DividedRanks(processes, ranks, config))
     except BaseException as error:
         reason = processes.failure()
         processes.close()
@@ -182,69 +178,14 @@ def _load_launched(
     settings: dict[str, Any], tokenizer: Any, progress: bool, config: EngineConfig
 ) -> LoadedEngine:
     """Loads this rank's part, of ranks that ``torchrun`` has started; returns on rank 0 only."""
-    group = LaunchedRanks(config.ranks)
+    group = LaunchedRanks(config.ranks, "tensor_parallel_size")
     group.agree(described())
     loaded = load_patched(**settings, progress=progress and group.rank == 0)
-    part = divide(loaded, config.kv_cache_dtype, group.exchange.communicator, group.rank, group.size)
+    part = divide(loaded, config.kv_cache_dtype, group.open_exchange(), group.rank, group.size)
     del loaded
     group.agree(part.fingerprint)
     if group.rank > 0:
-        group.run(part.model, config)
-    engine = build_engine(part.model, tokenizer, config, ranks=_WaitingLaunched(group, config))
+        group.run(part.model, config, StepExecutor)
+    engine = build_engine(part.model, tokenizer, config, ranks=DividedRanks(group, group.size, config))
     weakref.finalize(engine, group.close)
     return LoadedEngine(engine, part.model, tokenizer)
-
-
-class _WaitingLaunched:
-    """Ranks that ``torchrun`` has started, until an engine leads them."""
-
-    def __init__(self, group: LaunchedRanks, config: EngineConfig) -> None:
-        self.size = group.size
-        self._group, self._config = group, config
-
-    def lead(self, sizes: dict[str, Any]) -> RankLeader:
-        """See `torch_armllm.engine.build.Ranks`."""
-        return self._group.leader(sizes | {"state_dtype": self._config.state_dtype})
-
-
-class _WaitingRanks:
-    """The other ranks, until an engine leads them."""
-
-    def __init__(self, processes: RankProcesses, config: EngineConfig) -> None:
-        self.size = config.ranks
-        self._processes, self._config = processes, config
-
-    def lead(self, sizes: dict[str, Any]) -> RankLeader:
-        """See `torch_armllm.engine.build.Ranks`."""
-        processes = self._processes
-        processes.send(sizes | {"state_dtype": self._config.state_dtype})
-        processes.watch()
-        mailbox = Mailbox(processes.memory.mail, self.size, lambda: _check(processes))
-        return RankLeader(mailbox, processes.failure, processes.fail, processes.on_failure)
-
-
-def _check(processes: RankProcesses) -> None:
-    reason = processes.failure()
-    if reason is not None:
-        raise RuntimeError(reason)
-
-
-def _agree(own: str, others: list[str]) -> None:
-    for rank, other in enumerate(others, start=1):
-        if other != own:
-            raise ValueError(f"tensor parallel rank {rank} has {other}, and rank 0 has {own}")
-
-
-def _refusal(model: str | PreTrainedModel, config: EngineConfig) -> str | None:
-    """Returns the reason why several ranks cannot serve a model; None if they may."""
-    if not isinstance(model, str):
-        return "each rank loads its part of the model itself: give the folder in place of a loaded model"
-    if not hasattr(os, "memfd_create"):
-        return "ranks share memory that only Linux has"
-    if config.enable_lora:
-        return "adapters are not shared out among ranks yet: leave enable_lora out"
-    if config.prefix_cache_dir is not None:
-        return "ranks have no prefix cache on disk yet: leave prefix_cache_dir out"
-    if reads_hidden_states(config.speculative_config):
-        return "draft layers are not shared out among ranks yet: draft with n-grams or a draft model"
-    return None

@@ -10,7 +10,6 @@ _ONE_PROCESS = (
 )
 NO_CODE = "code of a checkpoint is never run: leave it out, and load a model whose class is in transformers"
 _PARALLEL = (
-    "pipeline_parallel_size",
     "enable_expert_parallel",
     "distributed_executor_backend",
     "disable_custom_all_reduce",

@@ -1,4 +1,4 @@
-"""Tensor parallel ranks that ``torchrun`` has started, on one machine or several."""
+"""Ranks that ``torchrun`` has started, on one machine or several: tensor parallel ones, or stages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,9 @@ from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import with_state_dtype
 from torch_armllm.parallel.connections import Connections
+from torch_armllm.llm.rank_start import agree
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
+from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.plan.plan_model import PlanModel
 
 CONNECT_SECONDS = 120.0
@@ -42,6 +44,7 @@ class LaunchedRanks:
 
     Args:
         ranks: number of ranks that are asked for.
+        setting: by which they are asked for, for errors.
 
     Attributes:
         rank: number of this process.
@@ -51,7 +54,7 @@ class LaunchedRanks:
         ValueError: there is another number of ranks, or they do not meet in time.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, setting: str) -> None:
         if not dist.is_initialized():
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             try:
@@ -62,14 +65,30 @@ class LaunchedRanks:
                 ) from error
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         if self.size != ranks:
-            raise ValueError(
-                f"tensor_parallel_size = {ranks}, but torchrun has started {self.size} processes"
-            )
+            raise ValueError(f"{setting} = {ranks}, but torchrun has started {self.size} processes")
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_EXCHANGE_SECONDS))
         self._connections = Connections(self.rank, self.size, self._group, 2, CONNECT_SECONDS)
-        columns, self._messages = self._connections.sockets
-        self.exchange = NetworkExchange(self.rank, columns, _EXCHANGE_SECONDS)
+        self._rows, self._messages = self._connections.sockets
+        self._opened: NetworkExchange | StageLink | None = None
         self._leader: RankLeader | None = None
+
+    def open_exchange(self) -> int:
+        """Returns the communicator through which tensor parallel ranks gather columns."""
+        self._opened = exchange = NetworkExchange(self.rank, self._rows, _EXCHANGE_SECONDS)
+        return exchange.communicator
+
+    def open_link(self) -> StageLink:
+        """Returns the connections of a pipeline stage."""
+        previous, following = (self._rows[(self.rank + step) % self.size] for step in (-1, 1))
+        assert previous is not None and following is not None
+        self._opened = link = StageLink(previous, following, _EXCHANGE_SECONDS)
+        return link
+
+    def gather(self, own: Any) -> list[Any]:
+        """Returns what each rank gives; all call this at the same time."""
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, own, group=self._group)
+        return every
 
     def agree(self, own: str) -> None:
         """Compares what has to be equal on all ranks.
@@ -77,11 +96,8 @@ class LaunchedRanks:
         Raises:
             ValueError: a rank has another.
         """
-        every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, own, group=self._group)
-        for rank, other in enumerate(every):
-            if other != every[0]:
-                raise ValueError(f"tensor parallel rank {rank} has {other}, and rank 0 has {every[0]}")
+        first, *others = self.gather(own)
+        agree(first, others)
 
     def leader(self, sizes: dict[str, Any]) -> RankLeader:
         """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
@@ -95,15 +111,22 @@ class LaunchedRanks:
         if self._leader is not None:
             with contextlib.suppress(RuntimeError):  # they have ended
                 self._leader.stop()
-        self.exchange.close()
+        if self._opened is not None:
+            self._opened.close()
         self._connections.close()
 
-    def run(self, model: PlanModel, config: EngineConfig) -> None:
-        """Computes steps until rank 0 ends, and then ends this process."""
+    def run(self, model: PlanModel, config: EngineConfig, executor_of: Callable[..., StepExecutor]) -> None:
+        """Computes steps until rank 0 ends, and then ends this process.
+
+        Args:
+            model: this rank's part.
+            config: of the engine.
+            executor_of: called with the part, and the settings of `StepExecutor`.
+        """
         sizes: list[Any] = [None]
         dist.broadcast_object_list(sizes, 0, group=self._group)
         shape = with_state_dtype(model.shape, STATE_DTYPES[sizes[0].pop("state_dtype")])
-        executor = StepExecutor(model, shape=shape, **sizes[0])
+        executor = executor_of(model, shape=shape, **sizes[0])
         team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
         try:
             with team.at_work():

@@ -1,9 +1,10 @@
-"""The program of a tensor parallel rank other than 0; the leader starts it.
+"""The program of a tensor parallel rank, or of a stage of a pipeline, other than 0; the leader starts it.
 
-    python -m torch_armllm.llm.rank_process RANK RANKS MEMORY STACKS CONNECTION
+    python -m torch_armllm.llm.rank_process RANK RANKS MEMORY STACKS [PREVIOUS NEXT] CONNECTION
 
-The last three are descriptors: of the group's memory, of a file to which the process writes its stacks when
-it gets SIGUSR1, and of a socket to the leader.  The process ends when the socket closes.
+All but the first two are descriptors: of the group's memory, of a file to which the process writes its stacks
+when it gets SIGUSR1, of a stage's sockets from the stage before and to the next one, and of a socket to the
+leader.  The process ends when the last one closes.
 """
 
 from __future__ import annotations
@@ -15,29 +16,34 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from socket import socket
 from typing import Any
 
 from torch_armllm.engine.execution.rank_follower import follow
+from torch_armllm.engine.execution.stage_executor import StageExecutor
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import with_state_dtype
-from torch_armllm.llm.divided_loader import DividedModel, described, divide
+from torch_armllm.llm.divided_loader import described, divide
 from torch_armllm.llm.loader import load_patched
+from torch_armllm.llm.staged_loader import STAGE_SECONDS, stage_of
 from torch_armllm.ops.collective import open_communicator
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.shared_memory import BUFFER_BYTES, GroupMemory
+from torch_armllm.parallel.stage_link import StageLink
+from torch_armllm.plan.plan_model import PlanModel
 
 
 def main() -> None:
     """Runs the rank until the leader ends."""
-    rank, ranks, file, stacks, socket = map(int, sys.argv[1:6])
+    rank, ranks, file, stacks, *links, leader = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader decides when to end
     faulthandler.register(signal.SIGUSR1, stacks)
-    connection = Connection(socket)
+    connection = Connection(leader)
     memory = GroupMemory(ranks, file)
     try:
-        _run(rank, ranks, memory, connection)
+        _run(rank, ranks, memory, connection, links)
     except (EOFError, BrokenPipeError, ConnectionError):  # the leader has gone
         os._exit(1)
     except Exception as error:
@@ -48,24 +54,45 @@ def main() -> None:
     os._exit(0)
 
 
-def _run(rank: int, ranks: int, memory: GroupMemory, connection: Connection) -> None:
+def _run(rank: int, ranks: int, memory: GroupMemory, connection: Connection, links: list[int]) -> None:
     settings = connection.recv()
     team = ThreadTeam(choose_threads(settings.pop("threads"), settings.pop("pin_threads")))
     team.settle()
     model = load_patched(**settings, progress=False)
     connection.send(("loaded", described()))
     connection.recv()
-    communicator = open_communicator(memory.exchanges, rank, ranks, BUFFER_BYTES)
-    part: DividedModel = divide(model, settings["kv_cache_dtype"], communicator, rank, ranks)
+    divided = _stage if links else _columns
+    part, result = divided(model, settings["kv_cache_dtype"], rank, ranks, memory)
     del model
-    connection.send(("built", part.fingerprint))
+    connection.send(("built", result))
     sizes: dict[str, Any] = connection.recv()
-    shape = with_state_dtype(part.model.shape, STATE_DTYPES[sizes.pop("state_dtype")])
-    executor = StepExecutor(part.model, shape=shape, **sizes)
+    shape = with_state_dtype(part.shape, STATE_DTYPES[sizes.pop("state_dtype")])
+    if links:
+        link = StageLink(*(socket(fileno=each) for each in links), STAGE_SECONDS)
+        executor: StepExecutor = StageExecutor(part, shape=shape, link=link, is_last=rank == ranks - 1, **sizes)
+    else:
+        executor = StepExecutor(part, shape=shape, **sizes)
     threading.Thread(target=_end_with, args=[connection], name="armllm-leader", daemon=True).start()
     mailbox = Mailbox(memory.mail, ranks, lambda: _check(memory))
     with team.at_work():
         follow(rank, mailbox, executor)
+
+
+def _columns(
+    model: Any, cache_dtype: str, rank: int, ranks: int, memory: GroupMemory
+) -> tuple[PlanModel, Any]:
+    """Returns this rank's columns of a model, and what the leader compares."""
+    communicator = open_communicator(memory.exchanges, rank, ranks, BUFFER_BYTES)
+    divided = divide(model, cache_dtype, communicator, rank, ranks)
+    return divided.model, divided.fingerprint
+
+
+def _stage(
+    model: Any, cache_dtype: str, rank: int, ranks: int, memory: GroupMemory
+) -> tuple[PlanModel, Any]:
+    """Returns this rank's layers of a model, and what the leader compares."""
+    staged = stage_of(model, cache_dtype, rank, ranks)
+    return staged.model, staged.facts
 
 
 def _end_with(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The processes of the other tensor parallel ranks, as the leader sees them."""
+"""The processes of the other ranks, tensor parallel ones or stages of a pipeline, as the leader sees them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_armllm.engine.errors import RankFailedError
-from torch_armllm.engine.execution.rank_leader import OnFailure
+from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader
 from torch_armllm.llm.child_process import ChildProcess
+from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.shared_memory import GroupMemory
 from torch_armllm.parallel.silent_ranks import SilentRanks
 
@@ -31,6 +32,8 @@ class RankProcesses:
     Args:
         cores: CPUs of each rank, that of this process included.
         settings: of the model, for `torch_armllm.llm.rank_process`.
+        links: descriptors of each rank's sockets from the stage before and to the next one; empty for tensor
+            parallel ranks.
 
     Attributes:
         memory: shared by all ranks.
@@ -39,7 +42,13 @@ class RankProcesses:
 
     seconds_to_answer = 60.0
 
-    def __init__(self, cores: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        cores: Sequence[Sequence[int]],
+        settings: Mapping[str, Any],
+        links: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self._kind = "pipeline stage" if links else "tensor parallel rank"
         self.memory = GroupMemory(len(cores))
         self._reasons: list[str] = []
         self._on_failure: list[weakref.WeakMethod[OnFailure]] = []
@@ -48,7 +57,7 @@ class RankProcesses:
         self._stacks = {rank: os.memfd_create(f"stacks of rank {rank}") for rank in range(1, len(cores))}
         self._children: dict[int, ChildProcess] = {}
         for rank, stacks in self._stacks.items():
-            files = self.memory.file, stacks
+            files = self.memory.file, stacks, *(links[rank] if links else ())
             child = ChildProcess(
                 "torch_armllm.llm.rank_process", cores[rank], [rank, len(cores), *files], files
             )
@@ -75,10 +84,22 @@ class RankProcesses:
             kind, content = "failed", self._children[rank].reason()
         if kind == "failed":
             self.memory.fail(rank)
-            raise ValueError(f"tensor parallel rank {rank} failed: {content}")
+            raise ValueError(f"{self._kind} {rank} failed: {content}")
         return content
 
-    def watch(self) -> None:
+    def leader(self, sizes: dict[str, Any]) -> RankLeader:
+        """Gives the ranks the sizes of their caches, watches them, and returns what sends them steps."""
+        self.send(sizes)
+        self._watch_all()
+        mailbox = Mailbox(self.memory.mail, 1 + len(self._children), self._check)
+        return RankLeader(mailbox, self.failure, self.fail, self.on_failure)
+
+    def _check(self) -> None:
+        reason = self.failure()
+        if reason is not None:
+            raise RuntimeError(reason)
+
+    def _watch_all(self) -> None:
         """Begins to watch the processes: one that ends, or does not answer, ends the exchanges of all."""
         for rank in self._children:
             threading.Thread(target=self._watch, args=[rank], name=f"armllm-rank-{rank}", daemon=True).start()
@@ -94,7 +115,7 @@ class RankProcesses:
             self._fail(rank, reason)
 
     def _fail(self, rank: int, reason: str) -> None:
-        self._reasons.append(f"tensor parallel rank {rank} has failed: {reason}")
+        self._reasons.append(f"{self._kind} {rank} has failed: {reason}")
         self.memory.fail(rank)
         for kept in self._on_failure:
             if (method := kept()) is not None:
@@ -112,7 +133,7 @@ class RankProcesses:
     def _end_silent(self, rank: int) -> None:
         process = self._children[rank].process
         stack = self.stack_of(rank)
-        logger.error("tensor parallel rank %d does not answer; its stack:\n%s", rank, stack or "unknown")
+        logger.error("%s %d does not answer; its stack:\n%s", self._kind, rank, stack or "unknown")
         self._fail(rank, f"process {process.pid} has not answered for {self.seconds_to_answer:g} s")
         process.kill()
 
@@ -133,7 +154,7 @@ class RankProcesses:
         if self._reasons:
             return self._reasons[0]
         failed = self.memory.failed_rank
-        return None if failed is None else f"tensor parallel rank {failed} has failed"
+        return None if failed is None else f"{self._kind} {failed} has failed"
 
     def on_failure(self, method: OnFailure) -> None:
         """Calls a method, which is kept weakly, with the error once a rank has failed."""

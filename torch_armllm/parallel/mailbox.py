@@ -14,7 +14,8 @@ from torch import Tensor
 from torch_armllm.ops import LIBRARY
 
 _LINE = 64
-_SLOTS = 2
+SLOTS = 8
+"""Messages that the leader may be ahead of a rank: as many as steps are under way in a pipeline."""
 SLOT_BYTES = 64 << 20
 """Most bytes of a message; memory that no message has used takes no room."""
 _SPIN_NS = 200_000
@@ -25,7 +26,7 @@ _ONCE_MS = 500
 
 def mailbox_bytes(ranks: int) -> int:
     """Returns the bytes of memory of a mailbox."""
-    return _LINE * (1 + ranks) + _SLOTS * SLOT_BYTES
+    return _LINE * (1 + ranks) + SLOTS * SLOT_BYTES
 
 
 def message_numbers(memory: Tensor, ranks: int) -> list[int]:
@@ -40,7 +41,7 @@ def message_numbers(memory: Tensor, ranks: int) -> list[int]:
 
 
 class Mailbox:
-    """One leader, which posts messages in turn to two slots, and readers, which say what they have read.
+    """One leader, which posts messages in turn to several slots, and readers, which say what they have read.
 
     The memory begins with lines of 64 bytes: the number of the latest message, and of the latest one that
     each rank has read.
@@ -73,7 +74,7 @@ class Mailbox:
             raise ValueError(f"a step's message to other ranks has {size} bytes; at most {SLOT_BYTES} fit")
         number = self._number + 1
         for reader in self._readers:
-            self._wait_for(self._base + _LINE * (1 + reader), number - _SLOTS)
+            self._wait_for(self._base + _LINE * (1 + reader), number - SLOTS)
         at = self._slot(number)
         for address, count in parts:
             ctypes.memmove(at, address, count)
@@ -92,7 +93,7 @@ class Mailbox:
         self._post(self._base + _LINE * (1 + rank), self._number)
 
     def _slot(self, number: int) -> int:
-        return self._slots + number % _SLOTS * SLOT_BYTES
+        return self._slots + number % SLOTS * SLOT_BYTES
 
     def _wait_for(self, counter: int, value: int) -> None:
         while self._wait(counter, value, _SPIN_NS, _ONCE_MS) < value:

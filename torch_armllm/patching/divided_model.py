@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,8 @@ from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.patching.build_plan import build_plan
+from torch_armllm.patching.divisible_model import divisible_model
 from torch_armllm.patching.patch import remove_plan
-from torch_armllm.patching.patched_model import servable_model
-from torch_armllm.patching.state import why_not_captured
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.quant.inspection import is_packed
@@ -32,38 +32,16 @@ def divided_model(model: Any, kv_cache_dtype: str | None, group: RankGroup) -> P
     Raises:
         ValueError: the model has no native plan, or an output layer that cannot be shared out.
     """
-    name = type(model).__name__
-    servable = servable_model(model)
-    if servable is None or not isinstance(servable.plan, NativePlan):
-        reason = why_not_captured(model) or "its graph runs node by node"
-        raise ValueError(f"tensor_parallel_size needs a native plan, and {name} has none: {reason}")
-    program = servable.plan.program
-    head = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
-    if head is None:
-        raise ValueError(
-            f"tensor_parallel_size needs an output layer that is one matrix product, and that of {name} "
-            "does more: leave it out"
-        )
+    whole = divisible_model(model, "tensor_parallel_size")
     remove_plan(model)
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     with released_tracing_memory():
         try:
             built = build_plan(model, is_packed(model), cache_dtype, group=group)
         except CaptureError as reason:
-            raise ValueError(f"{name} cannot be shared out among ranks: {reason}") from reason
+            raise ValueError(f"{whole.name} cannot be shared out among ranks: {reason}") from reason
     if not isinstance(built.plan, NativePlan):
-        raise ValueError(f"{name} cannot be shared out among ranks: {'; '.join(built.notes)}")
-    own_head = head.divided(group)
+        raise ValueError(f"{whole.name} cannot be shared out among ranks: {'; '.join(built.notes)}")
+    own_head = whole.head.divided(group)
     collapse([*built.plan.program.constants, *own_head.tensors])
-    return PlanModel(
-        name=servable.name,
-        plan=built.plan,
-        shape=built.shape,
-        vocab_size=servable.vocab_size,
-        max_length=servable.max_length,
-        first_position=servable.first_position,
-        position_limit=servable.position_limit,
-        stated_positions=servable.stated_positions,
-        head=own_head,
-        generation_config=servable.generation_config,
-    )
+    return replace(whole, plan=built.plan, shape=built.shape, head=own_head)

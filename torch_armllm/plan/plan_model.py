@@ -100,6 +100,10 @@ class HeadWeights:
             ranks=HeadRanks(group.communicator, group.rank, columns),
         )
 
+    def without_weights(self) -> HeadWeights:
+        """Returns the layer for a process that computes no logits."""
+        return replace(self, weight=self.weight[:0].clone(), bias=None)
+
     @property
     def tensors(self) -> list[Tensor]:
         """Weight, and bias if there is one."""

@@ -40,6 +40,9 @@ class StepBuilder:
         first_position: position id of a sequence's first token.
         states: states of recurrent layers; empty without.
         pictures: what pictures change; None: there are no pictures.
+
+    Attributes:
+        keeps_states: True if steps have slots for states.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class StepBuilder:
         self.block_size = block_size
         self.first_position = first_position
         self.states = list(states)
+        self.keeps_states = bool(self.states)
         self._pictures = pictures
         self._numbers = None if pictures is None else pictures.numbers
         self._table = BlockTable()
@@ -112,7 +116,7 @@ class StepBuilder:
                 table.write(row, blocks)
             if start >= max_seq_len:
                 max_seq_len = start + 1
-        if self.states:
+        if self.keeps_states:
             self._write_state_slots(step)
         if self._numbers is not None:
             self._numbers.write(self._given, step)
@@ -157,7 +161,7 @@ class StepBuilder:
             at += count
 
     def _state_slots_of(self, count: int) -> Tensor | None:
-        return self._by_sequences[count][2] if self.states else None
+        return self._by_sequences[count][2] if self.keeps_states else None
 
     def build(self, step: Step) -> tuple[StepInputs, list[int]]:
         """Returns the inputs of a step, which must not be empty, and the rows of its tokens that need logits.
@@ -196,7 +200,7 @@ class StepBuilder:
         input_ids, position_ids, slot_ids, saves = self._by_tokens[tokens]
         query_start, seq_lens, _ = self._by_sequences[len(scheduled)]
         table = self._table.view(len(scheduled))
-        if self.states:
+        if self.keeps_states:
             self._write_state_slots(step)
         if self._pictures is not None:
             self._write_pictures(self._pictures, step)

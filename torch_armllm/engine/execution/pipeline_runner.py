@@ -1,0 +1,106 @@
+"""Computes the steps of an engine with a pipeline of processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.engine.execution.rank_leader import RankLeader
+from torch_armllm.engine.step import Step
+from torch_armllm.parallel.stage_link import StageLink
+from torch_armllm.plan.servable_model import ServableModel
+from torch_armllm.plan.step_result import StepResult
+
+
+class PipelineRunner(PlanRunner):
+    """Computes the first layers and the logits of steps; other processes compute the layers between.
+
+    The processes compute different steps at the same time, each in the order in which they begin.
+
+    Args:
+        model: the first stage's layers, and the output layer.
+        num_blocks: blocks of the KV cache.
+        stages: number of processes.
+        link: from the last stage and to the next one.
+        leader: sends the steps to the other stages.
+        has_states: True if any stage has states of recurrent layers.
+        settings: see `PlanRunner`.
+
+    Attributes:
+        stages: number of processes, which is the number of steps that may be under way.
+    """
+
+    def __init__(
+        self,
+        model: ServableModel,
+        num_blocks: int,
+        stages: int,
+        link: StageLink,
+        leader: RankLeader,
+        has_states: bool,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, num_blocks, leader=leader, **settings)
+        self.stages = stages
+        self._link = link
+        self._led = leader
+        self._builder.keeps_states = has_states
+        self._rows: deque[int] = deque()
+
+    def begin(self, step: Step) -> None:
+        """Computes the first layers of a step, while other stages compute earlier ones.
+
+        Raises:
+            RankFailedError: a stage has failed.
+        """
+        try:
+            with self._at_work, torch.no_grad():
+                self._begin(step)
+        except Exception as error:
+            raise self._led.fail(error) from error
+
+    def _begin(self, step: Step) -> None:
+        self.copy_blocks(step)
+        rows: list[int] | None = None
+        if step.decode_only:
+            inputs = self._builder.decode(step)
+        else:
+            inputs, rows = self._builder.build(step)
+            if len(rows) == inputs.tokens:
+                rows = None
+        self._led.send(step, inputs, rows, best=False)
+        self._trace.mark("prepare")
+        if not self.states:  # other stages have some
+            inputs = replace(inputs, state_slots=None)
+        self._link.send(self.plan.run(inputs))
+        self._rows.append(inputs.tokens if rows is None else len(rows))
+        self._trace.mark("decode" if rows is None else "prefill")
+
+    def finish(self) -> StepResult:
+        """Waits for the last hidden states of the oldest step under way, and returns its logits.
+
+        Raises:
+            RankFailedError: a stage has failed.
+        """
+        try:
+            hidden = self._link.receive(self._rows.popleft())
+            with self._at_work, torch.no_grad():
+                return StepResult(self._logits(hidden))
+        except Exception as error:
+            raise self._led.fail(error) from error
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.head(hidden) if len(hidden) else hidden.new_empty(0, self.vocab_size)
+        self._trace.mark("head")
+        return logits
+
+    def compute(self, step: Step, best: bool = False) -> StepResult:
+        """Computes a step while no other is under way; see `PlanRunner.compute`."""
+        assert not self._rows, "steps are under way"
+        self.begin(step)
+        return self.finish()

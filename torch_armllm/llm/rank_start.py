@@ -1,0 +1,61 @@
+"""What the loaders of tensor parallel ranks and of pipeline stages have in common."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from torch_armllm import _version
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.speculative.build import reads_hidden_states
+from torch_armllm.ops import variants
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def described() -> str:
+    """Returns what has to be the same on all ranks: the version, and the kernels."""
+    return f"torch_armllm {_version.__version__}, kernels for {variants.machine().compiled}"
+
+
+_cpus_before: dict[frozenset[int], set[int]] = {}
+"""CPUs of a thread before it became a rank 0, by those of this rank."""
+
+
+def place(cpus: list[int]) -> None:
+    """Lets this thread, and those that it starts, run on the CPUs of rank 0 only."""
+    _cpus_before.setdefault(frozenset(cpus), os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cpus)
+
+
+def take_cpus_back() -> None:
+    """Lets this thread use all its CPUs again, so that the ranks of another engine share out all of them."""
+    if _cpus_before and (before := _cpus_before.get(frozenset(os.sched_getaffinity(0)))) is not None:
+        os.sched_setaffinity(0, before)
+
+
+def agree(own: object, others: list[Any]) -> None:
+    """Compares what has to be equal on all ranks.
+
+    Raises:
+        ValueError: a rank has another.
+    """
+    for rank, other in enumerate(others, start=1):
+        if other != own:
+            raise ValueError(f"rank {rank} has {other}, and rank 0 has {own}")
+
+
+def why_not_divided(model: str | PreTrainedModel, config: EngineConfig) -> str | None:
+    """Returns the reason why several ranks cannot serve a model; None if they may."""
+    if not isinstance(model, str):
+        return "each rank loads its part of the model itself: give the folder in place of a loaded model"
+    if not hasattr(os, "memfd_create"):
+        return "ranks share memory that only Linux has"
+    if config.enable_lora:
+        return "adapters are not shared out among ranks yet: leave enable_lora out"
+    if config.prefix_cache_dir is not None:
+        return "ranks have no prefix cache on disk yet: leave prefix_cache_dir out"
+    if reads_hidden_states(config.speculative_config):
+        return "draft layers are not shared out among ranks yet: draft with n-grams or a draft model"
+    return None
