@@ -18,6 +18,7 @@ from tests.support.rank_processes import ended, pids
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.llm.rank_processes import RankProcesses
 from torch_armllm.model_survey.tiny_models import tiny_model
 
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60)), [5, 6, 7] * 9 + [9]]
@@ -60,3 +61,99 @@ def test_three_stages_return_the_tokens_and_logprobs_of_one_process(folder: Path
     del three
     gc.collect()
     assert all(map(ended, processes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
+def test_stages_with_and_without_states_swap_preempted_sequences(tmp_path: Path, family: str) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    settings: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 4, "kv_cache_memory": None}
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    tokens, preemptions = [], []
+    for stages in (1, 2):
+        llm = load(tmp_path, stages, **settings, swap_space=1 << 20)
+        llm.llm_engine.scheduler.blocks._free[4:] = []  # so few that sequences are preempted
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        tokens.append([output.outputs[0].token_ids for output in outputs])
+        preemptions.append(llm.llm_engine.scheduler.preemptions)
+        del llm
+        gc.collect()
+    assert tokens[0] == tokens[1]
+    assert all(preemptions), preemptions
+
+
+@pytest.mark.slow
+def test_steps_under_way_end_before_a_request_is_aborted(folder: Path) -> None:
+    expected = [output.outputs[0].token_ids for output in run(load(folder, 1), temperature=0)]
+    llm = load(folder, 2)
+    engine = llm.llm_engine
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    outputs: dict[str, RequestOutput] = {}
+    steps = most = 0
+    while engine.has_unfinished_requests():
+        changed = engine.step()
+        steps += 1
+        most = max(most, len(engine._under_way))
+        if steps == 12:
+            changed += engine.abort_request("1")
+        outputs |= {output.request_id: output for output in changed}
+    assert most == 1, "one step begins while the other is under way"
+    assert outputs["1"].outputs[0].finish_reason == "abort" and len(outputs["1"].outputs[0].token_ids) < 24
+    for name in "023":
+        assert outputs[name].outputs[0].token_ids == expected[int(name)]
+    assert engine.scheduler.blocks.free == engine.scheduler.blocks.num_blocks
+
+
+@pytest.mark.slow
+def test_a_killed_stage_ends_the_engine_with_its_reason(folder: Path) -> None:
+    before = set(pids())
+    llm = load(folder, 3)
+    processes = sorted(set(pids()) - before)
+    killer = threading.Timer(1.0, os.kill, [processes[0], signal.SIGKILL])
+    killer.start()
+    with pytest.raises(RankFailedError, match="pipeline stage [12] has failed"):
+        for _ in range(1000):
+            run(llm, temperature=0)
+    killer.join()
+    assert all(map(ended, processes))
+
+
+@pytest.mark.slow
+def test_a_stage_that_does_not_answer_is_killed_and_ends_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RankProcesses, "seconds_to_answer", 1.5)
+    before = set(pids())
+    llm = load(folder, 2)
+    (process,) = set(pids()) - before
+    run(llm, temperature=0)
+    time.sleep(2)
+    run(llm, temperature=0)  # stages that have nothing to do are well
+    os.kill(process, signal.SIGSTOP)
+    with pytest.raises(RankFailedError, match=f"process {process} has not answered for 1.5 s"):
+        for _ in range(1000):
+            run(llm, temperature=0)
+    assert ended(process)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"enable_lora": True}, "adapters are not shared out"),
+        ({"tensor_parallel_size": 2}, "stages are single processes: leave tensor_parallel_size out"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "stages do not verify draft tokens yet",
+        ),
+        ({"pipeline_parallel_size": 65}, "give at most 64"),
+        ({"pipeline_parallel_size": 0}, "give at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_anything_starts(
+    folder: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLM(str(folder), **{"pipeline_parallel_size": 2, **OPTIONS, **settings})
+

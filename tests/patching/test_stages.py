@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny
+from torch_armllm.capture.export import CaptureError
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.parallel.stage import Stage
 from torch_armllm.patching.build_plan import build_plan
@@ -75,6 +76,11 @@ def test_stages_have_the_bits_of_the_whole(name: str) -> None:
     family, count, settings = CASES[name]
     for dtype in (torch.float32, torch.bfloat16):
         check_stages(tiny(family, dtype, **settings), count)
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(CaptureError, match="its layers cannot be shared out among 4 stages"):
+        build_plan(tiny("llama"), False, None, stage=Stage(0, 4))
 
 
 @torch.no_grad()

@@ -270,7 +270,11 @@ class LLMEngine:
 
     def _advance(self, pipeline: Pipeline, step: Step, began: float) -> list[RequestOutput]:
         """Begins a step of a pipeline, and ends the oldest one if the pipeline is full."""
-        pipeline.begin(step)
+        try:
+            pipeline.begin(step)
+        except RankFailedError:
+            self._forget_steps()
+            raise
         self.scheduler.begin(step)
         self._under_way.append((step, began))
         return self._end_oldest() if len(self._under_way) == pipeline.stages else []
@@ -279,8 +283,17 @@ class LLMEngine:
         """Waits for the oldest step of a pipeline, and returns the outputs that it changed."""
         assert self._pipeline is not None
         step, began = self._under_way.popleft()
-        logits, _, hidden = self._pipeline.finish()
+        try:
+            logits, _, hidden = self._pipeline.finish()
+        except RankFailedError:
+            self._forget_steps()
+            raise
         return self._complete(step, self._draw(step, logits), hidden, max(began, self._ended))
+
+    def _forget_steps(self) -> None:
+        """Forgets the steps under way, which a pipeline that has failed does not end."""
+        self._under_way.clear()
+        self.scheduler.forget_steps()
 
     def _draw(self, step: Step, logits: Tensor) -> dict[Sequence, list[int]]:
         """Samples and appends tokens; returns those of each sequence."""

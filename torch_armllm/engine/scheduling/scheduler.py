@@ -204,6 +204,10 @@ class Scheduler:
                 step.advanced.add(scheduled.sequence)
                 self._tables.advance(scheduled.sequence, scheduled.start, scheduled.end, ())
 
+    def forget_steps(self) -> None:
+        """Forgets the steps that are under way: they do not end, and their requests can be aborted only."""
+        self._under_way.clear()
+
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Creates the other sequences of a request when the current step completes its prompt."""
         request = sequence.request
