@@ -1,11 +1,12 @@
-"""Decode steps of two tensor parallel ranks in two network namespaces, beside ranks that share memory.
+"""Decode steps of two processes in two network namespaces, beside processes of one machine.
 
-    sudo python -m bench.network [--shape 1b] [--rate 1gbit] [--rounds 3]
+    sudo python -m bench.network [--shape 1b] [--stages] [--rate 1gbit] [--rounds 3]
 
-The namespaces are connected by a pair of virtual interfaces; ``--rate`` limits both by a token bucket.  Each
-rank has a core.  Ranks on the network and ranks that share memory take turns.  Prints a JSON line: medians of
-a step and of an exchange of 4 KB, and the step that the link predicts, which is the step of ranks that share
-memory, and for every exchange its latency and its bytes at the rate.  Needs root, ``ip`` and ``tc``.
+The processes are tensor parallel ranks, or stages of a pipeline with ``--stages``.  The namespaces are
+connected by a pair of virtual interfaces; ``--rate`` limits both by a token bucket.  Each process has a core.
+Processes on the network and those of one machine take turns.  Prints a JSON line: medians of a step and of an
+exchange of 4 KB, and the step that the link predicts: that of one machine, and for every exchange its latency
+and its bytes at the rate.  The tokens have to be the same.  Needs root, ``ip`` and ``tc``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -68,18 +70,24 @@ def namespaces(rate: str | None) -> Iterator[None]:
             _run("ip", "netns", "del", name)
 
 
-def step_ms(folder: str) -> float:
-    """Returns the milliseconds of a decode step of two ranks: the first half of the steps is not counted."""
+def step_ms(folder: str, setting: str) -> tuple[float, int]:
+    """Returns the milliseconds of a decode step of two processes, and a number that says its tokens.
+
+    The first half of the steps is not counted.
+    """
     settings = {"skip_tokenizer_init": True, "progress": False, "speculative_config": None, "threads": 1}
-    llm = LLM(folder, tensor_parallel_size=2, kv_cache_memory=64 << 20, **settings)
-    engine, seconds = llm.llm_engine, []
+    llm = LLM(folder, kv_cache_memory=64 << 20, **{setting: 2}, **settings)
+    engine, seconds, tokens = llm.llm_engine, [], [0]
     params = SamplingParams(temperature=0.0, max_tokens=2 * _TOKENS, ignore_eos=True)
     engine.add_request("0", list(range(10, 26)), params)
     while engine.has_unfinished_requests():
         began = time.perf_counter()
-        engine.step()
+        changed = engine.step()
+        while not changed:  # a step of a pipeline ends in a later call
+            changed = engine.step()
         seconds.append(time.perf_counter() - began)
-    return 1e3 * median(seconds[_TOKENS:])
+        tokens = changed[0].outputs[0].token_ids
+    return 1e3 * median(seconds[_TOKENS:]), crc32(repr(list(tokens)).encode())
 
 
 def exchange_us() -> float:
@@ -96,11 +104,11 @@ def exchange_us() -> float:
     return 1e6 * median(seconds)
 
 
-def _measured(arguments: list[str], port: int | None) -> float:
-    """Returns the number that this program prints, on two ranks."""
+def _measured(arguments: list[str], port: int | None) -> list[float]:
+    """Returns the numbers that this program prints at last, on two processes."""
     own = [sys.executable, "-m", "bench.network", *arguments]
     if port is None:
-        return float(subprocess.run(own, capture_output=True, text=True, check=True).stdout.split()[-1])
+        return _last_line(subprocess.run(own, capture_output=True, text=True, check=True).stdout)
     started = []
     for rank, name in enumerate(NAMES):
         ranks = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "10.9.0.1", "MASTER_PORT": port}
@@ -112,7 +120,11 @@ def _measured(arguments: list[str], port: int | None) -> float:
     (printed, problems), _ = (each.communicate(timeout=300) for each in started)
     if not printed.split():
         raise RuntimeError(f"rank 0 failed: {problems[-2000:]}")
-    return float(printed.split()[-1])
+    return _last_line(printed)
+
+
+def _last_line(printed: str) -> list[float]:
+    return [float(number) for number in printed.strip().splitlines()[-1].split()]
 
 
 def _bits_a_second(rate: str | None) -> float:
@@ -120,10 +132,21 @@ def _bits_a_second(rate: str | None) -> float:
     return float("inf") if rate is None else float(rate[:-4]) * units[rate[-4:]]
 
 
+def _exchanged(config: Any, stages: bool) -> tuple[int, float]:
+    """Returns the number of a step's exchanges, and the bytes that a process receives."""
+    hidden = config.hidden_size
+    if stages:  # a row to the second stage, and one back
+        return 2, 2 * 2 * hidden
+    columns = [hidden, hidden, config.intermediate_size, hidden]
+    # half of each row, in two bytes an element
+    return config.num_hidden_layers * len(columns) + 1, config.num_hidden_layers * sum(columns)
+
+
 def main() -> None:
     """Measures what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--shape", default="1b", help="a dense model of bench.peers.shapes")
+    parser.add_argument("--stages", action="store_true", help="a pipeline, in place of tensor parallel ranks")
     parser.add_argument("--rate", help="such as 1gbit; default: no limit")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--step", metavar="DIR", help=argparse.SUPPRESS)
@@ -131,22 +154,26 @@ def main() -> None:
     options = parser.parse_args()
     if options.step or options.exchange:
         torch.set_num_threads(1)
-        print(step_ms(options.step) if options.step else exchange_us())
+        setting = "pipeline_parallel_size" if options.stages else "tensor_parallel_size"
+        print(*(step_ms(options.step, setting) if options.step else [exchange_us()]))
         return
     config = AutoConfig.for_model(**SHAPES[options.shape].config)
-    exchanged = [config.hidden_size, config.hidden_size, config.intermediate_size, config.hidden_size]
+    step = ["--stages"] if options.stages else []
     with tempfile.TemporaryDirectory() as folder, namespaces(options.rate):
         save_random_model(config, Path(folder))
-        exchange = _measured(["--exchange"], _PORT)
-        pairs = []
+        (exchange,) = _measured(["--exchange"], _PORT)
+        pairs, every = [], set()
         for number in range(options.rounds):
-            shared = _measured(["--step", folder], None)
-            pairs.append((shared, _measured(["--step", folder], _PORT + 1 + number)))
-    memory, network = (median(each) for each in zip(*pairs, strict=True))
-    count = config.num_hidden_layers * len(exchanged) + 1
-    received = config.num_hidden_layers * sum(exchanged)  # half of each row, in two bytes an element
-    predicted = memory + count * exchange / 1e3 + 8e3 * received / _bits_a_second(options.rate)
-    found = {"shared memory": memory, "network": network, "predicted": predicted}
+            shared, tokens = _measured([*step, "--step", folder], None)
+            ours, others = _measured([*step, "--step", folder], _PORT + 1 + number)
+            pairs.append((shared, ours))
+            every |= {tokens, others}
+    if len(every) > 1:
+        raise RuntimeError("the tokens differ")
+    alone, network = (median(each) for each in zip(*pairs, strict=True))
+    count, received = _exchanged(config, options.stages)
+    predicted = alone + count * exchange / 1e3 + 8e3 * received / _bits_a_second(options.rate)
+    found = {"one machine": alone, "network": network, "predicted": predicted}
     rounded = {f"{name}, ms": round(value, 2) for name, value in found.items()}
     print(
         json.dumps(

@@ -1,12 +1,13 @@
-"""Rates of a model on two tensor parallel ranks of one thread, beside one process with two threads.
+"""Rates of a model on two processes of one thread, beside one process with two threads.
 
-    python -m bench.parallel --shape 1b [--ranks 2] [--rounds 5]
+    python -m bench.parallel --shape 1b [--stages] [--ranks 2] [--rounds 5]
     python -m bench.parallel --exchange [--rounds 200]
 
-Weights are random; both engines hold the same.  They take turns.  Prints a JSON line for each kind of load:
-tokens a second (medians), the median of the ratios of neighboring rounds, and if the tokens are the same.
-With ``--exchange``, two pinned processes gather columns of one token: microseconds of one exchange as an
-instruction of a plan, by the bytes of the whole row.
+The processes are tensor parallel ranks, or stages of a pipeline with ``--stages``, whose prompts are computed
+in chunks of 128 tokens.  Weights are random; both engines hold the same.  They take turns.  Prints a JSON
+line for each kind of load: tokens a second (medians), the median of the ratios of neighboring rounds, and if
+the tokens are the same.  With ``--exchange``, two pinned processes gather columns of one token: microseconds
+of one exchange as an instruction of a plan, by the bytes of the whole row.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from torch_armllm.plan.program import Operand, Program
 
 LOADS = {"prompt 512": (1, 512, 1), "decode 1": (1, 16, 64), "decode 8": (8, 16, 64)}
 """Sequences, prompt tokens, and tokens to generate."""
+_CHUNK = 128
+"""Tokens of a step of a pipeline: a prompt is computed in several steps, which are under way together."""
 _EXCHANGES = 500
 """Exchanges of one plan: its call, and its threads' start, take no part of their time."""
 
@@ -88,14 +91,20 @@ def compare(one: LLM, several: LLM, load: str, rounds: int) -> dict[str, float |
     }
 
 
-def measure(shape: str, ranks: int, rounds: int, report: Callable[[str], object] = print) -> None:
+def measure(
+    shape: str, ranks: int, rounds: int, stages: bool, report: Callable[[str], object] = print
+) -> None:
     """Measures all loads of a shape."""
     with tempfile.TemporaryDirectory() as folder:
         save_random_model(AutoConfig.for_model(**SHAPES[shape].config), Path(folder))
         settings = {"skip_tokenizer_init": True, "progress": False, "speculative_config": None}
         settings |= {"enable_prefix_caching": False, "kv_cache_memory": 512 << 20}
         one = LLM(folder, tensor_parallel_size=1, threads=ranks, **settings)
-        several = LLM(folder, tensor_parallel_size=ranks, threads=1, **settings)
+        if stages:
+            settings |= {"pipeline_parallel_size": ranks, "max_num_batched_tokens": _CHUNK}
+        else:
+            settings |= {"tensor_parallel_size": ranks}
+        several = LLM(folder, threads=1, **settings)
         for load in LOADS:
             report(json.dumps({"shape": shape, "load": load, **compare(one, several, load, rounds)}))
 
@@ -136,6 +145,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", default="1b", choices=SHAPES)
+    parser.add_argument("--stages", action="store_true", help="a pipeline, in place of tensor parallel ranks")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--exchange", action="store_true")
@@ -149,7 +159,7 @@ def main() -> None:
         with subprocess.Popen([*command, "--rank", "1", str(file)], pass_fds=[file]):
             print(json.dumps(exchange(0, file, options.rounds)))
     else:
-        measure(options.shape, options.ranks, options.rounds)
+        measure(options.shape, options.ranks, options.rounds, options.stages)
 
 
 if __name__ == "__main__":

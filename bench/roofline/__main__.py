@@ -19,6 +19,7 @@ from bench.roofline.clusters import CLUSTERS, predict_ranks
 from bench.roofline.figures import Figures, read_records
 from bench.roofline.machines import BARRIER_US, MACHINES, SHARE, Machine, machine_named
 from bench.roofline.models import MODELS, Model, model_named
+from bench.roofline.pipelines import pipeline_speedup
 from bench.roofline.predict import Work, predict
 from bench.roofline.published import PUBLISHED
 
@@ -105,6 +106,17 @@ def speedups(models: Iterable[Model], figures: Figures) -> str:
     return table(["model", "cluster", "link", "ranks", *works], body)
 
 
+def pipelines(models: Iterable[Model], figures: Figures) -> str:
+    """Return a table of pipelines: rates relative to one node, on machines that a network connects."""
+    works = ("prompt 512", "decode, 1", "decode, 8", "decode, 64")
+    body = []
+    for model in models:
+        for cluster in CLUSTERS[-1:]:
+            cells = [f"{pipeline_speedup(model, cluster, WORKS[name], figures):.2f}" for name in works]
+            body.append([model.name, cluster.name, cluster.link.name, cluster.nodes, *cells])
+    return table(["model", "cluster", "link", "stages", *works], body)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -131,6 +143,8 @@ def main() -> None:
     print(compare_published(figures))
     print("\nTensor parallel ranks: rate relative to one node (share of exchanges)\n")
     print(speedups(models, figures))
+    print("\nPipelines: rate relative to one node\n")
+    print(pipelines(models, figures))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def _cache_marks(module: fx.GraphModule, nodes: Sequence[Node]) -> list[int]:
 
 
 def _bytes_before(module: fx.GraphModule, nodes: Sequence[Node]) -> list[int]:
-    """Returns the bytes of weights that the nodes before each place read; tables of embeddings do not count."""
+    """Returns the bytes of weights that the nodes before each place read, without tables of embeddings."""
     read: set[str] = set()
     sizes = []
     for node in nodes:

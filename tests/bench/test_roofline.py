@@ -3,11 +3,19 @@ from __future__ import annotations
 import pytest
 
 from bench.report import DOCUMENT
-from bench.roofline.__main__ import WORKS, compare_published, rates, records, speedups
+from bench.roofline.__main__ import (
+    WORKS,
+    compare_published,
+    pipelines,
+    rates,
+    records,
+    speedups,
+)
 from bench.roofline.clusters import Cluster, Link, predict_ranks
 from bench.roofline.figures import Figures, read_records, shown_records
 from bench.roofline.machines import BARRIER_US, SHARE, Machine
 from bench.roofline.models import Attention, Experts, Model, Product, Recurrence, model_named
+from bench.roofline.pipelines import CHUNK, pipeline_seconds
 from bench.roofline.predict import Work, predict
 
 PREDICTIONS = DOCUMENT.parent / "predictions.md"
@@ -119,6 +127,7 @@ def test_document_tables_cover_every_model_and_machine() -> None:
     document = PREDICTIONS.read_text()
     assert rates(found) in document and compare_published(shown) in document  # as `python -m bench.roofline`
     assert speedups(MODELS, shown) in document
+    assert pipelines(MODELS, shown) in document
 
 
 def test_ranks_share_weights_and_pay_for_exchanges() -> None:
@@ -133,6 +142,22 @@ def test_ranks_share_weights_and_pay_for_exchanges() -> None:
     received = 0.75 * 2 * 4 * ((1 << 14) + 4096)
     assert slow.exchanges == pytest.approx(9 * 50e-6 + received / 1e9)
     assert slow.speedup < shared.speedup
+
+
+def test_pipelines_overlap_steps_and_pay_for_links() -> None:
+    model = Model("one", ((4, (Product(1 << 14, 4096), Product(4096, 1 << 14))),), Product(16, 32, int8=True))
+    free, slow = (Cluster("4", MACHINE, 4, Link("link", *link)) for link in ((1e9, 0.0), (1.0, 500.0)))
+    one, four, prompt = Work(1, 0, 1), Work(4, 0, 4), Work(4 * CHUNK, 0, 1)
+
+    def alone(work: Work) -> float:
+        return predict(model, MACHINE, work, figures()).seconds
+
+    assert pipeline_seconds(model, free, one, figures()) == pytest.approx(alone(one))
+    assert pipeline_seconds(model, free, four, figures()) == pytest.approx(alone(one))
+    chunk = alone(Work(CHUNK, 0, 1)) / 4
+    assert pipeline_seconds(model, free, prompt, figures()) == pytest.approx((4 + 3) * chunk)
+    hop = 500e-6 + 2 * 32 / 1e9
+    assert pipeline_seconds(model, slow, one, figures()) == pytest.approx(alone(one) + 4 * hop)
 
 
 def test_tables_of_products_and_states_are_read() -> None:

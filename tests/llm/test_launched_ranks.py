@@ -22,9 +22,9 @@ import json, sys
 from torch_armllm import LLM, SamplingParams
 
 options = {"skip_tokenizer_init": True, "progress": False, "threads": 1, "kv_cache_memory": 1 << 20}
-llm = LLM(sys.argv[1], tensor_parallel_size=2, **options)
+llm = LLM(sys.argv[1], **{sys.argv[2]: 2}, **options)
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-outputs = llm.generate(json.loads(sys.argv[2]), params, use_tqdm=False)
+outputs = llm.generate(json.loads(sys.argv[3]), params, use_tqdm=False)
 print("tokens", json.dumps([output.outputs[0].token_ids for output in outputs]))
 """
 
@@ -38,10 +38,11 @@ def launch(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_return_the_tokens_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_of_torchrun_return_the_tokens_of_one_process(tmp_path: Path, setting: str) -> None:
     tiny("llama", torch.bfloat16, **SIZES).save_pretrained(tmp_path / "model")
     (tmp_path / "script.py").write_text(SCRIPT)
-    run = launch(tmp_path / "script.py", str(tmp_path / "model"), json.dumps(PROMPTS))
+    run = launch(tmp_path / "script.py", str(tmp_path / "model"), setting, json.dumps(PROMPTS))
     assert run.returncode == 0, run.stderr[-2000:]
     lines = [line for line in run.stdout.splitlines() if line.startswith("tokens")]
     one = LLM(str(tmp_path / "model"), tensor_parallel_size=1, skip_tokenizer_init=True, progress=False)

@@ -42,6 +42,11 @@ def run(llm: LLM, **settings: Any) -> list[RequestOutput]:
     return llm.generate(PROMPTS, params, use_tqdm=False)
 
 
+def run_often(llm: LLM) -> None:
+    for _ in range(1000):
+        run(llm, temperature=0)
+
+
 @pytest.mark.slow
 def test_three_stages_return_the_tokens_and_logprobs_of_one_process(folder: Path) -> None:
     one = load(folder, 1, max_num_batched_tokens=16, max_num_seqs=8)
@@ -114,8 +119,7 @@ def test_a_killed_stage_ends_the_engine_with_its_reason(folder: Path) -> None:
     killer = threading.Timer(1.0, os.kill, [processes[0], signal.SIGKILL])
     killer.start()
     with pytest.raises(RankFailedError, match="pipeline stage [12] has failed"):
-        for _ in range(1000):
-            run(llm, temperature=0)
+        run_often(llm)
     killer.join()
     assert all(map(ended, processes))
 
@@ -133,8 +137,7 @@ def test_a_stage_that_does_not_answer_is_killed_and_ends_the_engine(
     run(llm, temperature=0)  # stages that have nothing to do are well
     os.kill(process, signal.SIGSTOP)
     with pytest.raises(RankFailedError, match=f"process {process} has not answered for 1.5 s"):
-        for _ in range(1000):
-            run(llm, temperature=0)
+        run_often(llm)
     assert ended(process)
 
 
@@ -156,4 +159,3 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         LLM(str(folder), **{"pipeline_parallel_size": 2, **OPTIONS, **settings})
-

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torch_armllm.parallel import mailbox as module
-from torch_armllm.parallel.mailbox import SLOTS, SLOT_BYTES, mailbox_bytes, Mailbox
+from torch_armllm.parallel.mailbox import SLOT_BYTES, SLOTS, Mailbox, mailbox_bytes
 
 
 @pytest.fixture

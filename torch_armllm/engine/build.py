@@ -162,25 +162,21 @@ def build_engine(
             "state_slots": state_slots[0],
             "swap_state_slots": state_slots[1],
         }
-        if ranks is not None and ranks.link is not None:
-            runner = pipeline = PipelineRunner(
-                *(servable, memory.num_blocks, ranks.stages, ranks.link, ranks.lead(sizes)),
-                has_states=bool(state_slots[0]),
-                swap_blocks=memory.swap_blocks,
-                trace=trace,
-                team=team,
-                drawable=drawable,
-                state_slots=state_slots[0],
-                swap_state_slots=state_slots[1],
-                shape=shape,
-            )
+        common: dict[str, Any] = {"swap_blocks": memory.swap_blocks, "drawable": drawable, "shape": shape}
+        common |= {"state_slots": state_slots[0], "swap_state_slots": state_slots[1]}
+        common |= {"trace": trace, "team": team}
+        leader = None if ranks is None else ranks.lead(sizes)
+        if ranks is not None and ranks.link is not None and leader is not None:
+            stages = ranks.stages, ranks.link, leader, bool(state_slots[0])
+            runner = pipeline = PipelineRunner(servable, memory.num_blocks, *stages, **common)
         else:
             runner = PlanRunner(
-                *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots, shape),
+                *(servable, memory.num_blocks),
                 kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
                 adapters=None if adapters is None else AdapterRows(adapters.rows),
                 pictures=None if isinstance(pictures, str) else pictures.steps,
-                leader=None if ranks is None else ranks.lead(sizes),
+                leader=leader,
+                **common,
             )
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
@@ -211,8 +207,7 @@ def build_engine(
 
     speculative_decoder = None
     drafts = config.speculative_config
-    may_draft = isinstance(runner, PlanRunner) and runner is not pipeline
-    if drafts is not None and may_draft and _drafts(drafts, runner, blocks):
+    if drafts is not None and isinstance(runner, PlanRunner) and _drafts(drafts, runner, blocks):
         assert memory is not None
         speculative_decoder = build_speculative_decoder(
             *(drafts, sampler, memory, drafter),
@@ -271,7 +266,12 @@ def _expert_store(servable: ServableModel | None) -> ExpertStore | None:
 
 
 def _drafts(settings: Settings, runner: PlanRunner, blocks: BlockManager) -> bool:
-    """Returns False where ``auto`` does not draft: bits would change, or no slot is spare for states."""
+    """Returns False where ``auto`` does not draft.
+
+    It does not in a pipeline, where bits would change, and where no slot is spare for states.
+    """
+    if isinstance(runner, PipelineRunner):
+        return False
     if settings != "auto":
         return True
     no_room = blocks.states is not None and not blocks.states.spare

@@ -20,7 +20,6 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
 from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
-from torch_armllm.llm.staged_loader import load_staged_engine
 from torch_armllm.llm.engine_facts import EngineFacts, hidden_size_of
 from torch_armllm.llm.foreign_settings import NO_CODE
 from torch_armllm.llm.loader import (
@@ -34,6 +33,7 @@ from torch_armllm.llm.loader import (
     verify_checksums,
 )
 from torch_armllm.llm.replica_loader import load_replicas
+from torch_armllm.llm.staged_loader import load_staged_engine
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.runner import Runner, choose_runner

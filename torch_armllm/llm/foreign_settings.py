@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 _ONE_PROCESS = (
-    "give tensor_parallel_size, which shares out a model among processes of one machine, or leave it out"
+    "give tensor_parallel_size or pipeline_parallel_size, whose processes are started on one machine, or by "
+    "torchrun on several; leave it out"
 )
 NO_CODE = "code of a checkpoint is never run: leave it out, and load a model whose class is in transformers"
 _PARALLEL = (

@@ -19,8 +19,8 @@ from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import with_state_dtype
-from torch_armllm.parallel.connections import Connections
 from torch_armllm.llm.rank_start import agree
+from torch_armllm.parallel.connections import Connections
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
 from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.plan.plan_model import PlanModel

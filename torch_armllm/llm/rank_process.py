@@ -25,8 +25,9 @@ from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import with_state_dtype
-from torch_armllm.llm.divided_loader import described, divide
+from torch_armllm.llm.divided_loader import divide
 from torch_armllm.llm.loader import load_patched
+from torch_armllm.llm.rank_start import described
 from torch_armllm.llm.staged_loader import STAGE_SECONDS, stage_of
 from torch_armllm.ops.collective import open_communicator
 from torch_armllm.parallel.mailbox import Mailbox
@@ -68,8 +69,10 @@ def _run(rank: int, ranks: int, memory: GroupMemory, connection: Connection, lin
     sizes: dict[str, Any] = connection.recv()
     shape = with_state_dtype(part.shape, STATE_DTYPES[sizes.pop("state_dtype")])
     if links:
-        link = StageLink(*(socket(fileno=each) for each in links), STAGE_SECONDS)
-        executor: StepExecutor = StageExecutor(part, shape=shape, link=link, is_last=rank == ranks - 1, **sizes)
+        previous, following = (socket(fileno=each) for each in links)
+        link = StageLink(previous, following, STAGE_SECONDS)
+        is_last = rank == ranks - 1
+        executor: StepExecutor = StageExecutor(part, shape=shape, link=link, is_last=is_last, **sizes)
     else:
         executor = StepExecutor(part, shape=shape, **sizes)
     threading.Thread(target=_end_with, args=[connection], name="armllm-leader", daemon=True).start()
@@ -87,9 +90,7 @@ def _columns(
     return divided.model, divided.fingerprint
 
 
-def _stage(
-    model: Any, cache_dtype: str, rank: int, ranks: int, memory: GroupMemory
-) -> tuple[PlanModel, Any]:
+def _stage(model: Any, cache_dtype: str, rank: int, ranks: int, memory: GroupMemory) -> tuple[PlanModel, Any]:
     """Returns this rank's layers of a model, and what the leader compares."""
     staged = stage_of(model, cache_dtype, rank, ranks)
     return staged.model, staged.facts

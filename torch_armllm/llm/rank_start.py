@@ -1,4 +1,4 @@
-"""What the loaders of tensor parallel ranks and of pipeline stages have in common."""
+"""Common parts of the loaders of tensor parallel ranks and of pipeline stages."""
 
 from __future__ import annotations
 

@@ -157,7 +157,9 @@ def _load_launched(
     if group.rank > 0:
         is_last = group.rank == group.size - 1
         group.run(stage.model, config, functools.partial(StageExecutor, link=link, is_last=is_last))
-    engine = build_engine(stage.model, tokenizer, config, ranks=StagedRanks(stage, facts, link, group, config))
+    engine = build_engine(
+        stage.model, tokenizer, config, ranks=StagedRanks(stage, facts, link, group, config)
+    )
     weakref.finalize(engine, group.close)
     return LoadedEngine(engine, stage.model, tokenizer)
 

@@ -66,4 +66,6 @@ def staged_model(model: Any, kv_cache_dtype: str | None, number: int, count: int
     collapse([*built.plan.program.constants, *head.tensors])
     program = whole.plan.program
     facts = whole.name, count, program.opcodes, program.columns, program.dtype, whole.vocab_size, whole.shape
-    return StagedModel(replace(whole, plan=built.plan, shape=built.shape, head=head), whole.shape, repr(facts))
+    return StagedModel(
+        replace(whole, plan=built.plan, shape=built.shape, head=head), whole.shape, repr(facts)
+    )
