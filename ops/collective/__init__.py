@@ -14,21 +14,30 @@ __all__ = [
     "gather_columns",
     "open_communicator",
     "rank_of",
+    "shared_bytes_of",
 ]
 
 _LINE = 64
 _ranks: dict[int, int] = {}
 """Number of this process in each open communicator."""
+_shared: dict[int, int] = {}
+"""Bytes of the shared arena of each open communicator that has one."""
 
 
-def communicator_bytes(ranks: int, buffer_bytes: int) -> int:
-    """Returns the bytes of memory that the ranks of a communicator share."""
-    return _LINE * (1 + ranks) + 2 * ranks * buffer_bytes
+def communicator_bytes(ranks: int, buffer_bytes: int, shared_bytes: int = 0) -> int:
+    """Returns the bytes of memory that the ranks of a communicator share.
+
+    Args:
+        ranks: number of ranks.
+        buffer_bytes: bytes of each of a rank's two buffers.
+        shared_bytes: in which plans put what all ranks read; 0: ranks copy from each other's buffers.
+    """
+    return _LINE * (1 + ranks) + 2 * ranks * buffer_bytes + shared_bytes
 
 
-def communicator_memory(ranks: int, buffer_bytes: int) -> Tensor:
+def communicator_memory(ranks: int, buffer_bytes: int, shared_bytes: int = 0) -> Tensor:
     """Returns memory of this process for a communicator: uint8 zeros that begin on a cache line."""
-    size = communicator_bytes(ranks, buffer_bytes)
+    size = communicator_bytes(ranks, buffer_bytes, shared_bytes)
     whole = torch.zeros(size + _LINE, dtype=torch.uint8)
     return whole[-whole.data_ptr() % _LINE :][:size]
 
@@ -45,7 +54,7 @@ def open_communicator(
 
     Args:
         memory: uint8, `communicator_bytes` of them that begin on a cache line: shared by all ranks, and 0 at
-            first.  With ``sockets`` it is this process's own.
+            first.  With ``sockets`` it is this process's own.  More of it is the shared arena of plans.
         rank: number of this process.
         ranks: number of processes, 64 at most.
         buffer_bytes: bytes of each of a rank's two buffers, a multiple of 64; larger exchanges take several
@@ -61,6 +70,8 @@ def open_communicator(
         memory, rank, ranks, buffer_bytes, int(timeout * 1000), list(sockets)
     )
     _ranks[handle] = rank
+    if not sockets:
+        _shared[handle] = memory.numel() - communicator_bytes(ranks, buffer_bytes)
     return handle
 
 
@@ -69,10 +80,16 @@ def rank_of(communicator: int) -> int:
     return _ranks[communicator]
 
 
+def shared_bytes_of(communicator: int) -> int:
+    """Returns the bytes in which plans put what all ranks of a communicator read; 0 if there are none."""
+    return _shared.get(communicator, 0)
+
+
 def close_communicator(communicator: int) -> None:
     """Closes a communicator; plans that use it keep it alive."""
     torch.ops.armllm.communicator_close(communicator)
     _ranks.pop(communicator, None)
+    _shared.pop(communicator, None)
 
 
 def gather_columns(x: Tensor, communicator: int, columns: Sequence[int]) -> Tensor:

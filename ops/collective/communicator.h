@@ -6,7 +6,7 @@
 // others publish n - 1, hence they have read its part of n - 2.  There is no further barrier.
 //
 // Layout of the memory, in lines of 64 bytes: the number of the rank that failed plus 1, or 0; the number of
-// each rank's latest exchange; each rank's two buffers.
+// each rank's latest exchange; each rank's two buffers; a plan's shared arena.
 #pragma once
 
 #include <atomic>
@@ -23,12 +23,13 @@ constexpr int64_t kMaxCommunicatorRanks = 64;
 class Communicator {
  public:
   // `memory` is aligned to a cache line, and 0 in a new group.  `network` is null for ranks that share it.
-  Communicator(char* memory, int64_t rank, int64_t ranks, int64_t buffer_bytes, int64_t timeout_ns,
-               std::shared_ptr<const NetworkLinks> network)
+  Communicator(char* memory, int64_t rank, int64_t ranks, int64_t buffer_bytes, int64_t shared_bytes,
+               int64_t timeout_ns, std::shared_ptr<const NetworkLinks> network)
       : memory_(memory),
         rank_(rank),
         ranks_(ranks),
         buffer_bytes_(buffer_bytes),
+        shared_bytes_(shared_bytes),
         timeout_ns_(timeout_ns),
         network_(std::move(network)) {}
   static int64_t bytes(int64_t ranks, int64_t buffer_bytes) {
@@ -38,6 +39,9 @@ class Communicator {
   int64_t rank() const { return rank_; }
   int64_t ranks() const { return ranks_; }
   int64_t buffer_bytes() const { return buffer_bytes_; }
+  // Memory in which plans put what all ranks read; 0 bytes if there is none.
+  char* shared() const { return memory_ + bytes(ranks_, buffer_bytes_); }
+  int64_t shared_bytes() const { return shared_bytes_; }
 
   // Begins an exchange and returns its number.
   int64_t begin() { return ++number_; }
@@ -57,7 +61,7 @@ class Communicator {
   }
 
   char* memory_;
-  int64_t rank_, ranks_, buffer_bytes_, timeout_ns_;
+  int64_t rank_, ranks_, buffer_bytes_, shared_bytes_, timeout_ns_;
   std::shared_ptr<const NetworkLinks> network_;
   int64_t number_ = 0;
 };

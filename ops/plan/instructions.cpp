@@ -7,6 +7,7 @@
 #include "attention/paged_attention.h"
 #include "collective/communicators.h"
 #include "collective/gather_columns.h"
+#include "collective/meeting.h"
 #include "embedding/embedding.h"
 #include "linear/quant_linear.h"
 #include "lora/lora.h"
@@ -212,7 +213,18 @@ Instruction build(const fields::lora& op) {
   return instruction;
 }
 
+Instruction build(const fields::meet& op) {
+  auto task = std::make_unique<Meeting>();
+  task->communicator = communicator_of(op.communicator);
+  return simple(std::move(task), [](Meeting&, const Frame&) {});
+}
+
 Instruction build(const fields::gather_columns& op) {
+  if (op.out.space == Space::shared) {
+    auto meeting = std::make_unique<Meeting>();
+    meeting->communicator = communicator_of(op.communicator);
+    return simple(std::move(meeting), [](Meeting&, const Frame&) {});
+  }
   auto task = std::make_unique<GatherColumns>();
   task->args.communicator = communicator_of(op.communicator);
   for (const fields::rank_part& part : op.parts) task->args.columns.push_back(part.columns);

@@ -57,12 +57,12 @@ class Checks {
   // The most elements that a row can hold whose size only the step's inputs tell.
   int64_t room(const View& view) const {
     needed(view, "rows");
-    STD_TORCH_CHECK(view.space == Space::arena || view.space == Space::output,
+    const bool in_arena = view.space == Space::arena || view.space == Space::shared;
+    STD_TORCH_CHECK(in_arena || view.space == Space::output,
                     "plan: keys, values and results of attention must lie in the arena or in an output");
     rows(view, 1);
-    const bool arena = view.space == Space::arena;
-    const int64_t bytes = arena ? bounds_.arena_bytes - view.index : bounds_.output_bytes[view.index];
-    return bytes / size_of(view.type) - view.column;
+    if (!in_arena) return bounds_.output_bytes[view.index] / size_of(view.type) - view.column;
+    return (arena_bytes(view) - view.index) / size_of(view.type) - view.column;
   }
   // `columns` adjacent elements a token, or that many altogether in a constant.
   void packed(const View& view, double columns, ElementType type) const {
@@ -134,6 +134,15 @@ class Checks {
     STD_TORCH_CHECK(view.space == Space::input && view.column == 0, "plan: ", name, " must be an input");
     packed(view, 1, ElementType::i64);
   }
+  // A program has one shared arena at most.
+  void share(std::shared_ptr<Communicator> communicator, int64_t bytes_per_token) const {
+    STD_TORCH_CHECK(bounds_.communicator == nullptr, "plan: ranks meet twice in a step");
+    bounds_.communicator = std::move(communicator);
+    bounds_.shared_bytes = bytes_per_token;
+  }
+  void shared_by(const std::shared_ptr<Communicator>& communicator) const {
+    STD_TORCH_CHECK(bounds_.communicator == communicator, "plan: other ranks share the arena");
+  }
   void cache(const CacheNeed& need) const { bounds_.needs.add(need); }
   void state(const StateNeed& need) const { bounds_.needs.add(need); }
   const char* data(const View& view) const {
@@ -159,12 +168,15 @@ class Checks {
     double room = 0, begin = 0;
     if (view.space == Space::constant) room = double(bounds_.constant_bytes[view.index]), more = 0;
     if (view.space == Space::output) room = double(bounds_.output_bytes[view.index]);
-    if (view.space == Space::arena) {
-      room = double(bounds_.arena_bytes), begin = double(view.index);
+    if (view.space == Space::arena || view.space == Space::shared) {
+      room = double(arena_bytes(view)), begin = double(view.index);
       STD_TORCH_CHECK(view.index % size_of(view.type) == 0, "plan: an operand is not aligned");
     }
     STD_TORCH_CHECK(begin + bytes <= room && begin + more <= room, "plan: an operand needs ", begin + bytes,
                     " bytes of a memory of ", room, ": the plan is damaged; make it again");
+  }
+  int64_t arena_bytes(const View& view) const {
+    return view.space == Space::shared ? bounds_.shared_bytes : bounds_.arena_bytes;
   }
   static constexpr double kMost = double(int64_t{1} << 40);
   Bounds& bounds_;

@@ -81,6 +81,9 @@ char* Frame::address(const View& view) const {
     case Space::arena:
       base = arena + view.index * tokens;
       break;
+    case Space::shared:
+      base = shared + view.index * tokens;
+      break;
     case Space::constant:
       base = constants[view.index];
       break;
@@ -130,7 +133,7 @@ float Reader::real() {
 View Reader::view() {
   View v;
   const int64_t space = number("the space of an operand", 0);
-  STD_TORCH_CHECK(space <= static_cast<int64_t>(Space::output), "plan: unknown space ", space);
+  STD_TORCH_CHECK(space <= static_cast<int64_t>(Space::shared), "plan: unknown space ", space);
   v.space = static_cast<Space>(space);
   v.index = number("the index of an operand", 0);
   v.column = number("the column of an operand", 0);
@@ -178,6 +181,8 @@ Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
     at += 2 + size;
   }
   needs_ = std::move(bounds.needs);
+  shared_bytes_per_token_ = bounds.shared_bytes;
+  communicator_ = std::move(bounds.communicator);
   for (Instruction& instruction : instructions_) {
     tasks_.push_back(instruction.task.get());
     if (instruction.still_valid) conditions_.push_back(&instruction.still_valid);
@@ -220,6 +225,12 @@ void Plan::bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, 
   if (tokens == 0) return;
   values_ = check_step(needs_, inputs, tokens);
   frame.arena = reserve(arena_, arena_capacity_, arena_bytes_per_token_, tokens);
+  if (communicator_ != nullptr) {
+    STD_TORCH_CHECK(shared_bytes_per_token_ <= communicator_->shared_bytes() / tokens, "plan: a step of ",
+                    tokens, " tokens needs ", shared_bytes_per_token_, " bytes a token of the ",
+                    communicator_->shared_bytes(), " that ranks share: set max_num_batched_tokens lower");
+    frame.shared = communicator_->shared();
+  }
   int64_t scratch = 0;
   for (Instruction& instruction : instructions_) {
     instruction.bind(frame);

@@ -8,7 +8,8 @@
 //
 // All activations lie in one arena, as rows of tokens.  The location of an activation is a byte offset per
 // token.  Offsets are multiplied by the number of tokens, so the arena's layout is fixed when the program is
-// encoded.
+// encoded.  Tensor parallel ranks of a machine have a second arena, which they share: each writes its columns of
+// rows that all of them read.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -21,6 +22,7 @@
 #include <mutex>
 #include <vector>
 
+#include "collective/communicator.h"
 #include "dispatch/variants.h"
 #include "plan/step_checks.h"
 #include "runtime/task_times.h"
@@ -50,7 +52,7 @@ inline int64_t size_of(ElementType type) {
 // Location of an operand; a program encodes it as five integers.
 struct View {
   Space space = Space::none;
-  int64_t index = 0;   // arena: byte offset per token; else the index of a constant, input or output
+  int64_t index = 0;   // arenas: byte offset per token; else the index of a constant, input or output
   int64_t column = 0;  // first column, in elements
   int64_t stride = 0;  // elements from one row to the next
   ElementType type = ElementType::f32;
@@ -62,6 +64,7 @@ struct View {
 struct Frame {
   int64_t tokens = 0;
   char* arena = nullptr;
+  char* shared = nullptr;
   char* const* constants = nullptr;
   const std::vector<Tensor>* inputs = nullptr;
   std::vector<Tensor> outputs;
@@ -79,9 +82,11 @@ struct Frame {
   }
 };
 
-// Sizes of the memory that operands lie in; those of the arena and of outputs are bytes per token.
+// Sizes of the memory that operands lie in; those of the arenas and of outputs are bytes per token.
 struct Bounds {
   int64_t arena_bytes = 0;
+  int64_t shared_bytes = 0;
+  std::shared_ptr<Communicator> communicator;  // of the shared arena
   std::vector<int64_t> constant_bytes, output_bytes;
   std::vector<const char*> constants;
   StepNeeds needs;  // what instructions need of a step's inputs, whose sizes are unknown before it
@@ -160,6 +165,8 @@ class Plan {
   std::vector<TaskSet*> tasks_;
   std::vector<const std::function<bool()>*> conditions_;  // still_valid of the instructions that have it
   int64_t arena_bytes_per_token_ = 0;
+  int64_t shared_bytes_per_token_ = 0;
+  std::shared_ptr<Communicator> communicator_;
   std::unique_ptr<char[]> arena_, scratch_;
   int64_t arena_capacity_ = 0, scratch_capacity_ = 0;
   std::exception_ptr failure_;  // of a replay; the next run_then reports it

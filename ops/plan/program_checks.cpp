@@ -170,6 +170,11 @@ void check_fields(const Checks& c, const fields::lora& op) {
   }
 }
 
+void check_fields(const Checks& c, const fields::meet& op) {
+  c.positive(op.bytes_per_token, "the bytes of a token that ranks share");
+  c.share(communicator_of(op.communicator), op.bytes_per_token);
+}
+
 void check_fields(const Checks& c, const fields::gather_columns& op) {
   const std::shared_ptr<Communicator> communicator = communicator_of(op.communicator);
   const int64_t ranks = communicator->ranks();
@@ -185,6 +190,13 @@ void check_fields(const Checks& c, const fields::gather_columns& op) {
   c.rows(op.out, all);
   c.same_type({op.x, op.out});
   c.needed(op.x, "x"), c.needed(op.out, "out");
+  if (op.out.space != Space::shared) return;
+  int64_t before = 0;
+  for (int64_t rank = 0; rank < communicator->rank(); ++rank) before += op.parts[rank].columns;
+  STD_TORCH_CHECK(op.x.space == Space::shared && op.x.index == op.out.index &&
+                      op.x.column == op.out.column + before && op.x.stride == op.out.stride,
+                  "plan: a rank's columns are not in their place among those of all ranks");
+  c.shared_by(communicator);
 }
 
 void check_fields(const Checks& c, const fields::moe& op) {

@@ -9,16 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.support.models import tiny
+from tests.support.rank_plans import built
 from tests.support.ranks import at_once, communicators
-from torch_armllm.capture.export import capture
-from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.parallel.rank_group import HeadShares, RankGroup
-from torch_armllm.passes import PassContext, run_passes
-from torch_armllm.passes.lib.cache_layout import cache_layout
-from torch_armllm.plan.infer_cache import cache_shape_of, shape_of_rank
-from torch_armllm.plan.make import make_plan
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.sample_steps import sample_hidden
 from torch_armllm.quant.inplace import quantize
@@ -67,27 +62,16 @@ SURVEYED = {
 """Families with latents and recurrent layers, ranks, and the sizes of the first rank's states."""
 
 
-def built(model: Any, group: RankGroup | None) -> tuple[NativePlan, Shape, bool]:
-    captured = capture(model)
-    graph = captured.graph_module
-    context = PassContext(layout=cache_layout(graph), group=group)
-    assert context.layout is not None
-    shape = cache_shape_of(base_model_of(model), graph, context.layout, None)
-    run_passes(graph, context)
-    shape = shape_of_rank(shape, graph, context)
-    plan, reason = make_plan(graph)
-    assert isinstance(plan, NativePlan), reason
-    return plan, shape, context.divides_heads
-
-
-def check_ranks(model: Any, ranks: int) -> tuple[NativePlan, list[tuple[NativePlan, Shape, bool]]]:
+def check_ranks(
+    model: Any, ranks: int, shared_bytes: int = 1 << 20
+) -> tuple[NativePlan, list[tuple[NativePlan, Shape, bool]]]:
     """Compares the ranks of a quantized model with a single process, whose plan it returns, and theirs."""
     quantize(model, Recipe.of("int4"), progress=False)
     ids = torch.randint(3, 90, (1, 23), generator=torch.Generator().manual_seed(2))
     positions = torch.arange(23)[None]
     whole, shape, _ = built(model, None)
     expected = sample_hidden(whole, shape, ids, positions)
-    with communicators(ranks, 1 << 12) as (_, handles):
+    with communicators(ranks, 1 << 12, shared_bytes=shared_bytes) as (_, handles):
         parts = [built(model, RankGroup(r, ranks, handles[r], least_columns=32)) for r in range(ranks)]
         assert all("gather_columns" in plan.opcodes for plan, _, _ in parts)
 
@@ -111,7 +95,7 @@ def check_ranks(model: Any, ranks: int) -> tuple[NativePlan, list[tuple[NativePl
 def test_ranks_have_the_bits_of_one(name: str, dtype: torch.dtype) -> None:
     family, ranks, settings, divides = CASES[name]
     whole, parts = check_ranks(tiny(family, dtype, **settings), ranks)
-    assert all(part[2] is divides for part in parts)
+    assert all(part[2] is divides and part[0].opcodes[0] == "meet" for part in parts)
     weights = sum(c.nbytes for c in whole.program.constants if c.dtype == torch.uint8)
     most = max(sum(c.nbytes for c in p.program.constants if c.dtype == torch.uint8) for p, _, _ in parts)
     assert most < 0.75 * weights

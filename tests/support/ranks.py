@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 @contextmanager
 def communicators(
-    ranks: int, buffer_bytes: int = 1 << 16, timeout: float = 60.0
+    ranks: int, buffer_bytes: int = 1 << 16, timeout: float = 60.0, shared_bytes: int = 0
 ) -> Iterator[tuple[torch.Tensor, list[int]]]:
     """Opens a communicator for each rank; yields the memory that they share, and their handles."""
-    memory = communicator_memory(ranks, buffer_bytes)
+    memory = communicator_memory(ranks, buffer_bytes, shared_bytes)
     handles = [open_communicator(memory, rank, ranks, buffer_bytes, timeout) for rank in range(ranks)]
     try:
         yield memory, handles

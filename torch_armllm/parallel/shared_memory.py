@@ -13,6 +13,8 @@ from torch_armllm.parallel.mailbox import mailbox_bytes
 
 BUFFER_BYTES = 2 << 20
 """Bytes of each of a rank's two buffers for exchanges; larger exchanges take several rounds."""
+SHARED_BYTES = 16 << 30
+"""Bytes of the arena that the plans of all ranks share; those that no step has written take no room."""
 
 
 class GroupMemory:
@@ -32,7 +34,7 @@ class GroupMemory:
     """
 
     def __init__(self, ranks: int, file: int | None = None) -> None:
-        first = communicator_bytes(ranks, BUFFER_BYTES)
+        first = communicator_bytes(ranks, BUFFER_BYTES, SHARED_BYTES)
         size = first + mailbox_bytes(ranks)
         if file is None:
             file = os.memfd_create("torch_armllm ranks")

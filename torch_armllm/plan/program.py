@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_armllm.ops import tables
 from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS, RECORDS
 
-Space = Literal["none", "arena", "constant", "input", "output"]
+Space = Literal["none", "arena", "constant", "input", "output", "shared"]
 """Memory of an operand."""
 TYPES = {getattr(torch, name): number for name, number in ENUMS["ElementType"].items()}
 TYPES |= dict.fromkeys(
@@ -38,6 +38,9 @@ class Storage:
     last: int = 0
     offset: int = 0
     is_output: bool = False
+    is_shared: bool = False
+    inside: tuple[Storage, int] | None = None
+    """Rows of which these are some columns, and the first of these; see `share_rows`."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -144,11 +147,11 @@ class Instruction:
                 yield from (f for record in value for f in record.values() if isinstance(f, Operand))
 
 
-def _layout(storages: list[Storage]) -> int:
+def layout(storages: Iterable[Storage]) -> int:
     """Sets every storage's offset so that those alive together do not overlap; returns bytes per token."""
     placed: list[Storage] = []
     total = 0
-    for storage in sorted((s for s in storages if not s.is_output), key=lambda s: s.first):
+    for storage in sorted(storages, key=lambda s: s.first):
         alive = sorted((p for p in placed if p.last >= storage.first), key=lambda p: p.offset)
         offset = 0
         for other in alive:
@@ -252,7 +255,8 @@ class Program:
         """Lays out the arena and returns the input of a native plan."""
         for number, storage in enumerate(self.outputs):
             storage.is_output, storage.offset = True, number
-        integers = [_layout(self.storages), len(self.outputs)]
+        own = (s for s in self.storages if not (s.is_output or s.is_shared or s.inside))
+        integers = [layout(own), len(self.outputs)]
         for storage in self.outputs:
             integers += [storage.columns, TYPES[storage.dtype]]
         integers.append(len(self.instructions))
@@ -296,8 +300,12 @@ def _encode_fields(
 
 
 def _encode_operand(operand: Operand) -> list[int]:
-    space, index = operand.space, operand.index
-    if operand.storage is not None:
-        space = "output" if operand.storage.is_output else "arena"
-        index = operand.storage.offset
-    return [ENUMS["Space"][space], index, operand.column, operand.stride, TYPES[operand.dtype]]
+    space, index, column, stride = operand.space, operand.index, operand.column, operand.stride
+    storage = operand.storage
+    if storage is not None and storage.inside is not None:
+        storage, first = storage.inside
+        column, stride = column + first, storage.columns
+    if storage is not None:
+        space = "output" if storage.is_output else "shared" if storage.is_shared else "arena"
+        index = storage.offset
+    return [ENUMS["Space"][space], index, column, stride, TYPES[operand.dtype]]

@@ -27,6 +27,7 @@ from torch_armllm.plan.lower import (
 )
 from torch_armllm.plan.lowering import Lowering, Writer
 from torch_armllm.plan.program import Program
+from torch_armllm.plan.share_rows import share_rows
 
 WRITERS: dict[Any, Writer] = {
     **views.WRITERS,
@@ -54,4 +55,5 @@ def lower(module: fx.GraphModule) -> Program:
     program = Lowering(module, WRITERS).run()
     fuse_norms(program)  # it counts the instructions as they were written
     join_adapters(program)
+    share_rows(program)
     return program
