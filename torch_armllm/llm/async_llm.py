@@ -19,6 +19,7 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.base import LLMBase
+from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -56,8 +57,10 @@ class AsyncLLM(LLMBase):
             runner.on_failure(self._thread.end)
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
+        self._reading = ThreadPoolExecutor(1, "armllm-adapters")
         close = None if self.replicas is None else self.replicas.close
-        self._end = weakref.finalize(self, _end, self._thread, self._tokenizing, close)
+        pools = self._tokenizing, self._reading
+        self._end = weakref.finalize(self, _end, self._thread, pools, close)
 
     async def generate(
         self,
@@ -95,7 +98,11 @@ class AsyncLLM(LLMBase):
         self._thread.check()
         if isinstance(prompt, str) and self._tokenizer is not None:
             prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
-        options = {} if lora_request is None else {"lora_request": lora_request}
+        options: dict[str, Any] = {}
+        if lora_request is not None:
+            options["lora_request"] = lora_request
+            if (prepared := await self._prepared(lora_request)) is not None:
+                options["prepared"] = prepared
         self._thread.add(name, stream, prompt, params, priority, **options)
         finished = False
         try:
@@ -259,8 +266,21 @@ class AsyncLLM(LLMBase):
         return self._sessions
 
     async def add_lora(self, lora_request: LoRARequest) -> None:
-        """Loads an adapter between two steps; see `LLMEngine.add_lora`."""
-        await self.between_steps(lambda: self.llm_engine.add_lora(lora_request))
+        """Loads an adapter; see `LLMEngine.add_lora`.
+
+        It is read and checked while requests run, and takes its place between two steps.  Replicas read it
+        between two steps.
+        """
+        prepared = await self._prepared(lora_request)
+        given = () if prepared is None else (prepared,)
+        await self.between_steps(lambda: self.llm_engine.add_lora(lora_request, *given))
+
+    async def _prepared(self, lora_request: LoRARequest) -> PreparedAdapter | None:
+        """Reads an adapter in a thread of its own; None: it is loaded, or replicas read it themselves."""
+        if self.replicas is not None or self.llm_engine.has_lora(lora_request):
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reading, self.llm_engine.prepare_lora, lora_request)
 
     async def remove_lora(self, lora_id: int) -> None:
         """Unloads an adapter between two steps; see `LLMEngine.remove_lora`."""
@@ -293,8 +313,11 @@ class AsyncLLM(LLMBase):
         return {"prompt": prompt, "prompt_token_ids": self.llm_engine.preprocessor.tokenize(prompt)}
 
 
-def _end(thread: EngineThread, tokenizing: ThreadPoolExecutor, close: Callable[[], object] | None) -> None:
+def _end(
+    thread: EngineThread, pools: Sequence[ThreadPoolExecutor], close: Callable[[], object] | None
+) -> None:
     thread.stop()
     if close is not None:
         close()
-    tokenizing.shutdown(wait=False)
+    for pool in pools:
+        pool.shutdown(wait=False)

@@ -65,10 +65,14 @@ class LoraSlots(nn.Module):
         """Number of adapters that fit."""
         return len(self.ranks)
 
+    def prepare(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns an adapter's factors ``(r, in_features)`` and ``(r, out_features)`` as slots hold them."""
+        return a.to(self.a.dtype), lora_blocks(b.to(self.b.dtype))
+
     def write(self, slot: int, a: Tensor, b: Tensor) -> None:
-        """Writes an adapter's factors ``(r, in_features)`` and ``(r, out_features)`` to a slot."""
+        """Writes an adapter's factors, as `prepare` returns them, to a slot."""
         rank = len(a)
-        self.a[slot, :rank], self.b[slot, :, :rank], self.ranks[slot] = a, lora_blocks(b), rank
+        self.a[slot, :rank], self.b[slot, :, :rank], self.ranks[slot] = a, b, rank
 
     def clear(self, slot: int) -> None:
         """Empties a slot."""
