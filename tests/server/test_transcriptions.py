@@ -9,14 +9,17 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server_live import NAME, Live, live
 from tests.support.whisper_folder import sound, whisper_folder
 from torch_armllm import AsyncLLM
+from torch_armllm.speech.subtitles import srt, vtt
 from torch_armllm.speech.transcriber import Transcriber
 
 PATH = "/v1/audio/transcriptions"
@@ -57,6 +60,48 @@ def test_formats(client: OpenAI, transcriber: Transcriber) -> None:
     assert translated.text == transcriber(sound(1.0, kind="FLAC"), task="translate").text
 
 
+@pytest.mark.parametrize("kind", ["srt", "vtt"])
+def test_subtitles_have_the_segments(client: OpenAI, transcriber: Transcriber, kind: Any) -> None:
+    audio = sound(2.0)
+    expected = transcriber(audio, language="en")
+    found = client.audio.transcriptions.create(
+        model="whisper", file=("a.wav", audio), language="en", response_format=kind
+    )
+    assert found == {"srt": srt, "vtt": vtt}[kind](expected)
+    assert str(found).count(" --> ") == sum(bool(each.text.strip()) for each in expected.segments) > 0
+
+
+def test_metrics_count_audio_and_responses(tiny_llm: AsyncLLM, transcriber: Transcriber) -> None:
+    with live(tiny_llm) as server:
+        server.registry.add_speech(transcriber, "whisper", "")
+        for data in (sound(2.0), sound(1.0), b""):
+            httpx.post(server.base + PATH, files={"file": ("a.wav", data)}, timeout=60)
+        httpx.get(f"{server.base}/v1/models/{NAME}")
+        for path in ("/none", "/nothing"):
+            httpx.get(server.base + path)
+        page = httpx.get(f"{server.base}/metrics").text
+    samples = [s for family in text_string_to_metric_families(page) for s in family.samples]
+    found = {
+        s.name: s.value for s in samples if s.labels.get("model_name") == "whisper" and "le" not in s.labels
+    }
+    assert found["armllm:audio_seconds_total"] == 3.0
+    assert found["vllm:request_success_total"] == found["vllm:e2e_request_latency_seconds_count"] == 2
+    assert found["armllm:audio_real_time_speed_count"] == 2 and found["armllm:audio_real_time_speed_sum"] > 0
+    computing = found["vllm:request_inference_time_seconds_sum"]
+    assert 0 < computing <= found["vllm:e2e_request_latency_seconds_sum"]
+    responses = {
+        (s.labels["endpoint"], s.labels["status"]): s.value
+        for s in samples
+        if s.name == "armllm:http_responses_total"
+    }
+    assert responses == {
+        (PATH, "200"): 2,
+        (PATH, "400"): 1,
+        ("/v1/models/{name:path}", "200"): 1,
+        ("other", "404"): 2,
+    }
+
+
 def test_models_are_listed_and_of_one_kind(client: OpenAI, server: Live) -> None:
     cards = {each.id: each.model_dump() for each in client.models.list()}
     assert cards["whisper"]["tasks"] == ["transcribe", "translate"] and NAME in cards
@@ -77,7 +122,7 @@ def test_models_are_listed_and_of_one_kind(client: OpenAI, server: Live) -> None
         (sound(1.0)[:20], {}, "no audio that can be decoded"),
         (sound(0.0), {}, "the audio has no samples"),
         (sound(0.1), {"language": "xx"}, "language 'xx' is not one of"),
-        (sound(0.1), {"response_format": "srt"}, "response_format"),
+        (sound(0.1), {"response_format": "ass"}, "response_format"),
         (sound(0.1), {"temperature": "2"}, "temperature"),
         (sound(0.1), {"stream": "true"}, "stream"),
         (sound(0.1), {"timestamp_granularities[]": "word"}, "timestamp_granularities"),
