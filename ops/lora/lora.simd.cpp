@@ -23,6 +23,13 @@ inline void with_type(DType type, Run run) {
   }
 }
 
+// Calls `run` with a null pointer of the C++ type of the factors' numbers.
+template <typename Run>
+inline void with_factors(const LoraArgs& args, Run run) {
+  if (args.integers) return run(static_cast<const LoraIntegers*>(nullptr));
+  with_type(args.type, run);
+}
+
 float* sums_of(const LoraArgs& args, int64_t row) {
   return static_cast<float*>(args.scratch) + row * args.most_rank;
 }
@@ -34,14 +41,48 @@ constexpr int kRowsAtOnce = 4;
 constexpr int kRowsAtOnce = 1;
 #endif
 
-// Prefetches what lies in the next tile where `read` lies in this one, once for each cache line; `ahead` is
-// null for none.
+// Numbers of a row of A, or of a row of a block of B, whose type is W.
 template <typename W>
-ARMLLM_INLINE inline void prefetch(const char* ahead, const W* tile, const W* read, int64_t column) {
-  constexpr int64_t kLine = 64 / sizeof(W);
+struct Factor {
+  static constexpr int64_t kPerLine = 64 / sizeof(W);
+  static const W* at(const char* row, int64_t column) { return reinterpret_cast<const W*>(row) + column; }
+  ARMLLM_INLINE static F32 load(const char* row, int64_t column, int lanes) {
+    return load_lanes(at(row, column), lanes);
+  }
+  // Of numbers that have no scale of their own; see below.
+  ARMLLM_INLINE static F32 load_unscaled(const char* row, int64_t column, int lanes) {
+    return load(row, column, lanes);
+  }
+  static float scaled(const char*, float value) { return value; }
+};
+
+// Integers are read as whole lanes: behind the last one of a row are zeros.
+template <>
+struct Factor<LoraIntegers> {
+  static constexpr int64_t kPerLine = kLoraBlock;
+  static const LoraIntegers& group(const char* row, int64_t column) {
+    return reinterpret_cast<const LoraIntegers*>(row)[column / kLoraBlock];
+  }
+  static const int8_t* at(const char* row, int64_t column) {
+    return group(row, column).values + column % kLoraBlock;
+  }
+  ARMLLM_INLINE static F32 load(const char* row, int64_t column, int) {
+    return armllm::ARMLLM_VARIANT::load(at(row, column)) * set1(group(row, column).scale);
+  }
+  ARMLLM_INLINE static F32 load_unscaled(const char* row, int64_t column, int) {
+    return armllm::ARMLLM_VARIANT::load(at(row, column));
+  }
+  // A value by the scale of a row of a block.
+  static float scaled(const char* row, float value) { return value * group(row, 0).scale; }
+};
+
+// Prefetches what lies in the next tile where a row's column lies in this one, once for each cache line;
+// `ahead` is null for none.
+template <typename W>
+ARMLLM_INLINE inline void prefetch(const char* ahead, const char* tile, const char* row, int64_t column) {
   constexpr int kToL2 = 2;
-  if (ahead != nullptr && column % kLine == 0)
-    __builtin_prefetch(ahead + (read - tile) * static_cast<int64_t>(sizeof(W)), 0, kToL2);
+  if (ahead != nullptr && column % Factor<W>::kPerLine == 0)
+    __builtin_prefetch(ahead + (reinterpret_cast<const char*>(Factor<W>::at(row, column)) - tile), 0, kToL2);
 }
 
 // Calls visit(first, std::integral_constant<int, n>) for n rows at a time.
@@ -55,7 +96,7 @@ ARMLLM_INLINE inline void for_rows(int64_t count, Visit visit) {
 
 template <int Tokens, typename X, typename W>
 ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows,
-                                    const W* const (&a)[kLoraRanks], int64_t first_rank, int64_t ranks,
+                                    const char* const (&a)[kLoraRanks], int64_t first_rank, int64_t ranks,
                                     const char* ahead) {
   const X* x[Tokens];
   F32 sums[Tokens][kLoraRanks];
@@ -66,8 +107,8 @@ ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows,
   for_blocks(args.in_features, [&](int64_t k, int lanes) ARMLLM_INLINE {
     F32 v[kLoraRanks];
     for (int r = 0; r < kLoraRanks; ++r) {
-      v[r] = load_lanes(a[r] + k, lanes);
-      prefetch(ahead, a[0], a[r] + k, k);
+      v[r] = Factor<W>::load(a[r], k, lanes);
+      prefetch<W>(ahead, a[0], a[r], k);
     }
     for (int t = 0; t < Tokens; ++t) {
       const F32 value = load_lanes(x[t] + k, lanes);
@@ -84,19 +125,21 @@ ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows,
 template <typename X, typename W>
 void shrink_as(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
                const char* ahead) {
-  const W* a[kLoraRanks];
-  const W* slot = reinterpret_cast<const W*>(args.a) + group.slot * args.most_rank * args.in_features;
+  const char* a[kLoraRanks];
+  const int64_t bytes = args.row_bytes(args.in_features);
+  const char* slot = args.a + group.slot * args.most_rank * bytes;
   for (int64_t r = 0; r < kLoraRanks; ++r)  // a ragged tile repeats its last rank, and drops the results
-    a[r] = slot + (first_rank + (r < ranks ? r : ranks - 1)) * args.in_features;
+    a[r] = slot + (first_rank + (r < ranks ? r : ranks - 1)) * bytes;
   for_rows(group.count, [&](int64_t i, auto tokens) ARMLLM_INLINE {
-    dot_ranks<tokens, X>(args, group.rows + i, a, first_rank, ranks, i == 0 ? ahead : nullptr);
+    dot_ranks<tokens, X, W>(args, group.rows + i, a, first_rank, ranks, i == 0 ? ahead : nullptr);
   });
 }
 
-// Adds to Blocks × kLanes columns of one block of B, from `first` on, or to fewer than kLanes.
+// Adds to Blocks × kLanes columns of the block b of B, from `first` on, or to fewer than kLanes.
 template <int Tokens, int Blocks, typename X, typename W>
-ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const int32_t* rows, const W* b, int32_t rank,
+ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const int32_t* rows, const char* b, int32_t rank,
                                       int64_t first, int lanes, const char* ahead) {
+  const int64_t bytes = args.row_bytes(kLoraBlock);
   const float* sums[Tokens];
   F32 added[Tokens][Blocks];
   for (int t = 0; t < Tokens; ++t) {
@@ -105,13 +148,14 @@ ARMLLM_INLINE inline void add_columns(const LoraArgs& args, const int32_t* rows,
   }
   for (int32_t r = 0; r < rank; ++r) {
     F32 v[Blocks];
+    const char* row = b + r * bytes;
     for (int n = 0; n < Blocks; ++n) {
-      const W* row = b + r * kLoraBlock + n * kLanes;
-      v[n] = load_lanes(row, lanes);
-      prefetch(ahead, b, row, n * kLanes);
+      const int64_t column = first % kLoraBlock + n * kLanes;
+      v[n] = Factor<W>::load_unscaled(row, column, lanes);
+      prefetch<W>(ahead, b, row, column);
     }
     for (int t = 0; t < Tokens; ++t) {
-      const F32 sum = set1(sums[t][r]);
+      const F32 sum = set1(Factor<W>::scaled(row, sums[t][r]));
       for (int n = 0; n < Blocks; ++n) added[t][n] = fma(sum, v[n], added[t][n]);
     }
   }
@@ -126,10 +170,10 @@ template <int Blocks, typename X, typename W>
 ARMLLM_INLINE inline void add_group(const LoraArgs& args, const LoraGroup& group, int64_t first, int lanes,
                                     const char* ahead) {
   const int64_t block = group.slot * ceil_div(args.out_features, kLoraBlock) + first / kLoraBlock;
-  const W* b = reinterpret_cast<const W*>(args.b) + block * args.most_rank * kLoraBlock + first % kLoraBlock;
+  const char* b = args.b + block * args.most_rank * args.row_bytes(kLoraBlock);
   for_rows(group.count, [&](int64_t i, auto tokens) ARMLLM_INLINE {
-    add_columns<tokens, Blocks, X>(args, group.rows + i, b, args.ranks[group.slot], first, lanes,
-                                   i == 0 ? ahead : nullptr);
+    add_columns<tokens, Blocks, X, W>(args, group.rows + i, b, args.ranks[group.slot], first, lanes,
+                                      i == 0 ? ahead : nullptr);
   });
 }
 
@@ -141,7 +185,7 @@ void expand_as(const LoraArgs& args, const LoraGroup& group, int64_t first_colum
   const int64_t whole = columns / kWide * kWide;
   for (int64_t c = 0; c < whole; c += kWide) {
     const char* block =
-        ahead == nullptr ? nullptr : ahead + c * args.most_rank * static_cast<int64_t>(sizeof(W));
+        ahead == nullptr ? nullptr : ahead + c / kLoraBlock * args.most_rank * args.row_bytes(kLoraBlock);
     add_group<4, X, W>(args, group, first_column + c, kLanes, block);
   }
   for_blocks(columns - whole, [&](int64_t c, int lanes) ARMLLM_INLINE {
@@ -152,7 +196,7 @@ void expand_as(const LoraArgs& args, const LoraGroup& group, int64_t first_colum
 void shrink(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
             const char* ahead) {
   with_type(args.x.type, [&](auto x) {
-    with_type(args.type, [&](auto w) {
+    with_factors(args, [&](auto w) {
       shrink_as<std::remove_cv_t<std::remove_pointer_t<decltype(x)>>,
                 std::remove_cv_t<std::remove_pointer_t<decltype(w)>>>(args, group, first_rank, ranks, ahead);
     });
@@ -162,7 +206,7 @@ void shrink(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, in
 void expand(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns,
             const char* ahead) {
   with_type(args.out.type, [&](auto x) {
-    with_type(args.type, [&](auto w) {
+    with_factors(args, [&](auto w) {
       expand_as<std::remove_cv_t<std::remove_pointer_t<decltype(x)>>,
                 std::remove_cv_t<std::remove_pointer_t<decltype(w)>>>(args, group, first_column, columns,
                                                                       ahead);
