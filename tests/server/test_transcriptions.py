@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from tests.support.whisper_folder import sound, whisper_folder
 from torch_armllm import AsyncLLM
 from torch_armllm.speech.subtitles import srt, vtt
 from torch_armllm.speech.transcriber import Transcriber
+from torch_armllm.system.allocator import release_free_memory
 
 PATH = "/v1/audio/transcriptions"
 
@@ -152,6 +158,37 @@ def test_files_that_are_too_large_are_refused(server: Live) -> None:
     assert got.status_code == 413 and "at most 200000 bytes" in got.json()["error"]["message"]
     got = httpx.post(server.base + "/v1/completions", content=b" " * 6000)
     assert got.status_code == 413 and "at most 5000 bytes" in got.json()["error"]["message"]
+
+
+def silence(seconds: int, rate: int) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as opened:
+        opened.setparams((1, 2, rate, 0, "NONE", ""))
+        opened.writeframes(bytes(2 * rate * seconds))
+    return file.getvalue()
+
+
+def resident_bytes() -> int:
+    release_free_memory()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_of_large_files_is_given_back(server: Live) -> None:
+    wide = {"max_audio_bytes": 1 << 30, "max_request_bytes": 5000}
+    with live(server.llm, **wide) as other:
+        other.registry.add_speech(server.registry.speech["whisper"].transcriber, "whisper", "")
+        post = partial(httpx.post, other.base + PATH, timeout=60)
+        noise = b"\0" * 100_000_000
+        hours = silence(3601, 14_000)
+        assert len(hours) > 100_000_000
+        before = resident_bytes()
+        for data, message in ((noise, "no audio that can be decoded"), (hours, "longer than 3600 seconds")):
+            got = post(files={"file": ("a.wav", data)})
+            assert got.status_code == 400 and message in got.json()["error"]["message"]
+        assert post(files={"file": ("a.wav", sound(1.0))}).status_code == 200
+        gc.collect()
+        assert resident_bytes() < before + 50_000_000
 
 
 def test_a_full_queue_refuses_and_late_requests_end(
