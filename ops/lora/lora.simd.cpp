@@ -1,5 +1,6 @@
 #include "lora/lora.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "simd/ragged_blocks.h"
@@ -37,8 +38,10 @@ float* sums_of(const LoraArgs& args, int64_t row) {
 // Rows whose sums are in registers at once, so that a value of A or B is read and converted once for them.
 #if defined(ARMLLM_VARIANT_avx512)
 constexpr int kRowsAtOnce = 4;
+constexpr int kOfRows = 4;  // ranks, or blocks of columns, of several rows at once
 #else
-constexpr int kRowsAtOnce = 1;
+constexpr int kRowsAtOnce = 2;
+constexpr int kOfRows = 2;
 #endif
 
 // Numbers of a row of A, or of a row of a block of B, whose type is W.
@@ -94,31 +97,32 @@ ARMLLM_INLINE inline void for_rows(int64_t count, Visit visit) {
     for (; i < count; ++i) visit(i, std::integral_constant<int, 1>());
 }
 
-template <int Tokens, typename X, typename W>
-ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows,
-                                    const char* const (&a)[kLoraRanks], int64_t first_rank, int64_t ranks,
-                                    const char* ahead) {
+// Of the rows a of A from the rank `first_rank` on; results past `ranks` are dropped.
+template <int Tokens, int Ranks, typename X, typename W>
+ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows, const char* const* a,
+                                    int64_t first_rank, int64_t ranks, const char* ahead) {
   const X* x[Tokens];
-  F32 sums[Tokens][kLoraRanks];
+  F32 sums[Tokens][Ranks];
   for (int t = 0; t < Tokens; ++t) {
     x[t] = reinterpret_cast<const X*>(args.x.row(rows[t]));
     for (F32& sum : sums[t]) sum = zero();
   }
   for_blocks(args.in_features, [&](int64_t k, int lanes) ARMLLM_INLINE {
-    F32 v[kLoraRanks];
-    for (int r = 0; r < kLoraRanks; ++r) {
+    F32 v[Ranks];
+    for (int r = 0; r < Ranks; ++r) {
       v[r] = Factor<W>::load(a[r], k, lanes);
       prefetch<W>(ahead, a[0], a[r], k);
     }
     for (int t = 0; t < Tokens; ++t) {
       const F32 value = load_lanes(x[t] + k, lanes);
-      for (int r = 0; r < kLoraRanks; ++r) sums[t][r] = fma(value, v[r], sums[t][r]);
+      for (int r = 0; r < Ranks; ++r) sums[t][r] = fma(value, v[r], sums[t][r]);
     }
   });
   for (int t = 0; t < Tokens; ++t) {
-    float found[kLoraRanks];
-    for (int r = 0; r < kLoraRanks; ++r) found[r] = reduce_add(sums[t][r]);
-    for (int64_t r = 0; r < ranks; ++r) sums_of(args, rows[t])[first_rank + r] = found[r];
+    float found[Ranks];
+    for (int r = 0; r < Ranks; ++r) found[r] = reduce_add(sums[t][r]);
+    for (int64_t r = 0; r < std::min<int64_t>(ranks, Ranks); ++r)
+      sums_of(args, rows[t])[first_rank + r] = found[r];
   }
 }
 
@@ -131,7 +135,11 @@ void shrink_as(const LoraArgs& args, const LoraGroup& group, int64_t first_rank,
   for (int64_t r = 0; r < kLoraRanks; ++r)  // a ragged tile repeats its last rank, and drops the results
     a[r] = slot + (first_rank + (r < ranks ? r : ranks - 1)) * bytes;
   for_rows(group.count, [&](int64_t i, auto tokens) ARMLLM_INLINE {
-    dot_ranks<tokens, X, W>(args, group.rows + i, a, first_rank, ranks, i == 0 ? ahead : nullptr);
+    constexpr int kRanks = tokens == 1 ? int(kLoraRanks) : kOfRows;
+    for (int r = 0; r < kLoraRanks && r < ranks; r += kRanks) {
+      const char* there = i != 0 || ahead == nullptr ? nullptr : ahead + r * bytes;
+      dot_ranks<tokens, kRanks, X, W>(args, group.rows + i, a + r, first_rank + r, ranks - r, there);
+    }
   });
 }
 
@@ -172,8 +180,10 @@ ARMLLM_INLINE inline void add_group(const LoraArgs& args, const LoraGroup& group
   const int64_t block = group.slot * ceil_div(args.out_features, kLoraBlock) + first / kLoraBlock;
   const char* b = args.b + block * args.most_rank * args.row_bytes(kLoraBlock);
   for_rows(group.count, [&](int64_t i, auto tokens) ARMLLM_INLINE {
-    add_columns<tokens, Blocks, X, W>(args, group.rows + i, b, args.ranks[group.slot], first, lanes,
-                                      i == 0 ? ahead : nullptr);
+    constexpr int kBlocks = tokens == 1 || Blocks < kOfRows ? Blocks : kOfRows;
+    for (int n = 0; n < Blocks; n += kBlocks)
+      add_columns<tokens, kBlocks, X, W>(args, group.rows + i, b, args.ranks[group.slot], first + n * kLanes,
+                                         lanes, i == 0 ? ahead : nullptr);
   });
 }
 
