@@ -13,6 +13,7 @@ import pytest
 from tests.support.adapters import random_adapter
 from tests.support.models import tiny
 from torch_armllm import LLM, AsyncLLM, LoRARequest, RequestOutput, SamplingParams
+from torch_armllm.engine.errors import RequestAbortedError
 from torch_armllm.lora import adapter_table
 
 PROMPT = list(range(5, 25))
@@ -95,6 +96,23 @@ def test_requests_go_on_while_an_adapter_is_read(folder: Path, disk: SlowDisk, a
         [PROMPT], SHORT, use_tqdm=False, lora_request=request(folder, 0)
     )
     assert found == list(expected[0].outputs[0].token_ids)
+
+
+def test_requests_that_wait_for_an_adapter_can_be_aborted(folder: Path, disk: SlowDisk) -> None:
+    async def run() -> None:
+        llm = AsyncLLM(str(folder / "base"), **SETTINGS)
+        outputs = llm.generate(PROMPT, SHORT, "waits", lora_request=request(folder, 0))
+        waiting = asyncio.create_task(tokens(outputs))
+        await asyncio.to_thread(disk.asked.wait, 30)
+        await llm.abort("waits")
+        with pytest.raises(RequestAbortedError, match="'waits' was aborted"):
+            await waiting
+        disk.go_on.set()
+        again = llm.generate(PROMPT, SHORT, "waits", lora_request=request(folder, 0))
+        assert len(await tokens(again)) == 8
+        llm.shutdown()
+
+    asyncio.run(run())
 
 
 def test_wrong_and_canceled_loads_lose_nothing(folder: Path, disk: SlowDisk, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class AsyncLLM(LLMBase):
         runner = None if self.pooling_engine else getattr(self.llm_engine, "runner", None)
         if isinstance(runner, PlanRunner):
             runner.on_failure(self._thread.end)
+        self._waiting: dict[str, asyncio.Future[PreparedAdapter | None]] = {}  # requests for their adapters
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._reading = ThreadPoolExecutor(1, "armllm-adapters")
@@ -86,6 +87,7 @@ class AsyncLLM(LLMBase):
         Raises:
             ValueError: the model pools, or the adapter cannot be loaded, or the request can never be served,
                 or its id is in use.
+            RequestAbortedError: `abort` was called while the adapter was read.
             StepFailedError: a step with this request failed; the engine continues.
             ReplicaFailedError: the replica that computed this request has ended; the others continue.
             EngineDeadError: the engine failed, or was shut down.
@@ -101,7 +103,7 @@ class AsyncLLM(LLMBase):
         options: dict[str, Any] = {}
         if lora_request is not None:
             options["lora_request"] = lora_request
-            if (prepared := await self._prepared(lora_request)) is not None:
+            if (prepared := await self._prepared(lora_request, name)) is not None:
                 options["prepared"] = prepared
         self._thread.add(name, stream, prompt, params, priority, **options)
         finished = False
@@ -181,9 +183,12 @@ class AsyncLLM(LLMBase):
     async def abort(self, request_id: str) -> None:
         """Aborts a request.
 
-        Its generator yields the output so far, with ``finish_reason`` ``abort``; a request that pools raises
-        `RequestAbortedError`.
+        Its generator yields the output so far, with ``finish_reason`` ``abort``; a request that pools, or
+        whose adapter is still being read, raises `RequestAbortedError`.
         """
+        if (reading := self._waiting.pop(request_id, None)) is not None:
+            reading.get_loop().call_soon_threadsafe(reading.cancel)
+            return
         if (batch := self._batches.get(request_id)) is not None:
             error = RequestAbortedError(f"the request {request_id!r} was aborted")
             batch[1].loop.call_soon_threadsafe(batch[1].put, error)
@@ -275,12 +280,22 @@ class AsyncLLM(LLMBase):
         given = () if prepared is None else (prepared,)
         await self.between_steps(lambda: self.llm_engine.add_lora(lora_request, *given))
 
-    async def _prepared(self, lora_request: LoRARequest) -> PreparedAdapter | None:
+    async def _prepared(self, lora_request: LoRARequest, request_id: str = "") -> PreparedAdapter | None:
         """Reads an adapter in a thread of its own; None: it is loaded, or replicas read it themselves."""
         if self.replicas is not None or self.llm_engine.has_lora(lora_request):
             return None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reading, self.llm_engine.prepare_lora, lora_request)
+        reading = loop.run_in_executor(self._reading, self.llm_engine.prepare_lora, lora_request)
+        if request_id:
+            self._waiting[request_id] = reading
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            if request_id and request_id not in self._waiting:  # `abort` took it
+                raise RequestAbortedError(f"the request {request_id!r} was aborted") from None
+            raise
+        finally:
+            self._waiting.pop(request_id, None)
 
     async def remove_lora(self, lora_id: int) -> None:
         """Unloads an adapter between two steps; see `LLMEngine.remove_lora`."""
