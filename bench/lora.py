@@ -1,6 +1,7 @@
 """Decode steps with no adapter, with one, and with a different one for each sequence, in turn in one process.
 
-    python -m bench.lora [--model llama-3.2-1b] [--batch 8] [--rank 16] [--rounds 9] [--scratch FOLDER]
+    python -m bench.lora [--model llama-3.2-1b] [--batch 8] [--rank 16] [--lora-dtype auto] [--rounds 9]
+                         [--scratch FOLDER]
 
 The model and the adapters have random weights.  Prints a JSON line for each kind: the median milliseconds of
 a step, what it takes longer than without adapters, as the median over the rounds, and the bytes of adapters
@@ -25,6 +26,7 @@ from torch_armllm import LLM, LoRARequest, SamplingParams
 from torch_armllm.benchmark.model_shapes import shape_of
 from torch_armllm.benchmark.random_model import save_random_model
 from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.lora.dtypes import LORA_DTYPES
 from torch_armllm.lora.slots import LoraSlots, slots_of
 
 _STEPS = 32
@@ -66,7 +68,14 @@ def measure(options: argparse.Namespace, scratch: Path) -> None:
     save_random_model(shape_of(options.model), folder)
     settings = {"skip_tokenizer_init": True, "progress": False, "speculative_config": None}
     plain = LLM(str(folder), **settings)
-    llm = LLM(str(folder), enable_lora=True, max_loras=options.batch, max_lora_rank=options.rank, **settings)
+    llm = LLM(
+        str(folder),
+        enable_lora=True,
+        max_loras=options.batch,
+        max_lora_rank=options.rank,
+        lora_dtype=options.lora_dtype,
+        **settings,
+    )
     layers = slots_of(llm.model)
     requests = []
     for number in range(options.batch):
@@ -100,6 +109,7 @@ def main() -> None:
     parser.add_argument("--model", default="llama-3.2-1b")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--lora-dtype", choices=LORA_DTYPES, default="auto")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--scratch", type=Path, help="keeps the random model; default: a temporary folder")
     options = parser.parse_args()

@@ -39,16 +39,19 @@ def test_rotated_linear(measure: Any, columns: int, rows: int, rotated: bool, to
     measure(lambda: linear.int4_linear(x, weight, rows, rotated=rotated), operations=operations)
 
 
+@pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize("adapters", [1, 8])
 @pytest.mark.parametrize(("columns", "rows"), [(2048, 2048), (2048, 8192), (8192, 2048)])
-def test_lora_linear(measure: Any, columns: int, rows: int, adapters: int) -> None:
+def test_lora_linear(measure: Any, columns: int, rows: int, adapters: int, integers: bool) -> None:
     """Adapters of rank 16 of eight tokens: the same one, or one for each."""
     base, x = torch.randn(8, rows).bfloat16(), torch.randn(8, columns).bfloat16()
     a = torch.randn(adapters, 16, columns).bfloat16()
     b = lora.lora_blocks(torch.randn(adapters, 16, rows).bfloat16())
+    if integers:
+        a, b = lora.lora_integers(a), lora.lora_integers(b)
     ranks = torch.full((adapters,), 16, dtype=torch.int32)
     slots = torch.arange(8, dtype=torch.int32) % adapters
-    measure(lambda: lora.lora_linear(base, x, a, b, ranks, slots), read=(a.numel() + b.numel()) * BF16)
+    measure(lambda: lora.lora_linear(base, x, a, b, ranks, slots), read=a.nbytes + b.nbytes)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

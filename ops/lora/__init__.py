@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["lora_blocks", "lora_linear", "reference_lora_linear"]
+__all__ = ["lora_blocks", "lora_integers", "lora_linear", "reference_lora_linear"]
 
 BLOCK = 64
 """Columns of the second factor that are adjacent for all ranks, so that memory is read in long runs."""
@@ -18,6 +18,29 @@ def lora_blocks(b: Tensor) -> Tensor:
     return blocks.transpose(-2, -3).contiguous()
 
 
+def lora_integers(factors: Tensor) -> Tensor:
+    """Returns rows of factors ``(…, K)`` as integers: int8 ``(…, ⌈K / 64⌉ · 68)``.
+
+    64 numbers are their integers and the four bytes of a float32 scale: the largest number over 127.  Behind
+    the last number of a row are zeros.
+    """
+    padded = torch.nn.functional.pad(factors.float(), (0, -factors.shape[-1] % BLOCK))
+    groups = padded.unflatten(-1, (-1, BLOCK))
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).clone(memory_format=torch.contiguous_format)
+    # a scale that is not normal is less exact than its numbers
+    steps = torch.where(scales > 0, groups / scales, 0.0).round_().clamp_(-127, 127).to(torch.int8)
+    return torch.cat([steps, scales.view(torch.int8)], -1).flatten(-2)
+
+
+def _numbers(factors: Tensor) -> Tensor:
+    """Returns factors as float32; behind integers are zeros."""
+    if factors.dtype != torch.int8:
+        return factors.float()
+    groups = factors.unflatten(-1, (-1, BLOCK + 4))
+    scales = groups[..., BLOCK:].contiguous().view(torch.float32)
+    return (groups[..., :BLOCK] * scales).flatten(-2)
+
+
 def lora_linear(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor) -> Tensor:
     """Returns ``base + (x · A[s]ᵀ) · B[s]``, where each row's slot s is its number in ``adapters``.
 
@@ -27,8 +50,9 @@ def lora_linear(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, ad
     Args:
         base: ``(..., N)`` in float32, bfloat16 or float16: the result of a linear layer.
         x: ``(..., K)``, the input of the layer, of any of these dtypes.
-        a: ``(slots, R, K)``, contiguous.
-        b: ``(slots, ⌈N / 64⌉, R, 64)``, as :func:`lora_blocks` makes it, of the dtype of ``a``.
+        a: ``(slots, R, K)``, contiguous; or integers of these rows, as :func:`lora_integers` makes them.
+        b: ``(slots, ⌈N / 64⌉, R, 64)``, as :func:`lora_blocks` makes it, of the dtype of ``a``; or integers
+            of these rows, if ``a`` holds integers.
         ranks: int32 ``(slots,)``: ranks in use, at most R; 0: the adapter has no part in this layer.
         adapters: int32 ``(L,)``: slot of each row, −1 for none.  Rows from L on have none.
 
@@ -47,11 +71,12 @@ def reference_lora_linear(
 ) -> Tensor:
     """Reference of :func:`lora_linear` in float32 PyTorch."""
     rows, out = x.reshape(-1, x.shape[-1]).float(), base.float().reshape(-1, base.shape[-1]).clone()
-    columns = b.transpose(-2, -3).flatten(-2)[..., : base.shape[-1]].float()
+    a = _numbers(a)[..., : x.shape[-1]]
+    columns = _numbers(b).transpose(-2, -3).flatten(-2)[..., : base.shape[-1]]
     for row, slot in enumerate(adapters[: len(rows)].tolist()):
         if slot >= 0:
             rank = int(ranks[slot])
-            out[row] += (rows[row] @ a[slot, :rank].float().T) @ columns[slot, :rank]
+            out[row] += (rows[row] @ a[slot, :rank].T) @ columns[slot, :rank]
     return out.view(base.shape).to(base.dtype)
 
 

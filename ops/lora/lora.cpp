@@ -54,17 +54,12 @@ void Lora::group_rows(const LoraArgs& args) const {
   }
 }
 
-int64_t Lora::Work::tiles(int phase) const {
-  return phase == 0 ? ceil_div(args->ranks[group.slot], kLoraRanks)
-                    : ceil_div(args->out_features, kLoraColumns);
-}
-
 const char* Lora::Work::factor(int phase, int64_t tile) const {
-  const int64_t slot = group.slot * args->most_rank;
-  const int64_t element =
-      phase == 0 ? (slot + tile * kLoraRanks) * args->in_features
-                 : slot * round_up(args->out_features, kLoraBlock) + tile * kLoraColumns * args->most_rank;
-  return (phase == 0 ? args->a : args->b) + element * size_of(args->type);
+  const LoraArgs& a = *args;
+  if (phase == 0) return a.a + (group.slot * a.most_rank + tile * kLoraRanks) * a.row_bytes(a.in_features);
+  const int64_t blocks =
+      group.slot * ceil_div(a.out_features, kLoraBlock) + tile * (kLoraColumns / kLoraBlock);
+  return a.b + blocks * a.most_rank * a.row_bytes(kLoraBlock);
 }
 
 int64_t Lora::tiles(int phase) const {
@@ -75,20 +70,25 @@ int64_t Lora::tiles(int phase) const {
     for (const LoraArgs& args : parts) most += std::min(args.tokens, args.listed);
     rows_.reserve(most);  // groups keep pointers to it
     for (const LoraArgs& args : parts) group_rows(args);
+    int64_t ends[2] = {};
+    for (Work& work : work_) {
+      work.ends[0] = ends[0] += ceil_div(work.args->ranks[work.group.slot], kLoraRanks);
+      work.ends[1] = ends[1] += ceil_div(work.args->out_features, kLoraColumns);
+    }
   }
-  int64_t tiles = 0;
-  for (const Work& work : work_) tiles += work.tiles(phase);
-  return tiles;
+  return work_.empty() ? 0 : work_.back().ends[phase];
 }
 
 void Lora::tile(int phase, int64_t index) {
-  size_t number = 0;
-  for (int64_t count; index >= (count = work_[number].tiles(phase)); ++number) index -= count;
-  const LoraArgs& args = *work_[number].args;
-  const LoraGroup& group = work_[number].group;
-  const char* ahead = index + 1 < work_[number].tiles(phase) ? work_[number].factor(phase, index + 1)
-                      : number + 1 < work_.size()            ? work_[number + 1].factor(phase, 0)
-                                                             : nullptr;
+  const auto work = std::upper_bound(work_.begin(), work_.end(), index,
+                                     [&](int64_t tile, const Work& w) { return tile < w.ends[phase]; });
+  const LoraArgs& args = *work->args;
+  const LoraGroup& group = work->group;
+  const bool is_last = index + 1 == work->ends[phase];
+  if (work != work_.begin()) index -= (work - 1)->ends[phase];
+  const char* ahead = !is_last                  ? work->factor(phase, index + 1)
+                      : work + 1 != work_.end() ? (work + 1)->factor(phase, 0)
+                                                : nullptr;
   if (phase == 0) {
     const int64_t first = index * kLoraRanks, left = args.ranks[group.slot] - first;
     variant().lora->shrink(args, group, first, std::min(left, kLoraRanks), ahead);

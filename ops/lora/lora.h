@@ -13,6 +13,12 @@ constexpr int64_t kLoraColumns = 256;  // columns of B per tile
 constexpr int64_t kLoraBlock = 64;  // columns of B that are adjacent for all ranks: they are read as one run
 constexpr int64_t kLoraRows = 16;   // most rows of tokens per tile
 
+// Adjacent numbers of A or B as integers: each is its value times the scale.
+struct __attribute__((packed)) LoraIntegers {  // where a tensor begins, its scale may not be aligned
+  int8_t values[kLoraBlock];
+  float scale;
+};
+
 // out[t] += (x[t] · A[s]ᵀ) · B[s] with s = adapters[t].  Rows of −1, and those past `listed`, stay.
 struct LoraArgs {
   Rows x, out;
@@ -20,9 +26,16 @@ struct LoraArgs {
   const char* b = nullptr;            // [slots][blocks of kLoraBlock columns][most_rank][kLoraBlock]
   const int32_t* ranks = nullptr;     // [slots]; 0: the adapter leaves this layer alone
   const int32_t* adapters = nullptr;  // [listed]: slot of each row
-  DType type = DType::f32;            // of a and b
+  DType type = DType::f32;            // of a and b, unless they are integers
+  bool integers = false;  // rows of A, and of each block of B, are LoraIntegers; the last is zero-filled
   int64_t tokens = 0, listed = 0, slots = 0, most_rank = 0, in_features = 0, out_features = 0;
   void* scratch = nullptr;  // [tokens][most_rank] floats
+
+  // Bytes of a row of so many numbers of A or B.
+  int64_t row_bytes(int64_t columns) const {
+    return integers ? ceil_div(columns, kLoraBlock) * static_cast<int64_t>(sizeof(LoraIntegers))
+                    : columns * size_of(type);
+  }
 };
 
 // Rows with the same adapter.
@@ -60,7 +73,7 @@ class Lora final : public TaskSet {
   struct Work {
     const LoraArgs* args = nullptr;
     LoraGroup group;
-    int64_t tiles(int phase) const;
+    int64_t ends[2] = {};                               // tiles of each phase up to this work and with it
     const char* factor(int phase, int64_t tile) const;  // A or B from the tile's first element on
   };
   void group_rows(const LoraArgs& args) const;

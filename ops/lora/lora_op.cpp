@@ -18,13 +18,17 @@ Tensor lora_linear(Tensor base, Tensor given_x, Tensor a, Tensor b, Tensor ranks
   for (int64_t d = 0; d + 1 < x.dim(); ++d)
     STD_TORCH_CHECK(base.size(d) == x.size(d), "base has the shape ", shape_of(base), " and x ", shape_of(x),
                     "; they must agree in all dimensions except the last");
-  STD_TORCH_CHECK(a.dim() == 3 && a.is_contiguous() && a.size(2) == last_size(x),
-                  "a must be contiguous, of shape (slots, rank, ", last_size(x), ")");
+  const bool packed = type_of(a) == ScalarType::Char;
+  constexpr int64_t kGroup = sizeof(LoraIntegers);
+  const int64_t a_row = packed ? ceil_div(last_size(x), kLoraBlock) * kGroup : last_size(x);
+  const int64_t b_row = packed ? kGroup : kLoraBlock;
+  STD_TORCH_CHECK(a.dim() == 3 && a.is_contiguous() && a.size(2) == a_row,
+                  "a must be contiguous, of shape (slots, rank, ", a_row, ")");
   const int64_t blocks = ceil_div(last_size(base), kLoraBlock);
   STD_TORCH_CHECK(b.dim() == 4 && b.is_contiguous() && b.size(0) == a.size(0) && b.size(1) == blocks &&
-                      b.size(2) == a.size(1) && b.size(3) == kLoraBlock,
-                  "b must be contiguous, of shape (", a.size(0), ", ", blocks, ", ", a.size(1), ", ",
-                  kLoraBlock, ")");
+                      b.size(2) == a.size(1) && b.size(3) == b_row,
+                  "b must be contiguous, of shape (", a.size(0), ", ", blocks, ", ", a.size(1), ", ", b_row,
+                  ")");
   STD_TORCH_CHECK(type_of(a) == type_of(b), "a and b must have the same dtype");
   const int64_t tokens = last_size(x) == 0 || last_size(base) == 0 ? 0 : row_count(x);
   LoraArgs args;
@@ -37,12 +41,13 @@ Tensor lora_linear(Tensor base, Tensor given_x, Tensor a, Tensor b, Tensor ranks
   args.out = rows_of(out, "base");
   args.a = static_cast<const char*>(a.data_ptr());
   args.b = static_cast<const char*>(b.data_ptr());
-  args.type = dtype_of(a, "a");
+  args.integers = packed;
+  if (!packed) args.type = dtype_of(a, "a");
   args.tokens = tokens;
   args.listed = adapters.numel();
   args.slots = a.size(0);
   args.most_rank = a.size(1);
-  args.in_features = a.size(2);
+  args.in_features = last_size(x);
   args.out_features = last_size(base);
   Lora lora;
   lora.parts = {args};

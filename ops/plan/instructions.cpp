@@ -187,7 +187,8 @@ Instruction build(const fields::lora& op) {
   Lora* raw = task.get();
   for (const fields::adapted_layer& layer : op.layers) {
     LoraArgs a;
-    a.type = layer.a.dtype();
+    a.integers = op.integers;
+    if (!op.integers) a.type = layer.a.dtype();
     a.slots = op.slots;
     a.most_rank = op.most_rank;
     a.listed = op.listed;

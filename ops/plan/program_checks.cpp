@@ -161,8 +161,16 @@ void check_fields(const Checks& c, const fields::lora& op) {
     for (int64_t size : {layer.in_features, layer.out_features}) c.positive(size, "a size of adapters");
     c.rows(layer.x, layer.in_features);
     c.rows(layer.out, layer.out_features);
-    c.floats(layer.a, double(op.slots) * op.most_rank * layer.in_features);
-    c.floats(layer.b, double(op.slots) * op.most_rank * round_up(layer.out_features, kLoraBlock));
+    const double ranks = double(op.slots) * op.most_rank;
+    const int64_t groups = ceil_div(layer.in_features, kLoraBlock);
+    const int64_t blocks = ceil_div(layer.out_features, kLoraBlock);
+    if (op.integers) {
+      c.constant(layer.a, ranks * groups * sizeof(LoraIntegers));
+      c.constant(layer.b, ranks * blocks * sizeof(LoraIntegers));
+    } else {
+      c.floats(layer.a, ranks * layer.in_features);
+      c.floats(layer.b, ranks * blocks * kLoraBlock);
+    }
     c.same_type({layer.a, layer.b});
     c.vector(layer.ranks, op.slots, ElementType::i32);
     c.needed(layer.x, "x"), c.needed(layer.out, "out"), c.needed(layer.a, "a"), c.needed(layer.b, "b");

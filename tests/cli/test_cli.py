@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torch_armllm
+from tests.support import tiny_server
 from tests.support.models import tiny
 from torch_armllm.benchmark.latency import Clock, measure, step_bytes, weight_bytes
 from torch_armllm.cli.main import main
@@ -224,6 +225,16 @@ def test_clock_and_limits_of_measure() -> None:
     assert clock.step == 0.5
     with pytest.raises(ValueError, match="new_tokens 2"):
         measure(tiny("llama"), 1, 4, 2)
+
+
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_server.checkpoint(tmp_path / "model")
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "cache"
+    command = ["serve", str(model), "--prefix-cache-dir", str(folder), "--port", "0"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert f"prefix_cache_dir = '{folder}' cannot be written: " in said and "Name a folder" in said
 
 
 def test_models_lists_a_family(capsys: pytest.CaptureFixture[str]) -> None:

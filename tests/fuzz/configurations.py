@@ -23,7 +23,11 @@ _PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 @cache
 def captured_families() -> list[str]:
     """Returns the families that the page of models lists as plans or graphs."""
-    rows = [line.split("|") for line in _PAGE.read_text().splitlines() if line.startswith("| `")]
+    rows = [
+        line.split("|")
+        for line in _PAGE.read_text().partition("\n## ")[0].splitlines()
+        if line.startswith("| `")
+    ]
     return [row[1].strip(" `") for row in rows if row[2].strip() in ("plan", "graph")]
 
 

@@ -177,27 +177,44 @@ void test_dense(const DenseKernels& tested, const DenseKernels& truth, const cha
           }
 }
 
+std::vector<LoraIntegers> random_integers(int64_t count, Random& random) {
+  std::vector<LoraIntegers> groups(count);
+  for (LoraIntegers& group : groups) {
+    for (int8_t& value : group.values) value = int8_t(random.below(255) - 127);
+    group.scale = random.uniform(0, 0.03f);
+  }
+  return groups;
+}
+
 void test_lora(const LoraKernels& tested, const LoraKernels& truth, const char* name, Report& report) {
   Random random(17);
   constexpr int64_t kRank = 5;
   const int32_t rows[] = {0, 2, 3, 5, 6, 7}, ranks[] = {3, kRank};
+  constexpr int kIntegers = 3;  // after the numbers of the types
   for (DType type : kTypes)
-    for (DType factors : kTypes)
+    for (int factors = 0; factors <= kIntegers; ++factors)
       for (int64_t k : {1, 16, 45, 160})
         for (int64_t n : {7, 64, 100})
           for (int64_t count : {1, 3, 4, 6}) {
-            Values x(type, 8 * k, random), base(type, 8 * n, random), a(factors, 2 * kRank * k, random);
-            Values b(factors, 2 * kRank * round_up(n, kLoraBlock), random);
+            const bool integers = factors == kIntegers;
+            const DType floats = integers ? DType::f32 : DType(factors);
+            Values x(type, 8 * k, random), base(type, 8 * n, random), a(floats, 2 * kRank * k, random);
+            Values b(floats, 2 * kRank * round_up(n, kLoraBlock), random);
+            const auto a_groups = random_integers(2 * kRank * ceil_div(k, kLoraBlock), random);
+            const auto b_groups = random_integers(2 * kRank * ceil_div(n, kLoraBlock), random);
             Values out[2] = {base, base},
                    sums[2] = {Values(DType::f32, 8 * kRank), Values(DType::f32, 8 * kRank)};
             for (int i = 0; i < 2; ++i) {
               LoraArgs args;
               args.x = x.rows(k);
               args.out = out[i].rows(n);
-              args.a = static_cast<const char*>(a.data());
-              args.b = static_cast<const char*>(b.data());
+              args.a = integers ? reinterpret_cast<const char*>(a_groups.data())
+                                : static_cast<const char*>(a.data());
+              args.b = integers ? reinterpret_cast<const char*>(b_groups.data())
+                                : static_cast<const char*>(b.data());
               args.ranks = ranks;
-              args.type = factors;
+              args.type = floats;
+              args.integers = integers;
               args.most_rank = kRank;
               args.in_features = k;
               args.out_features = n;
@@ -209,8 +226,8 @@ void test_lora(const LoraKernels& tested, const LoraKernels& truth, const char* 
               kernels.expand(args, group, 0, n, i ? nullptr : args.b);
             }
             report.expect(out[0].same(out[1]) && sums[0].same(sums[1]),
-                          text("%s lora types %d %d k %ld n %ld rows %ld", name, int(type), int(factors),
-                               long(k), long(n), long(count)));
+                          text("%s lora types %d %d k %ld n %ld rows %ld", name, int(type), factors, long(k),
+                               long(n), long(count)));
           }
 }
 

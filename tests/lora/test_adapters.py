@@ -66,8 +66,8 @@ def run(
     return [(list(o.outputs[0].token_ids), o.outputs[0].cumulative_logprob or 0.0) for o in outputs]
 
 
-@pytest.mark.parametrize("number", range(len(KINDS)))
-def test_logits_are_those_of_peft_on_the_same_quantized_base(llm: LLM, folder: Path, number: int) -> None:
+def peft_logprobs(folder: Path, number: int, tokens: list[int]) -> torch.Tensor:
+    """Returns the log-probabilities after each token by PEFT on the same quantized base."""
     base = tiny("llama")
     base.load_state_dict(load_file(folder / "base" / "model.safetensors"), strict=False)
     torch_armllm.quantize(base, Recipe(importance=False), progress=False)
@@ -77,15 +77,53 @@ def test_logits_are_those_of_peft_on_the_same_quantized_base(llm: LLM, folder: P
     config = LoraConfig.from_pretrained(folder / f"adapter-{number}")
     config._register_custom_module({QuantLinear: PeftLinear})
     adapted = PeftModel.from_pretrained(base, folder / f"adapter-{number}", config=config)
-    tokens = PROMPTS[3]
     with torch.no_grad():
-        expected = torch.log_softmax(adapted(input_ids=torch.tensor([tokens])).logits[0].float(), -1)
+        return torch.log_softmax(adapted(input_ids=torch.tensor([tokens])).logits[0].float(), -1)
+
+
+def logprobs(llm: LLM, adapter: LoRARequest | None, tokens: list[int]) -> torch.Tensor:
+    """Returns the engine's log-probabilities after each token except the last."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=97)
-    (output,) = llm.generate([tokens], sampling, use_tqdm=False, lora_request=request(folder, number))
-    found = torch.tensor(
-        [[each[token].logprob for token in range(97)] for each in output.prompt_logprobs[1:]]  # type: ignore[index]
-    )
-    assert (found - expected[:-1]).abs().max() < 1e-3
+    (output,) = llm.generate([tokens], sampling, use_tqdm=False, lora_request=adapter)
+    found = output.prompt_logprobs[1:]  # type: ignore[index]
+    return torch.tensor([[each[token].logprob for token in range(97)] for each in found])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_logits_are_those_of_peft_on_the_same_quantized_base(llm: LLM, folder: Path, number: int) -> None:
+    tokens = PROMPTS[3]
+    expected = peft_logprobs(folder, number, tokens)[:-1]
+    assert (logprobs(llm, request(folder, number), tokens) - expected).abs().max() < 1e-3
+
+
+def test_integers_are_close_to_floats(llm: LLM, folder: Path) -> None:
+    tokens = PROMPTS[3]
+    integers = make(folder, lora_dtype="int8")
+    assert next(iter(slots_of(integers.model).values())).a.dtype == torch.int8
+    expected, base = (logprobs(llm, each, tokens) for each in (request(folder, 0), None))
+    found = logprobs(integers, request(folder, 0), tokens)
+    assert 0 < (found - expected).norm() < 0.1 * (expected - base).norm()
+    together = run(integers, PROMPTS, [None, *(request(folder, number) for number in range(3))])
+    assert together[1] == run(integers, PROMPTS[1:2], [request(folder, 0)])[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "setting", "expected"),
+    [
+        (torch.float32, "auto", torch.float32),
+        (torch.bfloat16, "auto", torch.int8),
+        (torch.bfloat16, "model", torch.bfloat16),
+    ],
+)
+def test_numbers_of_adapters(dtype: torch.dtype, setting: str, expected: torch.dtype) -> None:
+    llm = LLM(tiny("llama", dtype), quantization=Recipe(importance=False), enable_lora=True,
+              lora_dtype=setting, skip_tokenizer_init=True, progress=False)  # type: ignore[arg-type]  # fmt: skip
+    assert {layer.a.dtype for layer in slots_of(llm.model).values()} == {expected}
+
+
+def test_unknown_numbers_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="lora_dtype = 'int4': give auto or int8 or model"):
+        make(folder, lora_dtype="int4")
 
 
 def test_rows_of_a_batch_have_the_bits_of_rows_alone(llm: LLM, folder: Path) -> None:

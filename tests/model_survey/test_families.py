@@ -10,13 +10,21 @@ import torch
 
 import torch_armllm
 from tests.support.parity import CAPTURED, check_quantized, check_unquantized, steps
-from torch_armllm.model_survey.table import describe
+from torch_armllm.model_survey.stacks import stack_families
+from torch_armllm.model_survey.table import describe, survey
 from torch_armllm.model_survey.tiny_models import families, tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEST = ["plan", "graph", "modules", "-"]
-ROWS = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
 
+
+def rows_of(section: str) -> dict[str, str]:
+    return {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
+
+
+CAUSAL, BOTH, ENCODERS = PAGE.read_text().split("\n## ")
+ROWS = rows_of(CAUSAL)
+STACKS = rows_of(BOTH) | rows_of(ENCODERS)
 
 NOT_RUN = {
     "blt": "transformers' own forward of it looks for num_hidden_layers, which its configuration lacks",
@@ -44,12 +52,13 @@ def skip_what_cannot_run(family: str) -> None:
         pytest.skip(NOT_RUN[family])
 
 
-def runs_on_page(family: str) -> str:
-    return ROWS[family].split("|")[2].strip()
+def runs_on_page(family: str, rows: dict[str, str] = ROWS) -> str:
+    return rows[family].split("|")[2].strip()
 
 
 def test_page_lists_every_family() -> None:
     assert list(ROWS) == families(), "run make models"
+    assert list(STACKS) == list(stack_families()), "run make models"
 
 
 def test_readme_says_of_the_most_used_families_what_the_page_says() -> None:
@@ -78,3 +87,9 @@ def test_quantized_steps_match_the_emulation(family: str) -> None:
     skip_what_cannot_run(family)
     now = describe(family, check_quantized(family))
     assert BEST.index(now.runs) <= BEST.index(runs_on_page(family)), f"{now}; run make models"
+
+
+@pytest.mark.parametrize("family", stack_families())
+def test_encoders_and_decoders_run_as_the_page_says(family: str) -> None:
+    now = survey(family, stack_families()[family])
+    assert BEST.index(now.runs) <= BEST.index(runs_on_page(family, STACKS)), f"{now}; run make models"

@@ -17,7 +17,10 @@ RUNNABLE = variants.machine().distinct("lora")
 
 def factors(slots: int, rank: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     a = torch.randn(slots, rank, inputs) / inputs**0.5
-    return a.to(dtype), lora.lora_blocks((torch.randn(slots, rank, outputs) / rank**0.5).to(dtype))
+    b = lora.lora_blocks(torch.randn(slots, rank, outputs) / rank**0.5)
+    if dtype == torch.int8:
+        return lora.lora_integers(a), lora.lora_integers(b)
+    return a.to(dtype), b.to(dtype)
 
 
 @settings(max_examples=60, deadline=None)
@@ -28,7 +31,7 @@ def factors(slots: int, rank: int, inputs: int, outputs: int, dtype: torch.dtype
     inputs=st.sampled_from((1, 15, 16, 70, 530)),
     outputs=st.sampled_from((1, 17, 256, 300)),
     dtype=st.sampled_from(FLOATS),
-    factor_dtype=st.sampled_from(FLOATS),
+    factor_dtype=st.sampled_from((*FLOATS, torch.int8)),
 )
 def test_matches_reference_and_rows_have_the_bits_of_rows_alone(
     tokens: int,
@@ -57,9 +60,36 @@ def test_matches_reference_and_rows_have_the_bits_of_rows_alone(
         assert torch.equal(results[-1][untouched], base[untouched])
 
 
-def arguments() -> dict[str, Tensor]:
+def test_integers_are_within_half_a_step() -> None:
     torch.manual_seed(0)
-    a, b = factors(2, 3, 20, 9, torch.float32)
+    values = torch.randn(5, 150)
+    values[1, :64] = 0.0
+    values[2] *= 1e-44  # scales that are not normal
+    packed = lora.lora_integers(values)
+    assert packed.shape == (5, 3 * 68) and packed.dtype == torch.int8
+    groups = packed.unflatten(-1, (3, 68))
+    scales = groups[..., 64:].contiguous().view(torch.float32)
+    found = (groups[..., :64] * scales).flatten(-2)
+    assert not found[:, 150:].any()
+    steps = scales.expand(5, 3, 64).flatten(-2)[:, :150]
+    others = [0, 1, 3, 4]
+    assert bool(((found[:, :150] - values).abs() <= 0.501 * steps)[others].all())
+    assert bool((found[2].abs() < 1e-43).all())
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_integers_may_begin_anywhere(offset: int) -> None:
+    given = arguments(torch.int8)
+    expected = lora.lora_linear(**given)
+    for name in "ab":
+        memory = torch.empty(given[name].numel() + 1, dtype=torch.int8)
+        given[name] = memory[offset:][: given[name].numel()].view(given[name].shape).copy_(given[name])
+    assert torch.equal(lora.lora_linear(**given), expected)
+
+
+def arguments(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    a, b = factors(2, 3, 20, 9, dtype)
     ranks, adapters = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([1, -1, 0], dtype=torch.int32)
     return {"base": torch.randn(5, 9), "x": torch.randn(5, 20), "a": a, "b": b, "ranks": ranks,
             "adapters": adapters}  # fmt: skip
@@ -78,7 +108,8 @@ def test_rows_past_the_list_have_no_adapter_and_inputs_stay() -> None:
 
 
 def test_schema() -> None:
-    torch.library.opcheck(torch.ops.armllm.lora_linear.default, tuple(arguments().values()))
+    for dtype in (torch.float32, torch.int8):
+        torch.library.opcheck(torch.ops.armllm.lora_linear.default, tuple(arguments(dtype).values()))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +120,12 @@ def test_schema() -> None:
         ({"a": torch.randn(2, 3, 21)}, r"\(slots, rank, 20\)"),
         ({"b": torch.randn(2, 1, 4, 64)}, r"\(2, 1, 3, 64\)"),
         ({"b": torch.randn(2, 1, 3, 64).bfloat16()}, "same dtype"),
+        ({"a": torch.zeros(2, 3, 20, dtype=torch.int8)}, r"\(slots, rank, 68\)"),
+        ({"a": torch.zeros(2, 3, 68, dtype=torch.int8)}, r"\(2, 1, 3, 68\)"),
+        (
+            {"a": torch.zeros(2, 3, 20, dtype=torch.int64), "b": torch.zeros(2, 1, 3, 64, dtype=torch.int64)},
+            "a must be",
+        ),
         ({"ranks": torch.zeros(3, dtype=torch.int32)}, "each of the 2 slots"),
         ({"ranks": torch.zeros(2)}, "int32 vector"),
         ({"ranks": torch.full((2,), 4, dtype=torch.int32)}, "has the rank 4"),
@@ -96,7 +133,22 @@ def test_schema() -> None:
         ({"adapters": torch.full((5,), 2, dtype=torch.int32)}, "row 0 has the adapter 2"),
         ({"adapters": torch.zeros(5, dtype=torch.int64)}, "int32 vector"),
     ],
-    ids=["rows", "scalar", "a", "b", "dtype", "ranks", "float-ranks", "rank", "below", "slot", "int64"],
+    ids=[
+        "rows",
+        "scalar",
+        "a",
+        "b",
+        "dtype",
+        "integers",
+        "integer-b",
+        "long",
+        "ranks",
+        "float-ranks",
+        "rank",
+        "below",
+        "slot",
+        "int64",
+    ],
 )
 def test_wrong_arguments(changed: dict[str, Tensor], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):

@@ -232,10 +232,11 @@ def lora(**damage: Any) -> torch.Tensor:
         "adapters": torch.tensor([1, -1], dtype=torch.int32),
     }
     sizes = {"slots": 2, "most_rank": 3, "listed": 2, "in_features": WIDTH, "out_features": WIDTH}
+    sizes["integers"] = False
     for name in constants.keys() & damage.keys():
         constants[name] = damage.pop(name)
     given = {n: program.constant(c) for n, c in constants.items()} | {**sizes, **damage}
-    whole = {name: given.pop(name) for name in ("adapters", "slots", "most_rank", "listed")}
+    whole = {name: given.pop(name) for name in ("adapters", "slots", "most_rank", "listed", "integers")}
     layers = given.pop("layers", [{"x": rows, "out": rows, **given}])
     program.emit("lora", **whole, layers=layers)
     return run(program, rows)
@@ -265,8 +266,16 @@ def test_gathered_columns_past_their_memory_are_refused() -> None:
         gathered(unknown=999)
 
 
+INTEGERS = {
+    "a": torch.zeros(2, 3, -(-WIDTH // 64) * 68, dtype=torch.int8),
+    "b": torch.zeros(2, -(-WIDTH // 64), 3, 68, dtype=torch.int8),
+    "integers": True,
+}
+
+
 def test_adapters_that_fit_run() -> None:
     assert lora().shape == (3, WIDTH)
+    assert lora(**INTEGERS).shape == (3, WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +291,25 @@ def test_adapters_that_fit_run() -> None:
         ({"ranks": torch.tensor([3, 4], dtype=torch.int32)}, "has the rank 4"),
         ({"adapters": torch.tensor([2, 0], dtype=torch.int32)}, "has the adapter 2"),
         ({"layers": []}, "adapters of no layer"),
+        ({**INTEGERS, "integers": False}, "bytes of a memory"),
+        ({**INTEGERS, "a": torch.zeros(2, 3, 67, dtype=torch.int8)}, "bytes of a memory"),
+        ({**INTEGERS, "b": torch.zeros(2, 1, 3, 67, dtype=torch.int8)}, "bytes of a memory"),
     ],
-    ids=["slots", "rank", "listed", "inputs", "outputs", "types", "int64", "ranks", "adapters", "none"],
+    ids=[
+        "slots",
+        "rank",
+        "listed",
+        "inputs",
+        "outputs",
+        "types",
+        "int64",
+        "ranks",
+        "adapters",
+        "none",
+        "floats",
+        "integer-a",
+        "integer-b",
+    ],
 )
 def test_adapters_past_their_memory_are_refused(damage: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):

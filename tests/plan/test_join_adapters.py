@@ -61,7 +61,7 @@ def test_additions_to_what_another_reads_are_not_joined() -> None:
         for x, out in pairs:
             layer = {"x": x, "out": out, "a": a, "b": b, "ranks": ranks, "in_features": 64,
                      "out_features": 64}  # fmt: skip
-            plan.emit("lora", adapters=ranks, slots=1, most_rank=2, listed=1, layers=[layer])
+            plan.emit("lora", adapters=ranks, slots=1, most_rank=2, listed=1, integers=False, layers=[layer])
         return join_adapters.join_adapters(plan)
 
     first, second, x = rows.view((64,), (1,)), rows.view((64,), (1,), 64), other.view((64,), (1,))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from openai import BadRequestError, NotFoundError, OpenAI
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.support.adapters import random_adapter
@@ -95,6 +100,39 @@ def test_wrong_requests_change_nothing(served: Live, folder: Path, tmp_path: Pat
     with pytest.raises(BadRequestError, match="adapter"):
         client.embeddings.create(model="first", input="a")
     assert answer(served, "first") == before and "x" not in names(served)
+
+
+QUERY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+DAMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "another base": ({}, lambda t: torch.ones(t.shape[0], t.shape[1] + 1), "an adapter of another model"),
+    "rank 0": ({"r": 0}, lambda t: t, "has the rank 0; it must be an integer above 0"),
+    "no rows": ({}, lambda t: t[:0], r"has lora_A (0, "),
+    "nan": ({}, lambda t: t * float("nan"), "values that are not finite"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_adapters_are_refused_and_nothing_is_lost(
+    served: Live, folder: Path, tmp_path: Path, name: str
+) -> None:
+    before, listed = answer(served, "first"), names(served)
+    config, damage, message = DAMAGES[name]
+    path = tmp_path / "adapter"
+    shutil.copytree(folder / "adapter-1", path)
+    settings = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps({**settings, **config}))
+    tensors = load_file(path / "adapter_model.safetensors")
+    tensors[QUERY] = damage(tensors[QUERY]).contiguous()
+    save_file(tensors, path / "adapter_model.safetensors")
+    with ThreadPoolExecutor(1) as client:
+        beside = client.submit(answer, served, "first")
+        refused = admin(served, "load", lora_name="x", lora_path=str(path))
+        assert beside.result() == before
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and message in error["message"] and error["param"] == "lora_path"
+    assert names(served) == listed and answer(served, "first") == before
+    assert admin(served, "load", lora_name="x", lora_path=str(folder / "adapter-1")).status_code == 200
+    admin(served, "unload", lora_name="x")
 
 
 def test_routes_need_an_admin_key(server: Live) -> None:

@@ -18,7 +18,8 @@ BOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana.json"
 
 def numbers(server: Live) -> dict[str, float]:
     page = httpx.get(f"{server.base}/metrics").text
-    samples = [s for family in text_string_to_metric_families(page) for s in family.samples]
+    families = text_string_to_metric_families(page)
+    samples = [s for family in families for s in family.samples if "endpoint" not in s.labels]
     assert all(s.labels["model_name"] == NAME for s in samples)
     return {s.name + s.labels.get("finished_reason", ""): s.value for s in samples if "le" not in s.labels}
 

@@ -156,6 +156,15 @@ def test_ranks_and_scores(pooling: Live, models: dict[str, Any], offline: LLM) -
     assert "cannot score: it computes classify, and a score needs" in error["message"]
 
 
+@pytest.mark.parametrize("documents", [[], [""], ["a", ""], [{"text": ""}]])
+def test_empty_documents_are_refused_and_nothing_is_lost(pooling: Live, documents: list[Any]) -> None:
+    before = post(pooling, "/rerank", model="embed", query="a", documents=["b", "c"])["results"]
+    error = post(pooling, "/rerank", 400, model="embed", query="a", documents=documents)
+    wanted = "no tokens; give a text that is not empty" if documents else "documents"
+    assert wanted in f"{error['param']} {error['message']}"
+    assert post(pooling, "/rerank", model="embed", query="a", documents=["b", "c"])["results"] == before
+
+
 def test_classes_and_pooling(pooling: Live, models: dict[str, Any], offline: LLM) -> None:
     llm = load(models["classify"])
     wanted = [each.outputs.probs for each in llm.classify(TEXTS, use_tqdm=False)]

@@ -58,6 +58,10 @@ def test_generated_text_is_that_of_the_chat_route(server: Live) -> None:
     assert (got.temperature, got.top_p, got.max_output_tokens, got.error) == (0, 0.5, 7, None)
     assert got.usage and chat.usage
     assert (got.usage.input_tokens, got.usage.output_tokens) == (chat.usage.prompt_tokens, 7)
+    counted = client.responses.input_tokens.count(model=NAME, input="hi")
+    assert counted.input_tokens == got.usage.input_tokens
+    longer = client.responses.input_tokens.count(model=NAME, input="hi", instructions="Be brief.")
+    assert longer.input_tokens > counted.input_tokens and longer.object == "response.input_tokens"
     with client.responses.stream(input="hi", max_output_tokens=7, **asked) as stream:
         events = list(stream)
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == got.output_text

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server_live import NAME, Live, live
 from tests.support.whisper_folder import sound, whisper_folder
 from torch_armllm import AsyncLLM
+from torch_armllm.speech.subtitles import srt, vtt
 from torch_armllm.speech.transcriber import Transcriber
+from torch_armllm.system.allocator import release_free_memory
 
 PATH = "/v1/audio/transcriptions"
 
@@ -57,6 +66,48 @@ def test_formats(client: OpenAI, transcriber: Transcriber) -> None:
     assert translated.text == transcriber(sound(1.0, kind="FLAC"), task="translate").text
 
 
+@pytest.mark.parametrize("kind", ["srt", "vtt"])
+def test_subtitles_have_the_segments(client: OpenAI, transcriber: Transcriber, kind: Any) -> None:
+    audio = sound(2.0)
+    expected = transcriber(audio, language="en")
+    found = client.audio.transcriptions.create(
+        model="whisper", file=("a.wav", audio), language="en", response_format=kind
+    )
+    assert found == {"srt": srt, "vtt": vtt}[kind](expected)
+    assert str(found).count(" --> ") == sum(bool(each.text.strip()) for each in expected.segments) > 0
+
+
+def test_metrics_count_audio_and_responses(tiny_llm: AsyncLLM, transcriber: Transcriber) -> None:
+    with live(tiny_llm) as server:
+        server.registry.add_speech(transcriber, "whisper", "")
+        for data in (sound(2.0), sound(1.0), b""):
+            httpx.post(server.base + PATH, files={"file": ("a.wav", data)}, timeout=60)
+        httpx.get(f"{server.base}/v1/models/{NAME}")
+        for path in ("/none", "/nothing"):
+            httpx.get(server.base + path)
+        page = httpx.get(f"{server.base}/metrics").text
+    samples = [s for family in text_string_to_metric_families(page) for s in family.samples]
+    found = {
+        s.name: s.value for s in samples if s.labels.get("model_name") == "whisper" and "le" not in s.labels
+    }
+    assert found["armllm:audio_seconds_total"] == 3.0
+    assert found["vllm:request_success_total"] == found["vllm:e2e_request_latency_seconds_count"] == 2
+    assert found["armllm:audio_real_time_speed_count"] == 2 and found["armllm:audio_real_time_speed_sum"] > 0
+    computing = found["vllm:request_inference_time_seconds_sum"]
+    assert 0 < computing <= found["vllm:e2e_request_latency_seconds_sum"]
+    responses = {
+        (s.labels["endpoint"], s.labels["status"]): s.value
+        for s in samples
+        if s.name == "armllm:http_responses_total"
+    }
+    assert responses == {
+        (PATH, "200"): 2,
+        (PATH, "400"): 1,
+        ("/v1/models/{name:path}", "200"): 1,
+        ("other", "404"): 2,
+    }
+
+
 def test_models_are_listed_and_of_one_kind(client: OpenAI, server: Live) -> None:
     cards = {each.id: each.model_dump() for each in client.models.list()}
     assert cards["whisper"]["tasks"] == ["transcribe", "translate"] and NAME in cards
@@ -77,7 +128,7 @@ def test_models_are_listed_and_of_one_kind(client: OpenAI, server: Live) -> None
         (sound(1.0)[:20], {}, "no audio that can be decoded"),
         (sound(0.0), {}, "the audio has no samples"),
         (sound(0.1), {"language": "xx"}, "language 'xx' is not one of"),
-        (sound(0.1), {"response_format": "srt"}, "response_format"),
+        (sound(0.1), {"response_format": "ass"}, "response_format"),
         (sound(0.1), {"temperature": "2"}, "temperature"),
         (sound(0.1), {"stream": "true"}, "stream"),
         (sound(0.1), {"timestamp_granularities[]": "word"}, "timestamp_granularities"),
@@ -107,6 +158,37 @@ def test_files_that_are_too_large_are_refused(server: Live) -> None:
     assert got.status_code == 413 and "at most 200000 bytes" in got.json()["error"]["message"]
     got = httpx.post(server.base + "/v1/completions", content=b" " * 6000)
     assert got.status_code == 413 and "at most 5000 bytes" in got.json()["error"]["message"]
+
+
+def silence(seconds: int, rate: int) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as opened:
+        opened.setparams((1, 2, rate, 0, "NONE", ""))
+        opened.writeframes(bytes(2 * rate * seconds))
+    return file.getvalue()
+
+
+def resident_bytes() -> int:
+    release_free_memory()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_of_large_files_is_given_back(server: Live) -> None:
+    wide = {"max_audio_bytes": 1 << 30, "max_request_bytes": 5000}
+    with live(server.llm, **wide) as other:
+        other.registry.add_speech(server.registry.speech["whisper"].transcriber, "whisper", "")
+        post = partial(httpx.post, other.base + PATH, timeout=60)
+        noise = b"\0" * 100_000_000
+        hours = silence(3601, 14_000)
+        assert len(hours) > 100_000_000
+        before = resident_bytes()
+        for data, message in ((noise, "no audio that can be decoded"), (hours, "longer than 3600 seconds")):
+            got = post(files={"file": ("a.wav", data)})
+            assert got.status_code == 400 and message in got.json()["error"]["message"]
+        assert post(files={"file": ("a.wav", sound(1.0))}).status_code == 200
+        gc.collect()
+        assert resident_bytes() < before + 50_000_000
 
 
 def test_a_full_queue_refuses_and_late_requests_end(

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_armllm.cli import option_types as types
 from torch_armllm.cli.parser import Parser
+from torch_armllm.lora.dtypes import LORA_DTYPES
 
 _SETTINGS = (
     "max_model_len",
@@ -25,6 +26,7 @@ _SETTINGS = (
     "enable_lora",
     "max_loras",
     "max_lora_rank",
+    "lora_dtype",
     "limit_mm_per_prompt",
     "allowed_media_path",
     "allowed_media_domains",
@@ -172,6 +174,12 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
     )
     group.add_argument(
         "--max-lora-rank", type=types.positive, metavar="N", help="maximum rank of an adapter (default: 16)"
+    )
+    group.add_argument(
+        "--lora-dtype",
+        choices=LORA_DTYPES,
+        help="numbers of adapters in memory: int8, or the model's data type; auto: int8, unless the model's "
+        "is float32 (default: auto)",
     )
     group.add_argument(
         "--limit-mm-per-prompt",

@@ -11,6 +11,7 @@ from torch_armllm.engine.config_check import check_settings
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
 from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
+from torch_armllm.lora.dtypes import LoraDtype
 from torch_armllm.system.dtypes import full_dtype_name
 
 
@@ -57,6 +58,8 @@ class EngineConfig:
         enable_lora: lets requests use LoRA adapters; the model's linear layers get slots for them.
         max_loras: most adapters that are loaded at a time.
         max_lora_rank: highest rank of an adapter.
+        lora_dtype: numbers of adapters in memory: ``int8`` with a scale for each 64, ``model`` for the
+            model's dtype; ``auto``: int8, unless the model's dtype is float32.
         reasoning_config: how the model marks its reasoning, for thinking budgets:
             ``{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}``, or ``reasoning_parser``
             with the name of a family. The end is what a budget forces, and may begin with a phrase that
@@ -104,6 +107,7 @@ class EngineConfig:
     enable_lora: bool = False
     max_loras: int = 1
     max_lora_rank: int = 16
+    lora_dtype: LoraDtype = "auto"
     reasoning_config: Mapping[str, str] | None = None
     logits_processors: Sequence[str | type[Any]] = ()
     disable_log_stats: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, STATE_DTYPES
+from torch_armllm.lora.dtypes import LORA_DTYPES
 
 MAX_MODEL_LEN = 1 << 26
 MAX_NUM_SEQS = 1 << 16
@@ -71,6 +72,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             f"kv_cache_dtype = {cache_dtype!r}: give auto, {', '.join(KV_CACHE_DTYPES)}; int8 takes as "
             "little memory as fp8"
         )
+    lora_dtype = settings["lora_dtype"]
+    if lora_dtype not in LORA_DTYPES:
+        raise ValueError(f"lora_dtype = {lora_dtype!r}: give {' or '.join(LORA_DTYPES)}")
     state_dtype = settings["state_dtype"]
     if not (isinstance(state_dtype, str) and state_dtype in STATE_DTYPES):
         raise ValueError(f"state_dtype = {state_dtype!r}: give {' or '.join(STATE_DTYPES)}")

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
 from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
+from torch_armllm.lora.dtypes import LoraDtype
 
 
 class EngineSettings(TypedDict, total=False):
@@ -37,6 +38,7 @@ class EngineSettings(TypedDict, total=False):
     enable_lora: bool
     max_loras: int
     max_lora_rank: int
+    lora_dtype: LoraDtype
     reasoning_config: Mapping[str, str] | None
     logits_processors: Sequence[str | type[Any]]
     disable_log_stats: bool

@@ -26,7 +26,7 @@ from torch_armllm.engine.step import Step
 from torch_armllm.engine.text.stopping import OutputText
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
-from torch_armllm.lora.adapter_table import AdapterTable
+from torch_armllm.lora.adapter_table import AdapterTable, PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.plan.expert_store import ExpertCounts
 from torch_armllm.plan.step_result import StepResult
@@ -144,6 +144,7 @@ class LLMEngine:
         params: SamplingParams | None = None,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        prepared: PreparedAdapter | None = None,
     ) -> None:
         """Submits a request.
 
@@ -153,6 +154,7 @@ class LLMEngine:
             params: sampling parameters; default: `SamplingParams()`.
             priority: smaller values are served first.
             lora_request: the adapter that computes it; None: the model alone.
+            prepared: the adapter as `prepare_lora` has read it; None: it is read now, unless it is loaded.
 
         Raises:
             ValueError: the request can never be served, or its id is in use, or its adapter cannot be loaded.
@@ -161,7 +163,7 @@ class LLMEngine:
             raise ValueError(f"request {request_id!r} is running already; give each request an id of its own")
         request = self.preprocessor.build_request(request_id, prompt, params or SamplingParams(), priority)
         if lora_request is not None:
-            request.adapter = self._adapter_table.acquire(lora_request)
+            request.adapter = self._adapter_table.acquire(lora_request, prepared)
         try:
             if self._arrivals is None or not self._arrivals.hold(request):
                 self.scheduler.add(request)
@@ -170,13 +172,30 @@ class LLMEngine:
             raise
         self._requests[request_id] = request
 
-    def add_lora(self, lora_request: LoRARequest) -> None:
+    def prepare_lora(self, lora_request: LoRARequest) -> PreparedAdapter | None:
+        """Reads and checks an adapter, unless it is loaded; any thread may call it while steps run.
+
+        Raises:
+            ValueError: it cannot be read or does not fit the model, or the engine has no room for adapters.
+        """
+        table = self._adapter_table
+        return None if table.holds(lora_request) else table.prepare(lora_request)
+
+    def add_lora(self, lora_request: LoRARequest, prepared: PreparedAdapter | None = None) -> None:
         """Loads an adapter before a request asks for it.
+
+        Args:
+            lora_request: names the adapter.
+            prepared: see `add_request`.
 
         Raises:
             ValueError: it cannot be read, does not fit the model, or all adapters that fit are in use.
         """
-        self._adapter_table.load(lora_request)
+        self._adapter_table.load(lora_request, prepared)
+
+    def has_lora(self, lora_request: LoRARequest) -> bool:
+        """True if an adapter of this id is loaded; any thread may ask."""
+        return self._adapter_table.holds(lora_request)
 
     def remove_lora(self, lora_id: int) -> None:
         """Unloads an adapter.

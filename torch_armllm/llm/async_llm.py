@@ -19,6 +19,7 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.base import LLMBase
+from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -54,10 +55,13 @@ class AsyncLLM(LLMBase):
         runner = None if self.pooling_engine else getattr(self.llm_engine, "runner", None)
         if isinstance(runner, PlanRunner):
             runner.on_failure(self._thread.end)
+        self._waiting: dict[str, asyncio.Future[PreparedAdapter | None]] = {}  # requests for their adapters
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
+        self._reading = ThreadPoolExecutor(1, "armllm-adapters")
         close = None if self.replicas is None else self.replicas.close
-        self._end = weakref.finalize(self, _end, self._thread, self._tokenizing, close)
+        pools = self._tokenizing, self._reading
+        self._end = weakref.finalize(self, _end, self._thread, pools, close)
 
     async def generate(
         self,
@@ -83,6 +87,7 @@ class AsyncLLM(LLMBase):
         Raises:
             ValueError: the model pools, or the adapter cannot be loaded, or the request can never be served,
                 or its id is in use.
+            RequestAbortedError: `abort` was called while the adapter was read.
             StepFailedError: a step with this request failed; the engine continues.
             ReplicaFailedError: the replica that computed this request has ended; the others continue.
             EngineDeadError: the engine failed, or was shut down.
@@ -95,7 +100,11 @@ class AsyncLLM(LLMBase):
         self._thread.check()
         if isinstance(prompt, str) and self._tokenizer is not None:
             prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
-        options = {} if lora_request is None else {"lora_request": lora_request}
+        options: dict[str, Any] = {}
+        if lora_request is not None:
+            options["lora_request"] = lora_request
+            if (prepared := await self._prepared(lora_request, name)) is not None:
+                options["prepared"] = prepared
         self._thread.add(name, stream, prompt, params, priority, **options)
         finished = False
         try:
@@ -174,9 +183,12 @@ class AsyncLLM(LLMBase):
     async def abort(self, request_id: str) -> None:
         """Aborts a request.
 
-        Its generator yields the output so far, with ``finish_reason`` ``abort``; a request that pools raises
-        `RequestAbortedError`.
+        Its generator yields the output so far, with ``finish_reason`` ``abort``; a request that pools, or
+        whose adapter is still being read, raises `RequestAbortedError`.
         """
+        if (reading := self._waiting.pop(request_id, None)) is not None:
+            reading.get_loop().call_soon_threadsafe(reading.cancel)
+            return
         if (batch := self._batches.get(request_id)) is not None:
             error = RequestAbortedError(f"the request {request_id!r} was aborted")
             batch[1].loop.call_soon_threadsafe(batch[1].put, error)
@@ -259,8 +271,31 @@ class AsyncLLM(LLMBase):
         return self._sessions
 
     async def add_lora(self, lora_request: LoRARequest) -> None:
-        """Loads an adapter between two steps; see `LLMEngine.add_lora`."""
-        await self.between_steps(lambda: self.llm_engine.add_lora(lora_request))
+        """Loads an adapter; see `LLMEngine.add_lora`.
+
+        It is read and checked while requests run, and takes its place between two steps.  Replicas read it
+        between two steps.
+        """
+        prepared = await self._prepared(lora_request)
+        given = () if prepared is None else (prepared,)
+        await self.between_steps(lambda: self.llm_engine.add_lora(lora_request, *given))
+
+    async def _prepared(self, lora_request: LoRARequest, request_id: str = "") -> PreparedAdapter | None:
+        """Reads an adapter in a thread of its own; None: it is loaded, or replicas read it themselves."""
+        if self.replicas is not None or self.llm_engine.has_lora(lora_request):
+            return None
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(self._reading, self.llm_engine.prepare_lora, lora_request)
+        if request_id:
+            self._waiting[request_id] = reading
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            if request_id and request_id not in self._waiting:  # `abort` took it
+                raise RequestAbortedError(f"the request {request_id!r} was aborted") from None
+            raise
+        finally:
+            self._waiting.pop(request_id, None)
 
     async def remove_lora(self, lora_id: int) -> None:
         """Unloads an adapter between two steps; see `LLMEngine.remove_lora`."""
@@ -293,8 +328,11 @@ class AsyncLLM(LLMBase):
         return {"prompt": prompt, "prompt_token_ids": self.llm_engine.preprocessor.tokenize(prompt)}
 
 
-def _end(thread: EngineThread, tokenizing: ThreadPoolExecutor, close: Callable[[], object] | None) -> None:
+def _end(
+    thread: EngineThread, pools: Sequence[ThreadPoolExecutor], close: Callable[[], object] | None
+) -> None:
     thread.stop()
     if close is not None:
         close()
-    tokenizing.shutdown(wait=False)
+    for pool in pools:
+        pool.shutdown(wait=False)

@@ -186,7 +186,7 @@ def _slots(config: EngineConfig) -> AdapterSlots | None:
 
     # a step may verify draft tokens beyond its budget of tokens
     rows = 2 * max(config.max_num_batched_tokens, config.max_num_seqs)
-    return AdapterSlots(config.max_loras, config.max_lora_rank, rows)
+    return AdapterSlots(config.max_loras, config.max_lora_rank, rows, config.lora_dtype)
 
 
 def verify_checksums(model: str | PreTrainedModel) -> None:

@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from torch_armllm.lora.adapter import Adapter, read_adapter
 from torch_armllm.lora.request import LoRARequest
@@ -36,6 +37,17 @@ class LoadedAdapter:
     users: int = 0
 
 
+@dataclass(frozen=True)
+class PreparedAdapter:
+    """An adapter that was read and fits the model.
+
+    Attributes:
+        factors: of the modules that it adapts, as their slots hold them; see `LoraSlots.prepare`.
+    """
+
+    factors: Mapping[str, tuple[Tensor, Tensor]]
+
+
 class AdapterTable:
     """Loads adapters into the slots of a model's layers, and unloads the ones that were not used for longest.
 
@@ -59,13 +71,27 @@ class AdapterTable:
         """The adapters in slots."""
         return [adapter.request for adapter in self._loaded.values()]
 
-    def acquire(self, request: LoRARequest) -> LoadedAdapter:
-        """Returns an adapter for a request, loaded if need be; see `release`.
+    def holds(self, request: LoRARequest) -> bool:
+        """True if an adapter of a request's id is in a slot; any thread may ask."""
+        return request.lora_int_id in self._loaded
+
+    def prepare(self, request: LoRARequest) -> PreparedAdapter:
+        """Reads and checks an adapter, in any thread: nothing changes, and steps may run meanwhile.
 
         Raises:
-            ValueError: the adapter cannot be read, or does not fit the model; or all slots are in use.
+            ValueError: the adapter cannot be read, or does not fit the model.
         """
-        adapter = self.load(request)
+        adapter = read_adapter(request.lora_path)
+        self._check(request, adapter)
+        prepared = {name: self._layers[name].prepare(*pair) for name, pair in adapter.factors.items()}
+        for name, factors in prepared.items():
+            if not all(bool(torch.isfinite(factor).all()) for factor in factors):
+                raise ValueError(f"{_adapts(request, name)} with values that {factors[0].dtype} cannot hold")
+        return PreparedAdapter(prepared)
+
+    def acquire(self, request: LoRARequest, prepared: PreparedAdapter | None = None) -> LoadedAdapter:
+        """Returns an adapter for a request, loaded if need be; see `load` and `release`."""
+        adapter = self.load(request, prepared)
         adapter.users += 1
         return adapter
 
@@ -74,11 +100,16 @@ class AdapterTable:
         adapter.users -= 1
         assert adapter.users >= 0
 
-    def load(self, request: LoRARequest) -> LoadedAdapter:
-        """Loads an adapter, unless it is loaded; as `acquire`, for no request.
+    def load(self, request: LoRARequest, prepared: PreparedAdapter | None = None) -> LoadedAdapter:
+        """Loads an adapter, unless it is loaded; between two steps.
+
+        Args:
+            request: names the adapter.
+            prepared: what `prepare` returned for it; None: it is read now.
 
         Raises:
-            ValueError: see `acquire`; or another adapter has its id.
+            ValueError: the adapter cannot be read, or does not fit the model; or all slots are in use; or
+                another adapter has its id.
         """
         known = self._loaded.pop(request.lora_int_id, None)
         if known is not None:
@@ -89,12 +120,11 @@ class AdapterTable:
                     f"{request.lora_path} another id, or unload the first"
                 )
             return known
-        adapter = read_adapter(request.lora_path)
-        self._check(request, adapter)
+        factors = (prepared or self.prepare(request)).factors
         slot = self._take_slot(request)
         for name, layer in self._layers.items():
-            if name in adapter.factors:
-                layer.write(slot, *adapter.factors[name])
+            if name in factors:
+                layer.write(slot, *factors[name])
             else:
                 layer.clear(slot)
         loaded = self._loaded[request.lora_int_id] = LoadedAdapter(request, slot, next(self._prefixes))
@@ -132,7 +162,7 @@ class AdapterTable:
         """Raises ValueError if an adapter does not fit the model."""
         for name, (a, b) in adapter.factors.items():
             layer = self._layers.get(name)
-            where = f"the adapter {request.lora_name!r} ({request.lora_path}) adapts {name}"
+            where = _adapts(request, name)
             if layer is None:
                 raise ValueError(
                     f"{where}, which is no quantized linear layer of this model's plan: it is an adapter of "
@@ -147,6 +177,8 @@ class AdapterTable:
                 )
             if len(a) > self._max_rank:
                 raise ValueError(f"{where} with rank {len(a)}; max_lora_rank is {self._max_rank}: raise it")
-            for factor in (a, b):
-                if not bool(torch.isfinite(factor.to(layer.a.dtype)).all()):
-                    raise ValueError(f"{where} with values that {layer.a.dtype} cannot hold")
+
+
+def _adapts(request: LoRARequest, name: str) -> str:
+    """Returns the beginning of an error about a module of an adapter."""
+    return f"the adapter {request.lora_name!r} ({request.lora_path}) adapts {name}"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import base_model_of
-from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_linear
+from torch_armllm.lora.dtypes import LoraDtype
+from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_integers, lora_linear
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.system.huge_pages import prefer_huge
 
@@ -25,19 +26,22 @@ class AdapterSlots(NamedTuple):
         slots: most adapters at a time.
         rank: highest rank of an adapter.
         rows: most tokens of a step.
+        dtype: of the factors.
     """
 
     slots: int
     rank: int
     rows: int
+    dtype: LoraDtype = "auto"
 
 
 class LoraSlots(nn.Module):
     """Adds to each row of a layer's result what the row's adapter says.
 
     Attributes:
-        a: ``(slots, R, in_features)``: the first factor of each adapter.
-        b: ``(slots, ⌈out_features / 64⌉, R, 64)``: the second one, transposed and scaled, in blocks.
+        a: ``(slots, R, in_features)``: the first factor of each adapter; or integers, see `lora_linear`.
+        b: ``(slots, ⌈out_features / 64⌉, R, 64)``: the second one, transposed and scaled, in blocks; or
+            integers.
         in_features, out_features: sizes of the layer.
         ranks: int32 ``(slots,)``: ranks in use; 0: the slot's adapter leaves the layer alone.
         adapters: int32 ``(L,)``: slot of each row of the step, −1 for none; one tensor for all layers.
@@ -48,9 +52,9 @@ class LoraSlots(nn.Module):
     ranks: Tensor
     adapters: Tensor
 
-    def __init__(self, a: Tensor, b: Tensor, out_features: int, rows: Tensor) -> None:
+    def __init__(self, a: Tensor, b: Tensor, in_features: int, out_features: int, rows: Tensor) -> None:
         super().__init__()
-        self.in_features, self.out_features = a.shape[-1], out_features
+        self.in_features, self.out_features = in_features, out_features
         self.register_buffer("a", a, persistent=False)
         self.register_buffer("b", b, persistent=False)
         self.register_buffer("ranks", torch.zeros(len(a), dtype=torch.int32), persistent=False)
@@ -65,10 +69,17 @@ class LoraSlots(nn.Module):
         """Number of adapters that fit."""
         return len(self.ranks)
 
+    def prepare(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns an adapter's factors ``(r, in_features)`` and ``(r, out_features)`` as slots hold them."""
+        blocks = lora_blocks(b)
+        if self.a.dtype == torch.int8:
+            return lora_integers(a), lora_integers(blocks)
+        return a.to(self.a.dtype), blocks.to(self.b.dtype)
+
     def write(self, slot: int, a: Tensor, b: Tensor) -> None:
-        """Writes an adapter's factors ``(r, in_features)`` and ``(r, out_features)`` to a slot."""
+        """Writes an adapter's factors, as `prepare` returns them, to a slot."""
         rank = len(a)
-        self.a[slot, :rank], self.b[slot, :, :rank], self.ranks[slot] = a, lora_blocks(b), rank
+        self.a[slot, :rank], self.b[slot, :, :rank], self.ranks[slot] = a, b, rank
 
     def clear(self, slot: int) -> None:
         """Empties a slot."""
@@ -92,16 +103,27 @@ def add_slots(model: Any, sizes: AdapterSlots) -> None:
     if not layers:
         raise ValueError("enable_lora needs quantized linear layers, and this model has none")
     adapters = torch.full((sizes.rows,), -1, dtype=torch.int32)
-    shapes = [shape for layer in layers for shape in _shapes(layer, sizes)]
-    factors = iter(_zeros(shapes, model.dtype))
+    as_integers = sizes.dtype == "int8" or (sizes.dtype == "auto" and model.dtype != torch.float32)
+    shapes = [shape for layer in layers for shape in _shapes(layer, sizes, as_integers)]
+    factors = iter(_zeros(shapes, torch.int8 if as_integers else model.dtype))
     for layer in layers:
-        layer.lora = LoraSlots(next(factors), next(factors), layer.out_features, adapters)
+        a, b = next(factors), next(factors)
+        layer.lora = LoraSlots(a, b, layer.in_features, layer.out_features, adapters)
 
 
-def _shapes(layer: QuantLinear, sizes: AdapterSlots) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shapes(
+    layer: QuantLinear, sizes: AdapterSlots, as_integers: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the shapes of a layer's two factors."""
-    blocks = -(-layer.out_features // BLOCK)
-    return (sizes.slots, sizes.rank, layer.in_features), (sizes.slots, blocks, sizes.rank, BLOCK)
+    inputs, block = layer.in_features, BLOCK
+    if as_integers:
+        inputs, block = (lora_integers(torch.zeros(n)).shape[0] for n in (inputs, block))
+    return (sizes.slots, sizes.rank, inputs), (
+        sizes.slots,
+        -(-layer.out_features // BLOCK),
+        sizes.rank,
+        block,
+    )
 
 
 def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from torch_armllm.model_survey.attention_support import ATTENTION, reach_of
+from torch_armllm.model_survey.stacks import ENCODER, ENCODER_DECODER, stack_families, tiny_stacks
 from torch_armllm.model_survey.tiny_models import families, tiny_model
 from torch_armllm.patching.build_plan import NODE_BY_NODE
 from torch_armllm.patching.patch import patch
@@ -37,7 +38,7 @@ class Family:
         why: the reason for not running in the next better way; empty for a plan.
         ops: the fused ops of a step, the most frequent first.
         share: quantized share of the weight bytes.
-        reach: the kind of model, see `reach_of`.
+        reach: the kind of model, see `reach_of`; or `ENCODER` or `ENCODER_DECODER`.
     """
 
     family: str
@@ -57,31 +58,43 @@ class Family:
         return {**asdict(self), "captured": self.captured}
 
 
-def describe(family: str, report: Report) -> Family:
-    """Returns the row of a family from the report of its patched model."""
+def describe(family: str, report: Report, kind: str | None = None) -> Family:
+    """Returns the row of a family from the report of its patched model.
+
+    Args:
+        family: a model type.
+        report: of its patched model.
+        kind: `ENCODER` or `ENCODER_DECODER`; None: a causal language model.
+    """
     node_by_node = [note for note in report.notes if note.startswith(NODE_BY_NODE)]
     runs = _MODULES if not report.captured else _GRAPH if node_by_node else _NATIVE
     why = report.capture_reason or "".join(node_by_node).removeprefix(NODE_BY_NODE).partition(";")[0]
     ops = tuple(op for op, _ in Counter(report.ops).most_common() if op != "aten.linear")
-    return Family(family, runs, _one_line(why), ops, round(report.share, 2), reach_of(family))
+    return Family(family, runs, _one_line(why), ops, round(report.share, 2), kind or reach_of(family))
 
 
-def _untried(family: str, why: str) -> Family:
-    return Family(family, _NONE, _one_line(why), (), 0.0, reach_of(family))
+def _untried(family: str, kind: str | None, why: str) -> Family:
+    return Family(family, _NONE, _one_line(why), (), 0.0, kind or reach_of(family))
 
 
-def survey(family: str) -> Family:
-    """Builds a tiny model of a family, patches it and returns the row."""
+def survey(family: str, kind: str | None = None) -> Family:
+    """Builds a tiny model of a family, patches it and returns the row; see `describe`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            model: nn.Module = tiny_model(family)
+            model: nn.Module = tiny_model(family) if kind is None else tiny_stacks(family)
         except Exception as error:  # noqa: BLE001 - any error is a reason
-            return _untried(family, f"{type(error).__name__}: {error}")
+            return _untried(family, kind, f"{type(error).__name__}: {error}")
+        recipe = Recipe(importance=False) if kind is None else "int8"
         try:
-            return describe(family, patch(model, Recipe(importance=False), progress=False))
+            return describe(family, patch(model, recipe, progress=False), kind)
         except ValueError as error:
-            return _untried(family, str(error))
+            return _untried(family, kind, str(error))
+        except Exception as error:
+            if kind is None:
+                raise
+            # forwards of some encoders fail without patching, too
+            return _untried(family, kind, f"{type(error).__name__}: {error}")
 
 
 def _quiet() -> None:
@@ -92,27 +105,36 @@ def _quiet() -> None:
 
 
 def survey_all(names: Sequence[str] = (), processes: int | None = None) -> Iterable[Family]:
-    """Yields the rows of these families, or of all, in order.
+    """Yields the rows of these families, or of all: causal language models, then the others.
 
     Args:
-        names: model types; empty: all of transformers.
+        names: model types, which may be of several kinds; empty: all of transformers.
         processes: number of processes; None: one per core.
 
     Raises:
         ValueError: transformers has no such family.
     """
-    all_families = families()
-    unknown = sorted(set(names) - set(all_families))
+    kinds: list[tuple[str, str | None]] = [(family, None) for family in families()]
+    kinds += stack_families().items()
+    unknown = sorted(set(names) - {family for family, _ in kinds})
     if unknown:
-        raise ValueError(f"transformers has no causal language model of type {', '.join(unknown)}")
-    chosen = names or all_families
-    if len(chosen) == 1:
+        raise ValueError(
+            "transformers has no causal language model, encoder, or model of an encoder and a decoder of "
+            f"type {', '.join(unknown)}"
+        )
+    chosen = [(family, kind) for family, kind in kinds if not names or family in names]
+    if len(chosen) <= 2:
         _quiet()
-        yield survey(chosen[0])
+        for family, kind in chosen:
+            yield survey(family, kind)
         return
     # spawned, not forked: torch's threads do not survive a fork
     with torch.multiprocessing.get_context("spawn").Pool(processes, _quiet) as pool:
-        yield from pool.imap(survey, chosen)
+        yield from pool.imap(_survey_one, chosen)
+
+
+def _survey_one(chosen: tuple[str, str | None]) -> Family:
+    return survey(*chosen)
 
 
 def _one_line(text: str) -> str:
@@ -121,7 +143,7 @@ def _one_line(text: str) -> str:
 
 
 def summary(rows: Sequence[Family]) -> str:
-    """Returns the counts as a sentence."""
+    """Returns the counts of rows as a sentence."""
     counts = Counter(row.runs for row in rows)
     return (
         f"{len(rows)} families: {counts[_NATIVE]} run as a native plan, {counts[_GRAPH]} as a graph of fused"
@@ -171,8 +193,9 @@ def as_text(rows: Sequence[Family]) -> str:
 _PAGE = """# Models
 
 This page lists the result of `torch_armllm.patch` for every causal language model family of transformers
-{version}, each tried with a tiny random model.  `make models` writes this page; `torch-armllm models` prints
-the table for the installed version of transformers.
+{version}, each tried with a tiny random model, and below for [encoders and decoders](#encoders-and-decoders)
+and for [encoders](#encoders).  `make models` writes this page; `torch-armllm models` prints the table for the
+installed version of transformers.
 
 * **plan**: a step is one native call.
 * **graph**: a step is a graph of fused ops that runs node by node.
@@ -190,6 +213,24 @@ wrappers and families whose layers carry a recurrent state.  These families are 
 {missing}
 
 {table}
+
+## Encoders and decoders
+
+Models that read a whole input and then write, each patched as INT8: [how to use
+them](how-to/transcribe-and-translate.md).  A plan computes the encoder, and each step of the decoder.
+
+{both_summary}
+
+{both}
+
+## Encoders
+
+Models that predict masked tokens, loaded with `AutoModel` and patched as INT8: [how to use
+them](how-to/embed-and-classify.md).
+
+{encoder_summary}
+
+{encoders}
 """
 
 
@@ -197,13 +238,18 @@ def as_page(rows: Sequence[Family]) -> str:
     """Returns the page of model families."""
     import transformers
 
-    version = transformers.__version__
+    both, encoders = ([row for row in rows if row.reach == kind] for kind in (ENCODER_DECODER, ENCODER))
+    causal = [row for row in rows if row not in both and row not in encoders]
     return _PAGE.format(
-        version=version,
-        summary=_wrap(f"{summary(rows)}."),
-        goal=goal(rows),
-        missing=_not_captured(rows),
-        table=as_markdown(rows),
+        version=transformers.__version__,
+        summary=_wrap(f"{summary(causal)}."),
+        goal=goal(causal),
+        missing=_not_captured(causal),
+        table=as_markdown(causal),
+        both_summary=_wrap(f"{summary(both)}."),
+        both=as_markdown(both),
+        encoder_summary=_wrap(f"{summary(encoders)}."),
+        encoders=as_markdown(encoders),
     ).rstrip()
 
 

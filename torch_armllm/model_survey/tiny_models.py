@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 import torch
@@ -124,14 +125,29 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
     """
     from transformers import AutoModelForCausalLM
 
+    return build_tiny(AutoModelForCausalLM, tiny_config(family, **overrides), dtype, seed)
+
+
+def build_tiny(kind: Any, config: Any, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    """Returns a random model of a configuration, in evaluation mode.
+
+    Args:
+        kind: a class of transformers with ``from_config``.
+        config: a configuration.
+        dtype: dtype of the parameters.
+        seed: see `tiny_model`.
+
+    Raises:
+        ValueError: the model would be large.
+    """
     with torch.device("meta"):
-        outline = AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
+        outline = kind.from_config(copy.deepcopy(config))
     count = sum(parameter.numel() for parameter in outline.parameters())
     if count > MOST_PARAMETERS:
         raise ValueError(f"its smallest known configuration has {count / 1e6:.0f} million parameters")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
+        model = kind.from_config(config)
         _randomize(model)
     return model.to(dtype).eval()
 

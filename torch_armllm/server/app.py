@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.middleware.auth import Authentication
 from torch_armllm.server.middleware.limits import BodyLimit
+from torch_armllm.server.middleware.request_counts import RequestCounts
 from torch_armllm.server.middleware.unknown_fields import HEADER, UnknownFields
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
 from torch_armllm.server.model_leases import ModelLeases
@@ -63,7 +65,8 @@ def build_app(registry: ModelRegistry) -> FastAPI:
     app.state.registry = registry
     app.include_router(page.router)
     app.include_router(docs.router)
-    for group in (models, generation, embeddings, pooling, audio, tokens, admin, adapters, health):
+    groups = models, generation, embeddings, pooling, audio, tokens, admin, adapters, health
+    for group in groups:
         app.include_router(group.router, tags=[group.__name__.rpartition(".")[2]])
     add_error_handlers(app)
     app.add_middleware(ModelLeases)
@@ -84,5 +87,8 @@ def build_app(registry: ModelRegistry) -> FastAPI:
             expose_headers=[HEADER],
         )
     app.add_middleware(UnknownFields)
+    routes = [route for group in (page, docs, *groups) for route in group.router.routes]
+    paths = {route.path for route in routes if isinstance(route, Route)}
+    app.add_middleware(RequestCounts, paths=paths, count=registry.metrics.count_response)
     app.add_middleware(UnreadBodies, timeout=settings.read_timeout)  # the outermost: it sees every response
     return app

@@ -58,6 +58,7 @@ _ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 _LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _TOKEN_BUCKETS = tuple(size * 10**power for power in range(5) for size in (1, 2, 5))
 _N_BUCKETS = (1, 2, 5, 10, 20)
+_SPEED_BUCKETS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("Time from a request's arrival to its first token.", _TTFT_BUCKETS),
@@ -102,6 +103,25 @@ class ServerMetrics:
             [_LABEL, "outcome"],
             registry=self.registry,
         )
+        self.responses = Counter(
+            "armllm:http_responses",
+            "Responses by the path of the route, and their status; other paths are counted as other.",
+            ["endpoint", "status"],
+            registry=self.registry,
+        )
+        self.audio_seconds = Counter(
+            "armllm:audio_seconds",
+            "Seconds of audio that were transcribed or translated.",
+            [_LABEL],
+            registry=self.registry,
+        )
+        self.audio_speed = Histogram(
+            "armllm:audio_real_time_speed",
+            "Seconds of audio that a second of computing transcribes: the inverse of the real-time factor.",
+            [_LABEL],
+            registry=self.registry,
+            buckets=_SPEED_BUCKETS,
+        )
         self.histograms = {
             name: Histogram(f"vllm:{name}", text, [_LABEL], registry=self.registry, buckets=buckets)
             for name, (text, buckets) in _HISTOGRAMS.items()
@@ -118,6 +138,10 @@ class ServerMetrics:
         for outcome in RESTART_OUTCOMES:
             self.restarts.labels(name, outcome)
         return ModelMetrics(self, name, stats)
+
+    def count_response(self, endpoint: str, status: int) -> None:
+        """Counts a response."""
+        self.responses.labels(endpoint, str(status)).inc()
 
     def render(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""
@@ -147,6 +171,11 @@ class ModelMetrics:
         """Counts a prompt's tokens, and those of them that the prefix cache held."""
         self._prefix_cache["queries"].inc(tokens)
         self._prefix_cache["hits"].inc(cached)
+
+    def count_audio(self, seconds: float, computing: float) -> None:
+        """Counts seconds of audio, and the seconds of computing that they took."""
+        self._metrics.audio_seconds.labels(self._name).inc(seconds)
+        self._metrics.audio_speed.labels(self._name).observe(seconds / computing)
 
     def detach(self) -> bool:
         """Forgets the engine, and keeps the counts; false if another model has taken its name."""
@@ -240,6 +269,37 @@ def record_pooled(metrics: ModelMetrics, outputs: Sequence[PoolingRequestOutput[
         metrics.count_finished("stop")
     for _ in range(inputs - len(outputs)):
         metrics.count_finished("abort")
+
+
+class AudioMetrics:
+    """Collects the metrics of one request with audio, from its arrival on.
+
+    Args:
+        metrics: metrics of the model.
+    """
+
+    def __init__(self, metrics: ModelMetrics) -> None:
+        self._metrics = metrics
+        self._arrival = time.monotonic()
+        self._begin: float | None = None
+
+    def begin(self) -> None:
+        """Notes that computing begins."""
+        self._begin = time.monotonic()
+
+    def finish(self, seconds: float) -> None:
+        """Records a request that has ended with a result for so many seconds of audio."""
+        assert self._begin is not None
+        end = time.monotonic()
+        self._metrics.observe("request_queue_time_seconds", self._begin - self._arrival)
+        self._metrics.observe("request_inference_time_seconds", end - self._begin)
+        self._metrics.observe("e2e_request_latency_seconds", end - self._arrival)
+        self._metrics.count_audio(seconds, end - self._begin)
+        self._metrics.count_finished("stop")
+
+    def abort(self) -> None:
+        """Records a request that was stopped before its end."""
+        self._metrics.count_finished("abort")
 
 
 class _EngineCollector(Collector):

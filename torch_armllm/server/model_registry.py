@@ -152,7 +152,9 @@ class ModelRegistry:
 
     def add_speech(self, transcriber: Transcriber, name: str, source: str) -> SpeechModel:
         """Serves a model that transcribes."""
-        served = self.speech[name] = SpeechModel(name, source, transcriber, self.settings, self._clients)
+        served = self.speech[name] = SpeechModel(
+            name, source, transcriber, self.settings, self.metrics, self._clients
+        )
         return served
 
     def load_llm(self, model: ModelSettings) -> AsyncLLM:

@@ -6,11 +6,11 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from torch_armllm.server.client_limits import ClientLimits
 from torch_armllm.server.errors import ApiError, bad_request
+from torch_armllm.server.metrics import AudioMetrics, ServerMetrics
 from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.settings import ServerSettings
 from torch_armllm.speech.transcriber import Stopped, Transcriber
@@ -25,6 +25,7 @@ class SpeechModel:
         source: where it was loaded from.
         transcriber: the model.
         settings: settings of the server.
+        metrics: metrics of the server.
         clients: limits of the server's clients.
 
     Attributes:
@@ -38,6 +39,7 @@ class SpeechModel:
         source: str,
         transcriber: Transcriber,
         settings: ServerSettings,
+        metrics: ServerMetrics,
         clients: ClientLimits,
     ) -> None:
         self.name = name
@@ -45,6 +47,7 @@ class SpeechModel:
         self.transcriber = transcriber
         self.created = int(time.time())
         self.admission = Admission(1, settings.max_queue, clients)
+        self._metrics = metrics.for_model(name, lambda: ())
         self._timeout = settings.request_timeout
         self._thread = ThreadPoolExecutor(1, "armllm-speech")
         self._exiting = threading.Event()
@@ -66,11 +69,22 @@ class SpeechModel:
         def is_stopped() -> bool:
             return canceled.is_set() or self._exiting.is_set() or time.monotonic() > deadline
 
-        work = partial(self.transcriber, audio, is_stopped=is_stopped, **settings)
+        metrics = AudioMetrics(self._metrics)
+
+        def work() -> Transcription:
+            metrics.begin()
+            return self.transcriber(audio, is_stopped=is_stopped, **settings)
+
         with self.admission.admit(1):
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                found = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                metrics.finish(found.duration)
+                return found
+            except asyncio.CancelledError:
+                metrics.abort()
+                raise
             except Stopped as error:
+                metrics.abort()
                 raise self._reason() from error
             except (ValueError, ImportError) as error:
                 raise bad_request(error) from error

@@ -140,7 +140,7 @@ def pieces() -> Recorded:
     b = p.constant(torch.randn(2, 1, 4, 64, generator=generator).bfloat16())
     ranks, slots = (p.constant(torch.tensor(n, dtype=torch.int32)) for n in ([4, 3], [1, -1, 0]))
     layer = {"x": wide, "out": narrow, "a": a, "b": b, "ranks": ranks, "in_features": 40, "out_features": 10}
-    p.emit("lora", adapters=slots, slots=2, most_rank=4, listed=3, layers=[layer])
+    p.emit("lora", adapters=slots, slots=2, most_rank=4, listed=3, integers=False, layers=[layer])
     norm = p.allocate(10, torch.bfloat16)
     scale = p.constant(torch.ones(10))
     p.emit("layer_norm", x=narrow, out=norm, residual=NOTHING, sum=NOTHING, weight=scale, bias=NOTHING,

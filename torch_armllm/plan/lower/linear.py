@@ -132,7 +132,7 @@ def _lora_linear(
     if not _is_own(base):
         raise Unlowerable("adds an adapter to something else than a quantized layer's result")
     rows, out = low.rows(x), low.rows(base)
-    slots, most_rank, in_features = low.program.constants[(down := low.weight(a)).index].shape
+    factor = low.program.constants[(down := low.weight(a)).index]
     listed = low.weight(adapters, torch.int32)
     layer: dict[str, Field] = {
         "x": rows,
@@ -140,15 +140,16 @@ def _lora_linear(
         "a": down,
         "b": low.weight(b),
         "ranks": low.weight(ranks, torch.int32),
-        "in_features": in_features,
+        "in_features": rows.width,
         "out_features": out.width,
     }
     low.emit(
         "lora",
         adapters=listed,
-        slots=slots,
-        most_rank=most_rank,
+        slots=factor.shape[0],
+        most_rank=factor.shape[1],
         listed=low.program.constants[listed.index].shape[0],
+        integers=factor.dtype == torch.int8,
         layers=[layer],
     )
     return low.same_rows(node, base)

@@ -117,11 +117,15 @@ class ChatOutputs:
             more["skip_special_tokens"] = False
         return sampling_params(body, served.defaults, max_tokens, served.settings.max_tokens, **more)
 
+    async def prompt(self) -> dict[str, Any]:
+        """Returns the prompt of the request."""
+        return await self._served.prompts.from_messages(self._body, self._use.tools)
+
     async def __call__(self) -> AsyncGenerator[list[tuple[CompletionOutput, OutputDelta]], None]:
         """Yields what each step adds, after the request was admitted."""
         served, body = self._served, self._body
         with served.admission.admit(self.params.n):
-            prompt = await served.prompts.from_messages(body, self._use.tools)
+            prompt = await self.prompt()
             generated = served.generate(prompt, self._begin(prompt), self._id, body.priority)
             async with aclosing(generated) as outputs:
                 async for output in outputs:

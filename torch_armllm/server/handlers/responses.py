@@ -35,6 +35,11 @@ class ResponsesHandler:
         self._outputs = ChatOutputs(served, chat_request(body), self._id)
         self._items = ResponseItems()
 
+    async def count_input(self) -> dict[str, Any]:
+        """Returns the number of tokens of the input."""
+        prompt = await self._outputs.prompt()
+        return {"object": "response.input_tokens", "input_tokens": len(prompt["prompt_token_ids"])}
+
     async def complete(self) -> dict[str, Any]:
         """Returns the complete response."""
         response: dict[str, Any] = {}

@@ -14,7 +14,7 @@ class TranscriptionRequest(BaseModel):
         model: the model's name; absent: the first that transcribes.
         language: code of the spoken language, such as ``en``; absent: the model finds out.
         prompt: text before the audio, for names and their spelling.
-        response_format: ``verbose_json`` has the segments with their times.
+        response_format: ``verbose_json``, ``srt`` and ``vtt`` have the segments with their times.
         temperature: 0 takes the most probable tokens; others draw.
         timestamp_granularities: ``segment`` is the only one.
         stream: must be false.
@@ -25,7 +25,7 @@ class TranscriptionRequest(BaseModel):
     model: str | None = None
     language: str | None = Field(None, max_length=20)
     prompt: str | None = Field(None, max_length=10_000)
-    response_format: Literal["json", "text", "verbose_json"] = "json"
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     temperature: float = Field(0.0, ge=0.0, le=1.0)
     timestamp_granularities: list[Literal["segment"]] | None = None
     stream: Literal[False] | None = None

@@ -14,6 +14,7 @@ from torch_armllm.server.errors import ApiError
 from torch_armllm.server.handlers.streaming import cancel_on_disconnect
 from torch_armllm.server.model_leases import registry_of
 from torch_armllm.server.protocol.transcriptions import TranscriptionRequest
+from torch_armllm.speech.subtitles import srt, vtt
 from torch_armllm.speech.transcription import Transcription
 
 PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
@@ -47,6 +48,10 @@ async def _respond(request: Request, task: str) -> Response:
     found = await cancel_on_disconnect(request.receive, work)
     if body.response_format == "text":
         return PlainTextResponse(found.text + "\n")
+    if body.response_format == "srt":
+        return PlainTextResponse(srt(found))
+    if body.response_format == "vtt":
+        return PlainTextResponse(vtt(found), media_type="text/vtt")
     return JSONResponse(
         {"text": found.text} if body.response_format == "json" else _verbose(found, body, task)
     )

@@ -39,6 +39,12 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     return await _respond(request, handler, bool(body.stream), done=False)
 
 
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[str, Any]:
+    """Counts the tokens of a request for a response."""
+    return await ResponsesHandler(lease_model(request, body.model), body).count_input()
+
+
 @router.post("/v1/messages", response_model=None)
 async def messages(request: Request, body: MessagesRequest) -> Response:
     """Generates the next message of a conversation, in Anthropic's format."""

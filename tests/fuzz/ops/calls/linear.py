@@ -104,11 +104,15 @@ def _dense_linear(draw: Random) -> Call:
 def _lora_linear(draw: Random) -> Call:
     rows, k, n, dtype = leading(draw), draw.choice(WIDTHS), draw.choice(WIDTHS), any_float(draw)
     slots, rank = draw.choice((1, 2, 3)), draw.choice((1, 3, 4, 5, 16))
+    if draw.random() < 0.3:  # any bytes are integers and scales
+        dtype, inputs, block = torch.int8, -(-k // 64) * 68, 68
+    else:
+        inputs, block = k, 64
     return {
         "base": Spec((*rows, n), any_float(draw)),
         "x": Spec((*rows, k), any_float(draw)),
-        "a": Spec((slots, rank, k), dtype),
-        "b": Spec((slots, -(-n // 64), rank, 64), dtype),
+        "a": Spec((slots, rank, inputs), dtype),
+        "b": Spec((slots, -(-n // 64), rank, block), dtype),
         "ranks": Spec((slots,), torch.int32, (0, rank)),
         "adapters": Spec((draw.choice(TOKENS),), torch.int32, (-1, slots - 1)),
     }
