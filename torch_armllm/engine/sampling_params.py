@@ -49,7 +49,8 @@ class StructuredOutputsParams:
         structural_tag: free text with calls in it, as JSON text or a dict:
             ``{"triggers": ["<function="], "structures": [{"begin": "<function=f>", "schema": {…}, "end":
             "</function>"}]}``.  What follows a trigger has to be one of the structures that begin with it.
-        whitespace_pattern: regular expression of the whitespace in JSON; None: any.
+        whitespace_pattern: regular expression of the white space in JSON, which matches nothing else; None:
+            any.
         reasoning: what may precede the output; None: nothing.
     """
 

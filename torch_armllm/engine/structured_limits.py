@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from torch_armllm.engine.endless_rules import endless_rules
+from torch_armllm.engine.endless_rules import check_ends
 from torch_armllm.engine.structural_tag import read_structural_tag
 
 MAX_BYTES = 256 << 10
@@ -63,11 +63,7 @@ def check_size(kind: str, value: Any) -> None:
             _limit("rules of the grammar", len(_GBNF_RULE.findall(value)), MAX_GBNF_RULES)
         elif kind == "grammar":
             _limit("rules of the grammar", len(_RULE.findall(value)), MAX_RULES)
-            if endless := endless_rules(value):
-                raise ValueError(
-                    f"structured outputs: no text matches the rule {endless[0][:100]!r}: all its "
-                    "alternatives refer to themselves without an end; add one that does not"
-                )
+            check_ends(value)
             for schema in value.split("%json")[1:]:
                 _check_numbers(schema.lstrip())
     elif kind == "structural_tag":

@@ -349,18 +349,20 @@ def _judge(given: dict[str, Any], text: str) -> None:
     if kind == "json_object" and not isinstance(json.loads(text), dict):
         raise Finding(f"{text!r} is no object")
     if kind == "json":
-        schema = json.loads(value) if isinstance(value, str) else value
+        schema = value if isinstance(value, str) else json.dumps(value)
         try:
-            found = json.loads(text, parse_float=_exact)
+            found, exact = (json.loads(each, parse_float=_exact) for each in (text, schema))
         except OverflowError:
             return
+        validator = jsonschema.Draft202012Validator(exact)
         try:
-            validator = jsonschema.Draft202012Validator(schema)
+            # draft 4's booleans of exclusiveMinimum, which llguidance reads, are numbers here
+            validator.check_schema(exact)
             error = next(iter(validator.iter_errors(found)), None)
         except Exception:  # a mutated schema that jsonschema cannot interpret
             return
         if error is not None:
-            raise Finding(f"{text!r} of {json.dumps(schema)}: {error.message}")
+            raise Finding(f"{text!r} of {schema}: {error.message}")
 
 
 def run(seed: int) -> None:
