@@ -255,6 +255,16 @@ def test_white_space_that_is_other_text_is_refused(structure: dict[str, Any], to
     assert str(refused.value) == f"structured outputs: {told}"
 
 
+def test_output_that_exceeds_a_limit_ends_with_a_warning() -> None:
+    """All items are forced, and llguidance looks at them together."""
+    schema = {"items": {"const": "a"}, "minItems": 10**6, "x-guidance": {"whitespace_flexible": False}}
+    made = sequence(0, {"json": {"type": "array", **schema}})
+    with pytest.warns(UserWarning, match=r"^a structured output ends: parser error: Too many items"):
+        for _ in range(8):
+            made.token_ids.append(sampler()(logits(0), [made])[0].token_id)
+    assert made.token_ids[-1] in (END, OTHER_END)
+
+
 TAG = {
     "triggers": ["<f=", "<call>"],
     "structures": [

@@ -144,7 +144,8 @@ class GrammarMatcher:
         """
         new = sequence.token_ids[sequence.prompt_length + self._count :]
         self._count += len(new)
-        self._off_grammar = self._off_grammar or self._matcher.try_consume_tokens(new) < len(new)
+        if not self._off_grammar and self._matcher.try_consume_tokens(new) < len(new):
+            self._leave()
         if self._off_grammar:
             return self._only_eos()
         consumed = self._matcher.try_consume_tokens(list(prefix)) if prefix else 0
@@ -156,13 +157,18 @@ class GrammarMatcher:
     def _mask(self) -> Tensor:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            warnings.warn(f"a structured output ends: {self._matcher.get_error()}", stacklevel=2)
-            self._off_grammar = True
+            self._leave()
             return self._only_eos()
         num_tokens = min(self._forbidden.size, 32 * self._bits.size)
         bits = np.unpackbits(self._bits.view(np.uint8), count=num_tokens, bitorder="little")
         np.equal(bits, 0, out=self._forbidden[:num_tokens])
         return torch.from_numpy(self._forbidden)
+
+    def _leave(self) -> None:
+        """Leaves the grammar, for a token that is outside of it or an error of llguidance, such as a limit."""
+        if self._matcher.is_error():
+            warnings.warn(f"a structured output ends: {self._matcher.get_error()}", stacklevel=3)
+        self._off_grammar = True
 
     def _only_eos(self) -> Tensor:
         """Allows EOS only: after a token outside of the grammar, such as the request's own stop token."""
