@@ -214,7 +214,9 @@ def draw_ebnf(draw: random.Random) -> str:
 
 
 def draw_tag(draw: random.Random) -> dict[str, Any]:
-    """Returns a structural tag."""
+    """Returns a structural tag of either shape."""
+    if draw.random() < 0.7:
+        return {"type": "structural_tag", "format": draw_tag_format(draw, draw.randint(0, 3))}
     triggers = draw.sample(["<f", "<g>", "é", "</s>", '"'], draw.randint(1, 3))
     structures = [
         {"begin": draw.choice(triggers) + draw.choice(["", "=a>", "\n"]), "schema": {}, "end": "</f>"}
@@ -224,6 +226,55 @@ def draw_tag(draw: random.Random) -> dict[str, Any]:
         schema = draw_schema(draw, 1)
         structure["schema"] = schema if isinstance(schema, dict) else {}
     return {"triggers": triggers, "structures": structures}
+
+
+_TAG_TEXTS = ["a", "b", "<f>", "</f>", ",", "(", ")", "é", "x<"]
+
+
+def draw_tag_format(draw: random.Random, depth: int) -> dict[str, Any]:
+    """Returns a format of a structural tag; some are refused, as free text does not tell where it ends."""
+
+    def tag(begin: str) -> dict[str, Any]:
+        content = draw_tag_format(draw, depth - 1)
+        end = draw.choice(["</f>", ")", [")", "]"], ""])
+        return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+    kinds = ["const_string", "json_schema", "any_text", "regex", "grammar"]
+    if depth:
+        kinds += ["sequence", "or", "optional", "plus", "star", "repeat", "tag"]
+        kinds += ["triggered_tags", "tags_with_separator", "dispatch"]
+    kind = draw.choice(kinds)
+    made: dict[str, Any] = {"type": kind}
+    triggers = draw.sample(["<f", "(", "x<"], draw.randint(1, 2))
+    few = draw.randint(1, 3)
+    if kind == "const_string":
+        made["value"] = draw.choice([*_TAG_TEXTS, ""])
+    elif kind == "json_schema":
+        schema = draw_schema(draw, 1)
+        made["json_schema"] = schema if isinstance(schema, dict) and "$ref" not in str(schema) else True
+    elif kind == "any_text":
+        made |= draw.choice([{}, {"excludes": draw.sample(_TAG_TEXTS, few)}, {"max_chars": few}])
+    elif kind == "regex":
+        made["pattern"] = draw_regex(draw, 2)
+    elif kind == "grammar":
+        made["grammar"] = draw.choice([draw_ebnf, draw_grammar])(draw)
+    elif kind in ("sequence", "or"):
+        made["elements"] = [draw_tag_format(draw, depth - 1) for _ in range(few)]
+    elif kind == "tag":
+        made = tag(draw.choice(_TAG_TEXTS))
+    elif kind == "triggered_tags":
+        made |= {"triggers": triggers, "tags": [tag(each) for each in triggers]}
+    elif kind == "tags_with_separator":
+        made |= {"separator": draw.choice([",", ""]), "tags": [tag(draw.choice(_TAG_TEXTS))]}
+    elif kind == "dispatch":
+        made["rules"] = [[each, draw_tag_format(draw, depth - 1)] for each in triggers]
+    else:
+        made["content"] = draw_tag_format(draw, depth - 1)
+        if kind == "repeat":
+            made |= {"min": few, "max": draw.choice([-1, few, few + 1])}
+    if kind in ("triggered_tags", "tags_with_separator"):
+        made |= {name: draw.random() < 0.3 for name in ("at_least_one", "stop_after_first")}
+    return made
 
 
 def _mutate_text(draw: random.Random, text: str, noise: list[str]) -> str:

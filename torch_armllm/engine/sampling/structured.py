@@ -165,7 +165,7 @@ class GrammarMatcher:
         return torch.from_numpy(self._forbidden)
 
     def _leave(self) -> None:
-        """Leaves the grammar, for a token that is outside of it or an error of llguidance, such as a limit."""
+        """Leaves the grammar, at a token that is outside of it, or an error such as a limit of llguidance."""
         if self._matcher.is_error():
             warnings.warn(f"a structured output ends: {self._matcher.get_error()}", stacklevel=3)
         self._off_grammar = True
