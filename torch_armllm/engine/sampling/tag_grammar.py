@@ -28,8 +28,8 @@ from torch_armllm.engine.tag_formats import (
 )
 
 Ends = tuple[str, ...] | None
-"""What follows a format: one of these texts, which then belong to its expression; None: nothing, as the
-output ends; empty: something that is no fixed text."""
+"""Texts after a format, one of which follows it and belongs to its expression; None: the output ends there;
+empty: something follows that is no fixed text."""
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
