@@ -50,6 +50,7 @@ def test_the_log_says_that_weights_are_quantized(
     scheme = {"auto": "int4"}.get(str(quantization), quantization)
     expected = f"quantizing the weights to {scheme}; quantization=None keeps them as they are"
     assert told == ([] if quantization is None else [expected])
+    assert caplog.records[0].getMessage() == expected or quantization is None
 
 
 def test_code_of_a_checkpoint_is_refused() -> None:
