@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.sampling.test_structured import accepts, finish, follows, logits, sampler, sequence
-from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
+from torch_armllm.engine.sampling_params import FreeReasoning, SamplingParams, StructuredOutputsParams
 
 pytest.importorskip("llguidance", reason="llguidance is not installed: pip install torch_armllm[structured]")
 
@@ -177,6 +177,15 @@ def test_special_tokens_end_texts_and_begin_tags() -> None:
         ("a<call>b<call>c", "", True),
     ]:
         assert follows(structure(within), text, following) == possible, (text, following)
+
+
+def test_reasoning_precedes_a_format() -> None:
+    form = several("sequence", {"type": "grammar", "grammar": 'root ::= "(" root ")" | "x"'}, TRIGGERED)
+    given = {**structure(form), "reasoning": FreeReasoning("<think>", "</think>")}
+    for text in ("x", "<think>a ( b</think>(x)y<a>1</a>", "<think></think>\nx"):
+        assert accepts(given, text), text
+    for text in ("y", "<think>a", "<think></think>(x<a>", "<think></think>x<a>2</a>"):
+        assert not accepts(given, text), text
 
 
 def test_generated_texts_match() -> None:

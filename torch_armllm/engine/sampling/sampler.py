@@ -49,7 +49,8 @@ class _SequenceState(NamedTuple):
 class Sampler:
     """Samples the next token of every sequence by the settings of its request.
 
-    A row's token depends only on its logits, settings and context, never on the other rows.
+    A row's token depends only on its logits, settings and context, never on the other rows, unless a user's
+    processor of whole batches makes it.
     """
 
     def __init__(
