@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 import warnings
 from fractions import Fraction
 from functools import cache
@@ -27,6 +28,8 @@ from torch_armllm.server.tools.forced import arguments_schema, calls_schema
 END, PAD = 0, 7
 """EOS, and columns of logits beyond the tokenizer's ids."""
 MAX_TOKENS = 120
+_SECONDS = 1.0
+"""Time of an output."""
 _WORDS = ['{"', '":', "yes", "no", "Ġno", "true", '"}', "12", "aa", "],", "false"]
 _LETTERS = ["a", "b", "é", "日", "🤗", '"', "\\", "\n", " ", "1", "-", ".", "(", "]", "{", "/"]
 _SCHEMA_NOISE = [
@@ -346,10 +349,15 @@ def draw_format(draw: random.Random) -> tuple[dict[str, Any], bool]:
 
 
 def _generate(draw: random.Random, matcher: GrammarMatcher) -> list[int] | None:
-    """Draws allowed tokens until the end of the output; None if it is cut by its length."""
+    """Draws allowed tokens until the end of the output; None if it is cut by its length, or by the time.
+
+    Each mask of a grammar that matches in many ways may take a tenth of a second: llguidance ends an output
+    when more than 2000 ways are open.
+    """
+    end = time.monotonic() + _SECONDS
     sequence = Request("r", [1], SamplingParams(), 0).sequences[0]
     quiet = {token for name, token in tokenizer().get_vocab().items() if set(name) <= set("ĠĊĉčĀ")}
-    while sequence.output_length < MAX_TOKENS:
+    while sequence.output_length < MAX_TOKENS and time.monotonic() < end:
         allowed = (~matcher.forbidden(sequence, ())).nonzero().flatten().tolist()
         if not allowed:
             raise Finding(f"no token may follow {_text(sequence)!r}")

@@ -167,7 +167,7 @@ class GrammarMatcher:
     def _leave(self) -> None:
         """Leaves the grammar, at a token that is outside of it, or an error such as a limit of llguidance."""
         if self._matcher.is_error():
-            warnings.warn(f"a structured output ends: {self._matcher.get_error()}", stacklevel=3)
+            warnings.warn(f"a structured output ends: {_first_line(self._matcher.get_error())}", stacklevel=3)
         self._off_grammar = True
 
     def _only_eos(self) -> Tensor:
