@@ -10,8 +10,11 @@ __all__ = [
     "AdapterLogitsProcessor",
     "ArmInt4Config",
     "AsyncLLM",
+    "BatchUpdate",
     "BeamSearchParams",
     "LoRARequest",
+    "LogitsProcessor",
+    "MoveDirectionality",
     "PoolingParams",
     "Recipe",
     "Report",
@@ -41,6 +44,11 @@ _when_transformers_is_there()
 if TYPE_CHECKING:
     from torch_armllm.checkpoint.load import load
     from torch_armllm.engine.outputs import RequestOutput
+    from torch_armllm.engine.sampling.batch_processors import (
+        BatchUpdate,
+        LogitsProcessor,
+        MoveDirectionality,
+    )
     from torch_armllm.engine.sampling.custom_processors import AdapterLogitsProcessor
     from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.llm.async_llm import AsyncLLM
@@ -71,6 +79,9 @@ _MODULES = {
     "BeamSearchParams": "torch_armllm.llm.beam_search",
     "AsyncLLM": "torch_armllm.llm.async_llm",
     "AdapterLogitsProcessor": "torch_armllm.engine.sampling.custom_processors",
+    "LogitsProcessor": "torch_armllm.engine.sampling.batch_processors",
+    "BatchUpdate": "torch_armllm.engine.sampling.batch_processors",
+    "MoveDirectionality": "torch_armllm.engine.sampling.batch_processors",
     "LoRARequest": "torch_armllm.lora.request",
     "SamplingParams": "torch_armllm.engine.sampling_params",
     "PoolingParams": "torch_armllm.pooling.pooling_params",

@@ -179,6 +179,16 @@ def test_unsuitable_sources_are_rejected(source: Path, tmp_path: Path) -> None:
         quantize_folder(source, out, progress=False)
 
 
+def test_folders_are_paths_or_texts(source: Path, tmp_path: Path) -> None:
+    for kind, out in ((str, "a"), (Path, "b")):
+        quantize_folder(kind(source), kind(tmp_path / out), progress=False)
+    first, second = (sorted((tmp_path / name).glob("*.safetensors")) for name in "ab")
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second] != []
+    with pytest.raises(ValueError) as refused:
+        quantize_folder("/nowhere/at-all", "out")
+    assert str(refused.value) == "/nowhere/at-all does not exist: give the folder of a float checkpoint"
+
+
 def test_quantize_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     arguments = ["quantize", str(source), out, "--fast", "--override", "attention=g64", "--head", "none"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -244,6 +245,28 @@ def test_importing_the_package_is_light_and_registers_in_any_order(saved: Path) 
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd())
         assert done.returncode == 0, done.stderr
         assert "Unknown quantization type" not in done.stderr
+
+
+def test_a_saved_folder_opens_without_an_import_of_the_package(saved: Path, tmp_path: Path) -> None:
+    """The entry point is that of an installed package, and torch calls it."""
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    entry = text.partition('[project.entry-points."torch.backends"]\n')[2].partition("\n\n")[0]
+    installed = tmp_path / "site" / "probe-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: probe\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[torch.backends]\n{entry.replace(chr(34), '')}\n")
+    code = (
+        "import transformers\n"
+        f"model = transformers.AutoModelForCausalLM.from_pretrained({str(saved)!r})\n"
+        "print(type(model.model.layers[0].mlp.down_proj).__name__)"
+    )
+    paths = os.pathsep.join([str(installed.parent), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    for autoload in ("1", "0"):
+        environment = {**os.environ, "PYTHONPATH": paths, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ("QuantLinear\n" if autoload == "1" else "Linear\n")
+        assert ("Unknown quantization type, got armllm" in done.stderr) == (autoload == "0")
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+import torch_armllm
 from tests.support.tiny_server import checkpoint
 from torch_armllm.checkpoint import bundled_model
 from torch_armllm.cli import serve
 from torch_armllm.cli.main import main
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.evaluation.variant import Variant
 from torch_armllm.llm.llm import LLM
+from torch_armllm.server.protocol.admin import LoadRequest
 from torch_armllm.system import extras
 
 NO_SUCH_MODEL = (
@@ -162,6 +165,14 @@ def test_dtypes_of_python_have_short_names(tmp_path: Path) -> None:
     folder = str(checkpoint(tmp_path))
     assert str(LLM(folder, dtype="bf16", progress=False).model.dtype) == "torch.bfloat16"
     assert EngineConfig(kv_cache_dtype="bf16").kv_cache_dtype == "bfloat16"  # type: ignore[arg-type]
+    assert EngineConfig(state_dtype="bf16").state_dtype == "bfloat16"  # type: ignore[arg-type]
+    loaded = torch_armllm.load(folder, dtype="fp16", kv_cache_dtype="bf16")
+    assert str(loaded.dtype) == "torch.float16"
+    assert loaded.config.quantization_config.kv_cache_dtype == "bfloat16"
+    assert torch_armllm.ArmInt4Config(kv_cache_dtype="half").kv_cache_dtype == "float16"
+    assert Variant.parse("bf16-fused+kv=bf16") == Variant.parse("bf16-fused+kv=bfloat16")
+    asked = LoadRequest.model_validate({"model": "a", "kv_cache_dtype": "fp32", "state_dtype": "bf16"})
+    assert asked.engine_arguments() == {"kv_cache_dtype": "float32", "state_dtype": "bfloat16"}
     with pytest.raises(ValueError, match="^dtype must be auto, bfloat16, float16 or float32, not 'fp8'$"):
         LLM(folder, dtype="fp8")
 

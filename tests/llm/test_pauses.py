@@ -93,6 +93,16 @@ def test_sleep_gives_the_cache_back(llm: LLM) -> None:
         llm.sleep(level=2)
 
 
+def test_sleep_while_a_request_runs_without_a_prefix_cache(folder: str) -> None:
+    llm = LLM(folder, progress=False, kv_cache_memory=1 << 20, enable_prefix_caching=False)
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    assert llm.reset_prefix_cache() is False
+    with pytest.raises(ValueError, match="^this LLM is generating; finish that first$"):
+        llm.sleep()
+    stream.close()
+
+
 def test_metrics(llm: LLM, folder: str) -> None:
     before = {metric.name: metric.value for metric in llm.get_metrics()}
     ask(llm)
@@ -110,6 +120,50 @@ def test_health(async_llm: AsyncLLM) -> None:
     async_llm.shutdown()
     with pytest.raises(EngineDeadError, match="^the engine was shut down$"):
         asyncio.run(async_llm.check_health())
+
+
+def test_sleep_beside_requests(async_llm: AsyncLLM) -> None:
+    async def main() -> None:
+        expected = (await tokens_of(async_llm, "alone", 5)).outputs[0].token_ids
+        allowed = AllowedSteps(async_llm, 5)
+        first = asyncio.create_task(tokens_of(async_llm, "first"))
+        await started(async_llm)
+        for tensor in async_llm.llm_engine.runner.cache_tensors:
+            tensor.view(-1).fill_(1)
+        before = resident()
+        await async_llm.sleep()
+        assert before - resident() > 8 << 20  # of 16 MB
+        assert (await first).outputs[0].finish_reason == "abort"
+        assert await async_llm.is_sleeping()
+        allowed.count = float("inf")
+        second = asyncio.create_task(tokens_of(async_llm, "second", 5))
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        await async_llm.wake_up()
+        assert not await async_llm.is_sleeping()
+        assert (await second).outputs[0].token_ids == expected
+        with pytest.raises(ValueError) as refused:
+            await async_llm.sleep(2)
+        assert str(refused.value) == (
+            "sleep(level=2) would discard the weights, which the disk gives back in seconds: delete this LLM "
+            "and make another, or give level=1"
+        )
+        with pytest.raises(ValueError) as refused:
+            await async_llm.sleep(mode="keep")
+        assert str(refused.value) == (
+            "mode is 'keep', and sleep gives the cache of kept requests back: give wait"
+        )
+        allowed = AllowedSteps(async_llm, 5)
+        kept = asyncio.create_task(tokens_of(async_llm, "kept"))
+        await started(async_llm)
+        await async_llm.pause_generation(mode="keep")
+        allowed.count = float("inf")
+        with pytest.raises(ValueError) as refused:
+            await async_llm.sleep(mode="wait")
+        await async_llm.resume_generation()
+        await kept
+
+    asyncio.run(main())
 
 
 class AllowedSteps:

@@ -39,6 +39,8 @@ def test_two_replicas_return_the_tokens_and_logprobs_of_one_engine(folder: Path)
             assert right.prompt_logprobs == left.prompt_logprobs
             assert right.prompt_token_ids == left.prompt_token_ids
     assert two.reset_prefix_cache()
+    two.sleep()
+    two.wake_up()
     assert (two.vocab_size, two.max_model_len) == (one.vocab_size, one.max_model_len)
     assert two.max_num_seqs == 2 * one.max_num_seqs
     assert {metric.labels["engine"] for metric in two.get_metrics()} == {"0", "1"}

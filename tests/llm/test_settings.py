@@ -22,7 +22,7 @@ from torch_armllm.engine import config
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.engine_settings import EngineSettings
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.llm.foreign_settings import REASONS
+from torch_armllm.llm.foreign_settings import CALLS, REASONS
 from torch_armllm.llm.llm import LLM
 
 
@@ -50,19 +50,25 @@ def test_the_log_says_that_weights_are_quantized(
     scheme = {"auto": "int4"}.get(str(quantization), quantization)
     expected = f"quantizing the weights to {scheme}; quantization=None keeps them as they are"
     assert told == ([] if quantization is None else [expected])
+    assert caplog.records[0].getMessage() == expected or quantization is None
 
 
 def test_code_of_a_checkpoint_is_refused() -> None:
-    with pytest.raises(ValueError, match="^trust_remote_code=True is refused: code of a checkpoint is"):
+    with pytest.raises(ValueError) as refused:
         LLM("none", trust_remote_code=True)
+    assert str(refused.value) == (
+        "trust_remote_code=True is refused: code of a checkpoint is never run: leave it out, and load a "
+        "model whose class is in transformers"
+    )
 
 
 def test_memory_under_the_name_of_vllm(tmp_path: Path) -> None:
     folder = str(checkpoint(tmp_path))
     llm = LLM(folder, kv_cache_memory_bytes=1 << 20, trust_remote_code=False, progress=False)
     assert llm.kv_bytes <= 1 << 20
-    with pytest.raises(ValueError, match="kv_cache_memory_bytes is vLLM's name of kv_cache_memory: give one"):
+    with pytest.raises(ValueError) as refused:
         LLM(folder, kv_cache_memory_bytes=1 << 20, kv_cache_memory=1 << 20)
+    assert str(refused.value) == "kv_cache_memory_bytes is vLLM's name of kv_cache_memory: give one of both"
 
 
 def test_a_revision_is_a_folder_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,12 +84,14 @@ def test_a_revision_is_a_folder_of_the_hub(tmp_path: Path, monkeypatch: pytest.M
     llm = LLM("somebody/a-model", revision="v1.0", progress=False)
     assert asked == [("somebody/a-model", "v1.0")]
     assert llm.generate([[1, 2]], use_tqdm=False)[0].finished
-    with pytest.raises(
-        ValueError, match="^revision='v1.0' is for names on the model hub, and .* on this disk$"
-    ):
+    with pytest.raises(ValueError) as refused:
         LLM(str(folder), revision="v1.0")
-    with pytest.raises(ValueError, match="revision='v1.0' is for a model that is yet to be loaded"):
+    assert str(refused.value) == (
+        f"revision='v1.0' is for names on the model hub, and {folder} is on this disk"
+    )
+    with pytest.raises(ValueError) as refused:
         LLM(llm.model, revision="v1.0")
+    assert str(refused.value) == ("revision='v1.0' is for a model that is yet to be loaded: give its name")
     with pytest.raises(FileNotFoundError, match="^/nowhere/at-all does not exist: "):
         hub_snapshot.hub_snapshot("/nowhere/at-all")
 
@@ -112,12 +120,28 @@ def test_fields_of_config_json_are_replaced(tmp_path: Path, quantization: str | 
 
 def test_overrides_that_cannot_be_made(tmp_path: Path) -> None:
     folder = str(checkpoint(tmp_path))
-    with pytest.raises(ValueError, match="num_hidden_layers is 5000 in the configuration of"):
+    with pytest.raises(ValueError) as refused:
         LLM(folder, hf_overrides={"num_hidden_layers": 5000}, progress=False)
-    with pytest.raises(ValueError, match="^hf_overrides are for a model that is yet to be loaded: give its"):
+    assert str(refused.value) == (
+        f"num_hidden_layers is 5000 in the configuration of {folder}, and 1 to 1000 is expected"
+    )
+    with pytest.raises(ValueError) as refused:
         LLM(tiny("llama"), hf_overrides={"max_position_embeddings": 96})
-    with pytest.raises(ValueError, match="^hf_overrides replace fields of config.json, and a.gguf is a"):
+    assert str(refused.value) == "hf_overrides are for a model that is yet to be loaded: give its folder"
+    with pytest.raises(ValueError) as refused:
         with_overrides("a.gguf", None, {"max_position_embeddings": 96})
+    assert str(refused.value) == "hf_overrides replace fields of config.json, and a.gguf is a single file"
+
+
+def test_calls_of_vllm_alone_are_refused_with_a_reason(tmp_path: Path) -> None:
+    llm = LLM(str(checkpoint(tmp_path)), progress=False)
+    for name, reason in CALLS.items():
+        with pytest.raises(AttributeError) as refused:
+            getattr(llm, name)
+        assert str(refused.value) == f"'LLM' object has no attribute {name!r}: {reason}"
+    with pytest.raises(AttributeError, match="^'LLM' object has no attribute 'generat'$"):
+        llm.generat  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(llm, "collective_rpc")
 
 
 @pytest.mark.slow

@@ -80,16 +80,29 @@ def test_arguments_of_logit_processors(thinking: Live, server: Live) -> None:
 
 
 TAG = {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": {"const": 7}, "end": "</f>"}]}
+FORMAT = {
+    "type": "triggered_tags",
+    "triggers": ["<f"],
+    "tags": [
+        {
+            "type": "tag",
+            "begin": "<f>",
+            "content": {"type": "json_schema", "json_schema": {"const": 7}},
+            "end": "</f>",
+        }
+    ],
+}
 
 
 @pytest.mark.parametrize(
     "constraint",
     [
         {"response_format": {"type": "structural_tag", **TAG}},
+        {"response_format": {"type": "structural_tag", "format": FORMAT}},
         {"structured_outputs": {"structural_tag": TAG}},
         {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
     ],
-    ids=["format", "dict", "text"],
+    ids=["response format", "format", "dict", "text"],
 )
 def test_structural_tags(server: Live, constraint: dict[str, Any]) -> None:
     pytest.importorskip("llguidance", reason="needs the extra structured")
@@ -106,8 +119,8 @@ def test_structural_tags_that_are_refused(server: Live) -> None:
     told = post(server, "/v1/completions", prompt="a", response_format={"type": "structural_tag"})
     assert (told.status_code, told.json()["error"]["message"]) == (
         400,
-        'structured outputs: structural_tag needs {"triggers": [text, …], "structures": [{"begin": text, '
-        '"schema": {…}, "end": text}, …]}',
+        'structured outputs: structural_tag needs {"format": {"type": …}}, or {"triggers": [text, …], '
+        '"structures": [{"begin": text, "schema": {…}, "end": text}, …]}',
     )
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 
 @torch.no_grad()
 def quantize_folder(
-    source: Path,
-    out: Path,
+    source: str | PathLike[str],
+    out: str | PathLike[str],
     quantization: str | Recipe = "int4",
     *,
     restart: bool = False,
@@ -85,6 +86,7 @@ def quantize_folder(
             scheme; or a calibrating method has no tokens, or cannot run the model layer by layer.
         OSError: a file cannot be read or written.
     """
+    source, out = Path(source), Path(out)
     recipe = Recipe.of(quantization)
     files = _float_weight_files(source)
     model = _empty_model(source)
@@ -230,6 +232,8 @@ def _float_weight_files(source: Path) -> list[Path]:
     Raises:
         ValueError: the folder has none, or the checkpoint is already quantized.
     """
+    if not source.exists():
+        raise ValueError(f"{source} does not exist: give the folder of a float checkpoint")
     if not (source / "config.json").exists():
         raise ValueError(f"{source} holds no config.json: it is not a transformers checkpoint")
     config = json.loads((source / "config.json").read_text())

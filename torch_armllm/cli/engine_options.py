@@ -218,8 +218,8 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         "--logits-processors",
         action="append",
         metavar="MODULE:CLASS",
-        help="a subclass of torch_armllm.AdapterLogitsProcessor that may change logits; repeatable (default: "
-        "none)",
+        help="a subclass of torch_armllm.AdapterLogitsProcessor or LogitsProcessor that may change logits; "
+        "repeatable (default: none)",
     )
     group.add_argument(
         "--data-parallel-size",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Sequence as GenericSequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_armllm.engine import diagnostics
@@ -21,7 +23,7 @@ from torch_armllm.engine.pictures.build import picture_reader
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
-from torch_armllm.engine.sampling.custom_processors import load_processors
+from torch_armllm.engine.sampling.custom_processors import is_for_batches, load_processors
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling.thinking_budget import find_reasoning
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -99,6 +101,8 @@ def build_engine(
         ValueError: the model is not patched, or the settings do not fit it or the memory.
     """
     config = with_bytes(config or EngineConfig())
+    processors = load_processors(config.logits_processors, config)
+    config = _without_drafts(config, processors)
     show_messages()
     team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
@@ -195,7 +199,6 @@ def build_engine(
     scheduler = Scheduler(limits, blocks, config.scheduling_policy)
     ends = find_eos_token_ids(tokenizer, getattr(model, "generation_config", None))
     reasoning = find_reasoning(config.reasoning_config, tokenizer)
-    processors = load_processors(config.logits_processors, config)
     sampler = Sampler(drawable, ends, tokenizer, reasoning, processors)
     preprocessor = Preprocessor(tokenizer, max_model_len, sampler.check, config.seed, pictures)
 
@@ -227,6 +230,28 @@ def build_engine(
     if disk is not None:
         weakref.finalize(engine, disk.close)
     return engine
+
+
+def _without_drafts(config: EngineConfig, processors: GenericSequence[Any]) -> EngineConfig:
+    """Returns settings without draft tokens if a logits processor sees the rows of a whole batch.
+
+    Raises:
+        ValueError: draft tokens are asked for.
+    """
+    whole = [type(each).__name__ for each in processors if is_for_batches(each)]
+    if not whole or config.speculative_config is None:
+        return config
+    reason = (
+        f"the logits processor {whole[0]} sees one row for each sequence of a batch, and draft tokens give a "
+        "sequence several rows"
+    )
+    if config.speculative_config != "auto":
+        raise ValueError(
+            f"speculative_config is set, but {reason}: leave it out, or give a subclass of "
+            "AdapterLogitsProcessor"
+        )
+    logger.info("no draft tokens: %s", reason)
+    return replace(config, speculative_config=None)
 
 
 def _adapter_table(model: Any, servable: ServableModel | None, config: EngineConfig) -> AdapterTable | None:

@@ -65,7 +65,8 @@ class EngineConfig:
             with the name of a family. The end is what a budget forces, and may begin with a phrase that
             leads over to the answer, if the model's own end is known. None: found by the chat template and
             the tokens.
-        logits_processors: subclasses of `AdapterLogitsProcessor`, or their names as ``module:Class``.
+        logits_processors: subclasses of `AdapterLogitsProcessor` or `LogitsProcessor`, or their names as
+            ``module:Class``.
         disable_log_stats: turns off the log line of throughput while requests run.
         trace: file for the timing of every step, in Chrome's trace format; or a track of a file that several
             engines write to.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 
 _DEFINITION = re.compile(
     r"""
@@ -29,6 +30,21 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+
+
+def check_ends(grammar: str, names: Mapping[str, str] | None = None) -> None:
+    """Raises ValueError if no text matches a rule of a Lark grammar.
+
+    Args:
+        grammar: the text.
+        names: of rules in the text that it was converted from; the others have the same name in both.
+    """
+    if endless := endless_rules(grammar):
+        name = (names or {}).get(endless[0], endless[0])
+        raise ValueError(
+            f"structured outputs: no text matches the rule {name[:100]!r}: all its alternatives refer to "
+            "themselves without an end; add one that does not"
+        )
 
 
 def endless_rules(grammar: str) -> list[str]:

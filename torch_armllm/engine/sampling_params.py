@@ -46,10 +46,12 @@ class StructuredOutputsParams:
         grammar: a context-free grammar in Lark's syntax, or in EBNF as llama.cpp reads it (GBNF): rules
             ``name ::= …``, of which ``root`` is the first.
         json_object: True: any JSON object.
-        structural_tag: free text with calls in it, as JSON text or a dict:
+        structural_tag: free text with calls in it and more, as JSON text or a dict in the shape of
+            xgrammar's, ``{"type": "structural_tag", "format": {"type": …}}``, or the older one,
             ``{"triggers": ["<function="], "structures": [{"begin": "<function=f>", "schema": {…}, "end":
             "</function>"}]}``.  What follows a trigger has to be one of the structures that begin with it.
-        whitespace_pattern: regular expression of the whitespace in JSON; None: any.
+        whitespace_pattern: regular expression of the white space in JSON, which matches nothing else; None:
+            any.
         reasoning: what may precede the output; None: nothing.
     """
 

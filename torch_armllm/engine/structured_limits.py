@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from torch_armllm.engine.endless_rules import endless_rules
+from torch_armllm.engine.endless_rules import check_ends
 from torch_armllm.engine.structural_tag import read_structural_tag
+from torch_armllm.engine.tag_formats import Format, Grammar, Regex, Schema
 
 MAX_BYTES = 256 << 10
 """UTF-8 bytes of a grammar, of a schema, or of all choices together."""
@@ -25,8 +26,8 @@ MAX_RULES = 2000
 """Rules and terminals of a Lark grammar."""
 MAX_GBNF_RULES = 500
 """Rules of a grammar in EBNF, the time of whose conversion grows with their square."""
-MAX_STRUCTURES = 128
-"""Structures of a structural tag."""
+MAX_FORMATS = 512
+"""Formats that a structural tag consists of; a structure has four, the texts at its ends included."""
 MAX_NESTING = 64
 """Objects and arrays inside each other in a JSON schema, and parentheses in a grammar or regex."""
 MAX_NUMBER = 1 << 53
@@ -52,7 +53,7 @@ def check_size(kind: str, value: Any) -> None:
         _limit("choices", len(value), MAX_CHOICES)
         _limit("bytes of choices", sum(len(text.encode("utf-8", "replace")) for text in value), MAX_BYTES)
     elif kind == "json":
-        _limit("nested levels of the schema", _nesting(value), MAX_NESTING)
+        _limit("nested levels of the schema", _nesting(value, MAX_NESTING), MAX_NESTING)
         text = value if isinstance(value, str) else json.dumps(value)
         _limit("bytes of the schema", len(text.encode("utf-8", "replace")), MAX_BYTES)
         _check_numbers(text)
@@ -63,22 +64,26 @@ def check_size(kind: str, value: Any) -> None:
             _limit("rules of the grammar", len(_GBNF_RULE.findall(value)), MAX_GBNF_RULES)
         elif kind == "grammar":
             _limit("rules of the grammar", len(_RULE.findall(value)), MAX_RULES)
-            if endless := endless_rules(value):
-                raise ValueError(
-                    f"structured outputs: no text matches the rule {endless[0][:100]!r}: all its "
-                    "alternatives refer to themselves without an end; add one that does not"
-                )
+            check_ends(value)
             for schema in value.split("%json")[1:]:
                 _check_numbers(schema.lstrip())
     elif kind == "structural_tag":
-        if isinstance(value, str):
-            _limit("bytes of the structural tag", len(value.encode("utf-8", "replace")), MAX_BYTES)
-        tag = read_structural_tag(value)
-        _limit("structures", len(tag.structures), MAX_STRUCTURES)
-        for structure in tag.structures:
-            check_size("json", structure.schema)
-        texts = [*tag.triggers, *(text for each in tag.structures for text in (each.begin, each.end))]
-        _limit("bytes of tags", sum(len(text.encode("utf-8", "replace")) for text in texts), MAX_BYTES)
+        _limit("nested levels of the structural tag", _nesting(value, 4 * MAX_NESTING), 4 * MAX_NESTING)
+        text = value if isinstance(value, str) else json.dumps(value)
+        _limit("bytes of the structural tag", len(text.encode("utf-8", "replace")), MAX_BYTES)
+        _check_tag(read_structural_tag(value))
+
+
+def _check_tag(tag: Format) -> None:
+    formats = list(tag.walk())
+    _limit("formats of the structural tag", len(formats), MAX_FORMATS)
+    for each in formats:
+        if isinstance(each, Schema):
+            check_size("json", each.schema)
+        elif isinstance(each, Regex):
+            check_size("regex", each.pattern)
+        elif isinstance(each, Grammar):
+            check_size("grammar", each.grammar)
 
 
 def is_gbnf(grammar: str) -> bool:
@@ -146,12 +151,17 @@ def _limit(what: str, count: int, limit: int) -> None:
         raise ValueError(f"structured outputs: {count} {what}, at most {limit} are allowed")
 
 
-def _nesting(schema: Any) -> int:
-    """Returns the nesting of a schema: of a text by its brackets, which may overcount those in strings."""
+def _nesting(schema: Any, most: int) -> int:
+    """Returns the nesting of a schema: of a text by its brackets, which may overcount those in strings.
+
+    Args:
+        schema: a text, or what it stands for.
+        most: the count ends beyond it.
+    """
     if isinstance(schema, str):
         return _depth(schema, "{[", "}]")
     depth, level = 0, [schema]
-    while level and depth <= MAX_NESTING:
+    while level and depth <= most:
         depth += 1
         level = [
             child

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, KvCacheDtype
+from torch_armllm.kv_cache.dtypes import KvCacheDtype, full_kv_cache_dtype
 from torch_armllm.quant.methods.base import CALIBRATED, check_method
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import DEFAULT, SCHEMES
@@ -17,7 +17,7 @@ FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SAVED = "saved"
 _FUSED = "-fused"
 _WIDE = re.compile(r"a16(?:=(.+))?")
-_CACHE = re.compile(rf"\+kv=({'|'.join(KV_CACHE_DTYPES)})$")
+_CACHE = re.compile(r"\+kv=(\w+)$")
 _EXAMPLES = (
     "bf16, f32, bf16-fused, int4, int4-g32, int4-row, int8, int4+gptq, 4.5+gptq, 0.9GB+gptq, int4+gptq+a16, "
     "saved, NAME=FOLDER"
@@ -70,7 +70,8 @@ class Variant:
         """
         name = text.strip()
         if (match := _CACHE.search(name)) is not None:
-            return cls.parse(name[: match.start()], method)._with_cache(cast(KvCacheDtype, match[1]))
+            cache = full_kv_cache_dtype(match[1])
+            return cls.parse(name[: match.start()], method)._with_cache(cast(KvCacheDtype, cache))
         before, equals, _ = name.partition("=")
         if equals and not before.endswith("+a16"):
             return cls._of_folder(name)

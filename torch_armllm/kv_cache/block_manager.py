@@ -102,10 +102,10 @@ class BlockManager(BlockAllocator):
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks; False, and nothing is changed, if sequences hold blocks."""
-        if self.prefix_cache is None:
-            return True
         if self.free < self.num_blocks:
             return False
+        if self.prefix_cache is None:
+            return True
         while self.prefix_cache.idle:
             block, content = self.prefix_cache.evict()
             if self.states is not None:

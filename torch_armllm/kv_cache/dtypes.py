@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+from torch_armllm.system.dtypes import full_dtype_name
+
 KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "int4"]
 """Values of the setting ``kv_cache_dtype``; ``auto`` is the model's own dtype."""
 
@@ -28,7 +30,13 @@ def kv_cache_dtype_name(dtype: torch.dtype) -> str:
     return next(name for name, each in KV_CACHE_DTYPES.items() if each == dtype)
 
 
-def check_kv_cache_dtype(name: str | None) -> None:
-    """Raises ValueError unless ``name`` is a KV cache dtype or None (the model's own)."""
-    if name is not None and not (isinstance(name, str) and name in KV_CACHE_DTYPES):
+def full_kv_cache_dtype(name: str | None) -> str | None:
+    """Returns the full name of a KV cache dtype, such as ``bfloat16`` for ``bf16``; None: the model's own.
+
+    Raises:
+        ValueError: there is no such dtype.
+    """
+    full = full_dtype_name(name) if isinstance(name, str) else name
+    if full is not None and not (isinstance(full, str) and full in KV_CACHE_DTYPES):
         raise ValueError(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)} or None, not {name!r}")
+    return full

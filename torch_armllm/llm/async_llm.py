@@ -18,8 +18,12 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
+<<<<<<< HEAD
 from torch_armllm.llm.base import LLMBase
 from torch_armllm.lora.adapter_table import PreparedAdapter
+=======
+from torch_armllm.llm.base import LLMBase, check_sleep_level
+>>>>>>> origin/api3
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -55,7 +59,11 @@ class AsyncLLM(LLMBase):
         runner = None if self.pooling_engine else getattr(self.llm_engine, "runner", None)
         if isinstance(runner, PlanRunner):
             runner.on_failure(self._thread.end)
+<<<<<<< HEAD
         self._waiting: dict[str, asyncio.Future[PreparedAdapter | None]] = {}  # requests for their adapters
+=======
+        self._asleep = False
+>>>>>>> origin/api3
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._reading = ThreadPoolExecutor(1, "armllm-adapters")
@@ -233,6 +241,37 @@ class AsyncLLM(LLMBase):
     async def resume_generation(self) -> None:
         """Ends the pause of `pause_generation`; requests that waited are computed."""
         await self.between_steps(self._thread.resume)
+
+    async def sleep(self, level: int = 1, *, mode: PauseMode = "abort") -> None:
+        """Pauses, and gives the memory of the KV cache back to the system until `wake_up`.
+
+        Requests that come meanwhile wait for it.
+
+        Args:
+            level: 1; the weights stay. vLLM's level 2 discards them, too: make another `AsyncLLM` for that.
+            mode: of the running requests, ``abort`` or ``wait``; see `pause_generation`.
+
+        Raises:
+            ValueError: the level or the mode is another, the model pools, or requests are kept by a pause.
+            EngineDeadError: the engine failed, or was shut down.
+        """
+        check_sleep_level(level)
+        if mode == "keep":
+            raise ValueError("mode is 'keep', and sleep gives the cache of kept requests back: give wait")
+        await self.pause_generation(mode=mode)
+        if not await self.reset_prefix_cache():
+            raise ValueError("a pause keeps requests, whose cache sleep would give back: let them end first")
+        await self.between_steps(self.llm_engine.release_cache)
+        self._asleep = True
+
+    async def wake_up(self) -> None:
+        """Ends `sleep`: prompts are computed again."""
+        self._asleep = False
+        await self.resume_generation()
+
+    async def is_sleeping(self) -> bool:
+        """Returns True between `sleep` and `wake_up`."""
+        return self._asleep
 
     async def is_paused(self) -> bool:
         """Returns True between `pause_generation` and `resume_generation`."""

@@ -21,7 +21,7 @@ from torch_armllm.engine.stats import EngineStats
 from torch_armllm.llm.cached_loader import load_with_plan_cache
 from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
 from torch_armllm.llm.engine_facts import EngineFacts, hidden_size_of
-from torch_armllm.llm.foreign_settings import NO_CODE
+from torch_armllm.llm.foreign_settings import NO_CODE, missing_attribute
 from torch_armllm.llm.loader import (
     LoadedEngine,
     default_sampling_params,
@@ -277,6 +277,11 @@ class LLMBase:
         """
         return self.llm_engine.preprocessor.picture_reader()
 
+    if not TYPE_CHECKING:  # checkers know all attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(type(self).__name__, name)
+
     @property
     def takes_pictures(self) -> bool:
         """True if prompts may hold pictures."""
@@ -287,6 +292,15 @@ class LLMBase:
         if self.replicas is not None:
             return self.replicas.facts.defaults
         return default_sampling_params(getattr(self._model, "generation_config", None))
+
+
+def check_sleep_level(level: int) -> None:
+    """Raises ValueError for a level of sleep at which the weights would go, too."""
+    if level != 1:
+        raise ValueError(
+            f"sleep(level={level}) would discard the weights, which the disk gives back in seconds: delete "
+            "this LLM and make another, or give level=1"
+        )
 
 
 def _revised(model: str | PreTrainedModel, revision: str) -> str:

@@ -1,4 +1,4 @@
-"""Settings of vLLM that this package does not have: each is refused with the reason and the remedy."""
+"""Settings and calls of vLLM that this package lacks: each is refused with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ REASONS = {
     "enable_sleep_mode": "sleep works without it: leave it out",
 }
 """Reasons for which settings do not exist, and what to give instead, by name."""
+CALLS = {
+    "collective_rpc": "there are no workers that run other code; model is the transformers model",
+    "apply_model": "call the function with model, the transformers model",
+    **dict.fromkeys(("start_profile", "stop_profile"), "give trace='trace.json', which times every step"),
+    **dict.fromkeys(
+        ("enqueue", "wait_for_completion"), "AsyncLLM.generate adds requests while others are computed"
+    ),
+    **dict.fromkeys(
+        ("init_weight_transfer_engine", "update_weights"),
+        "weights are quantized and packed as they are loaded: make another",
+    ),
+}
+"""Reasons for which methods do not exist, and what to call instead, by name."""
+
+
+def missing_attribute(kind: str, name: str) -> AttributeError:
+    """Returns the error of an attribute that a class does not have, with the reason if vLLM's has it."""
+    reason = f": {CALLS[name]}" if name in CALLS else ""
+    return AttributeError(f"{kind!r} object has no attribute {name!r}{reason}", name=name)
 
 
 def check_names(settings: Mapping[str, object], known: Iterable[str]) -> None:

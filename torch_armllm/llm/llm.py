@@ -20,6 +20,7 @@ from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParam
 from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.stopping import find_eos_token_ids
+from torch_armllm.llm.base import check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearchOutput, BeamSearchParams, search
 from torch_armllm.llm.pooling_calls import PoolingCalls
 from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
@@ -258,11 +259,7 @@ class LLM(PoolingCalls):
             ValueError: the level is another, or this `LLM` is generating.
         """
         self._check_generates("sleep")
-        if level != 1:
-            raise ValueError(
-                f"sleep(level={level}) would discard the weights, which the disk gives back in seconds: "
-                "delete this LLM and make another, or give level=1"
-            )
+        check_sleep_level(level)
         if not self.reset_prefix_cache():
             raise ValueError("this LLM is generating; finish that first")
         self.llm_engine.release_cache()

@@ -162,6 +162,10 @@ class ReplicaSet:
         self._router.forget()
         return all(self._call("reset_prefix_cache"))
 
+    def release_cache(self) -> int:
+        """Gives the memory of all KV caches back, as `LLMEngine.release_cache` does; returns its bytes."""
+        return sum(self._call("release_cache"))
+
     @property
     def dead(self) -> list[str]:
         """The reasons of replicas that have ended."""

@@ -14,7 +14,7 @@ from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.budget import shape_by_config
-from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
+from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, full_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
 from torch_armllm.lora.slots import AdapterSlots, add_slots
 from torch_armllm.ops import variants
@@ -41,7 +41,6 @@ from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.restore import restore
 from torch_armllm.system.allocator import release_free_memory
-from torch_armllm.system.dtypes import full_dtype_name
 from torch_armllm.system.huge_pages import collapse_packed
 
 
@@ -204,9 +203,7 @@ def patch(
             or an option is unknown.
     """
     _check_model(model)
-    if isinstance(kv_cache_dtype, str):
-        kv_cache_dtype = full_dtype_name(kv_cache_dtype)
-    check_kv_cache_dtype(kv_cache_dtype)
+    kv_cache_dtype = full_kv_cache_dtype(kv_cache_dtype)
     if kv_cache_dtype is not None and has_two_stacks(model):
         raise ValueError(
             f"{type(model).__name__} keeps the keys and values of its encoder in the model's own dtype; "

@@ -10,7 +10,7 @@ from typing import Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_armllm.hf.names import FORMAT, METHOD, TIED, WIDE
-from torch_armllm.kv_cache.dtypes import check_kv_cache_dtype
+from torch_armllm.kv_cache.dtypes import full_kv_cache_dtype
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import scheme_named
 
@@ -78,7 +78,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         recipe = {name: saved.pop(name) for name in _RECIPE_FIELDS if name in saved}
         if saved:
             raise ValueError(f"quantization_config of {METHOD!r} has no option {', '.join(map(repr, saved))}")
-        check_kv_cache_dtype(kv_cache_dtype)
+        kv_cache_dtype = full_kv_cache_dtype(kv_cache_dtype)
         _check_modules(modules)
         if not isinstance(fuse, bool):
             raise ValueError(f"fuse must be true or false, not {fuse!r}")

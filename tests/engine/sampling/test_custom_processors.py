@@ -69,15 +69,6 @@ class Broken(Only):
         return lambda output, logits: logits[:3]
 
 
-class Batched:
-    """Has the shape of a processor of whole batches."""
-
-    def update_state(self, batch_update: Any) -> None: ...
-
-    def apply(self, logits: Tensor) -> Tensor:
-        return logits
-
-
 def made_sampler(*classes: str | type[Any]) -> Sampler:
     return Sampler(VOCAB, (2,), Words(), None, load_processors(classes, EngineConfig()))
 
@@ -130,28 +121,21 @@ def test_a_wrong_result_is_an_error() -> None:
     ("given", "error", "told"),
     [
         (
-            Batched,
-            ValueError,
-            "logits_processors holds Batched, which changes the rows of a whole batch; draft tokens give a "
-            "sequence several rows: give a subclass of torch_armllm.AdapterLogitsProcessor, whose functions "
-            "change one row",
-        ),
-        (
             int,
             ValueError,
-            "logits_processors holds int, which is no class with new_req_logits_processor; give a subclass "
-            "of torch_armllm.AdapterLogitsProcessor",
+            "logits_processors holds int, which is no class with new_req_logits_processor, or with apply and "
+            "update_state; give a subclass of torch_armllm.AdapterLogitsProcessor or LogitsProcessor",
         ),
         ("json", ValueError, "logits_processors holds 'json'; give a class, or 'module:Class'"),
         ("nowhere:A", ModuleNotFoundError, "No module named 'nowhere'"),
         (
             "json:A",
             ValueError,
-            "logits_processors holds json:A, which is no class with new_req_logits_processor; give a "
-            "subclass of torch_armllm.AdapterLogitsProcessor",
+            "logits_processors holds json:A, which is no class with new_req_logits_processor, or with apply "
+            "and update_state; give a subclass of torch_armllm.AdapterLogitsProcessor or LogitsProcessor",
         ),
     ],
-    ids=["batched", "no processor", "no class", "no module", "no attribute"],
+    ids=["no processor", "no class", "no module", "no attribute"],
 )
 def test_other_shapes_are_refused(given: Any, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=f"^{re.escape(told)}$"):

@@ -128,6 +128,15 @@ def follows(structure: dict[str, Any], text: str, following: str) -> bool:
     return not bool(allowed.forbidden(made, [])[token])
 
 
+def accepts(structure: dict[str, Any], text: str) -> bool:
+    """True if a text is an output."""
+    own = tokenizer()
+    matcher = StructuredOutputs(own, len(own), (END,)).matcher(StructuredOutputsParams(**structure))
+    made = sequence(0, structure)
+    made.token_ids += own.encode(text)
+    return not bool(matcher.forbidden(made, [])[END]) and not matcher._off_grammar
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_grammar_in_ebnf(seed: int) -> None:
     grammar = r"""# calls
@@ -139,20 +148,69 @@ num ::= [0-9]+ | "-" num"""
 
 
 @pytest.mark.parametrize(
+    ("grammar", "texts", "others"),
+    [
+        ('root ::= (("a"?){0,3}"b")*', ["", "b", "aaab", "bab"], ["a", "aaaab"]),
+        ('root ::= start "c"{0} Start\nstart ::= "a"\nStart ::= "b"', ["ab"], ["acb", "aa"]),
+        ('root ::= "a\nb" [^\n]', ["a\nbc"], ["a\nb\n", "anbc"]),
+    ],
+    ids=["repetitions", "names", "line ends"],
+)
+def test_ebnf_that_lark_reads_in_another_way(grammar: str, texts: list[str], others: list[str]) -> None:
+    for text in [*texts, *others]:
+        assert accepts({"grammar": grammar}, text) == (text in texts), text
+
+
+@pytest.mark.parametrize(
     ("grammar", "told"),
     [
-        ('start ::= "a"', "structured outputs: the grammar is no EBNF: No 'root' rule found"),
-        ("root ::= foo", "structured outputs: the grammar is no EBNF: Rule 'foo' not found"),
+        ('start ::= "a"', "the grammar is no EBNF: No 'root' rule found"),
+        ("root ::= foo", "the grammar is no EBNF: Rule 'foo' not found"),
         (
             'root ::= <think> "a"',
-            "structured outputs: the grammar is no EBNF: Expected name at line 1, 'root ::= ' ^ '<think> "
-            '"a"\'',
+            "the grammar is no EBNF: Expected name at line 1, 'root ::= ' ^ '<think> \"a\"'",
+        ),
+        (
+            'root ::= "a" root',
+            "no text matches the rule 'root': all its alternatives refer to themselves without an end; add "
+            "one that does not",
+        ),
+        (
+            'root ::= "a" | Start-1\nStart-1 ::= "(" Start-1',
+            "no text matches the rule 'Start-1': all its alternatives refer to themselves without an end; "
+            "add one that does not",
         ),
     ],
+    ids=["root", "reference", "token", "endless root", "endless rule"],
 )
 def test_faults_of_ebnf(grammar: str, told: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+    with pytest.raises(ValueError) as refused:
         sampler().check(SamplingParams(structured_outputs=StructuredOutputsParams(grammar=grammar)))
+    assert str(refused.value) == f"structured outputs: {told}"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "written"),
+    [
+        ('start: A A\nA: "b"+', ""),
+        ('%llguidance {"no_forcing": false}\nstart: A A\nA: "b"+ // b', "bb"),
+        ('root ::= x{2} [^a]{0,3}\nx ::= ""{0,3} ""? "b"+', "b"),
+        (
+            'start: "]" r1\nr0: (WORD~0..3) "日"? " "+\nr1: (WORD (WORD?)~0..3) (r0 WORD)\n'
+            'WORD: "yes" | /[0-9]{1,3}/\n%ignore /[ ]+/',
+            "] 12yes日 ",
+        ),
+        ('start: %lark {\nstart: A A\nA: "b"+\n}', ""),
+    ],
+    ids=["terminal", "option", "ebnf", "ignored", "nested"],
+)
+def test_bytes_that_follow_without_an_end_stop_nothing(grammar: str, written: str) -> None:
+    """No text matches these, as a terminal takes all that the next one needs; nothing waits for its end."""
+    made = sequence(0, {"grammar": grammar})
+    made.token_ids += tokenizer().encode(written)
+    for step in range(20):
+        made.token_ids.append(sampler()(logits(step), [made])[0].token_id)
+    assert END not in made.output_token_ids
 
 
 def test_whitespace_of_json() -> None:
@@ -160,11 +218,50 @@ def test_whitespace_of_json() -> None:
     for structure in ({"json": schema}, {"json": schema, "whitespace_pattern": "[ ]{0,1}"}):
         assert follows(structure, "[ 1", " ") and follows(structure, "[ 1 ,", "1")
         assert follows(structure, "[ 1 ", "\n") == ("whitespace_pattern" not in structure)
+    assert follows({"json": {**schema, "x-guidance": {"whitespace_pattern": "\\s"}}}, "[ 1 ,", "1")
     with pytest.raises(ValueError) as refused:
         StructuredOutputsParams(regex="a", whitespace_pattern=" ")
     assert str(refused.value) == (
         "structured outputs: whitespace_pattern is for json and json_object, not for regex"
     )
+
+
+@pytest.mark.parametrize(
+    ("structure", "told"),
+    [
+        (
+            {"json": {"type": "array", "maxItems": 0}, "whitespace_pattern": "]+"},
+            "whitespace_pattern ']+' matches text that is no white space, as [ \\t\\n\\r]* does not",
+        ),
+        (
+            {"json_object": True, "whitespace_pattern": " |/"},
+            "whitespace_pattern ' |/' matches text that is no white space, as [ \\t\\n\\r]* does not",
+        ),
+        (
+            {"json": {"x-guidance": {"whitespace_flexible": False, "whitespace_pattern": "x"}}},
+            "whitespace_pattern 'x' matches text that is no white space, as [ \\t\\n\\r]* does not",
+        ),
+        (
+            {"json": '{"x-guidance": {"item_separator": "]+"}}'},
+            "x-guidance of the schema sets item_separator to ']+'; only whitespace_pattern and options that "
+            "are true or false can be set",
+        ),
+    ],
+    ids=["pattern", "object", "option", "separator"],
+)
+def test_white_space_that_is_other_text_is_refused(structure: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        sampler().check(SamplingParams(structured_outputs=StructuredOutputsParams(**structure)))
+    assert str(refused.value) == f"structured outputs: {told}"
+
+
+def test_output_that_exceeds_a_limit_ends_with_a_warning() -> None:
+    """All items are forced, and llguidance looks at them together."""
+    schema = {"items": {"const": "a"}, "minItems": 10**6, "x-guidance": {"whitespace_flexible": False}}
+    made = sequence(0, {"json": {"type": "array", **schema}})
+    made.token_ids.append(sampler()(logits(0), [made])[0].token_id)
+    with pytest.warns(UserWarning, match=r"^a structured output ends: parser error: Too many items[^\n]*$"):
+        finish(made)
 
 
 TAG = {
@@ -211,13 +308,9 @@ def test_structural_tags(tag: Any) -> None:
             "column 2 (char 1)",
         ),
         (
-            {"type": "structural_tag", "format": {}},
-            "structural_tag has a format, as xgrammar's; give triggers and structures",
-        ),
-        (
             {"triggers": ["a"]},
-            'structural_tag needs {"triggers": [text, …], "structures": [{"begin": text, "schema": {…}, '
-            '"end": text}, …]}',
+            'structural_tag needs {"format": {"type": …}}, or {"triggers": [text, …], "structures": '
+            '[{"begin": text, "schema": {…}, "end": text}, …]}',
         ),
         (
             {"triggers": [""], "structures": [{}]},
@@ -236,7 +329,7 @@ def test_structural_tags(tag: Any) -> None:
             "the structure 'f' begins with no trigger; triggers: '<f', '<g'",
         ),
     ],
-    ids=["text", "format", "missing", "trigger", "structure", "end", "begin"],
+    ids=["text", "missing", "trigger", "structure", "end", "begin"],
 )
 def test_faults_of_structural_tags(tag: Any, told: str) -> None:
     with pytest.raises(ValueError) as refused:

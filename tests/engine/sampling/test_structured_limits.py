@@ -38,6 +38,13 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
+def inside(levels: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": "any_text"}
+    for _ in range(levels - 1):
+        made = {"type": "optional", "content": made}
+    return made
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -61,7 +68,24 @@ def nested(levels: int) -> dict[str, Any]:
             },
             "65 nested levels of the schema, at most 64",
         ),
-        ({"structural_tag": "[" * 300_000}, "300000 bytes of the structural tag, at most 262144"),
+        ({"structural_tag": "[" * 300_000}, "300000 nested levels of the structural tag, at most 256"),
+        ({"structural_tag": " " * 300_000}, "300000 bytes of the structural tag, at most 262144"),
+        (
+            {"structural_tag": {"format": {"type": "sequence", "elements": 512 * [{"type": "any_text"}]}}},
+            "513 formats of the structural tag, at most 512",
+        ),
+        (
+            {"structural_tag": {"format": inside(65)}},
+            "65 formats inside each other, at most 64 are allowed",
+        ),
+        (
+            {"structural_tag": {"format": {"type": "regex", "pattern": "a" * 40_000}}},
+            "40000 bytes of the regex, at most 32768",
+        ),
+        (
+            {"structural_tag": {"format": {"type": "grammar", "grammar": "start: start"}}},
+            "no text matches the rule 'start'",
+        ),
         ({"regex": "a" * 40_000}, "40000 bytes of the regex, at most 32768"),
         ({"regex": "(" * 100 + "a" + ")" * 100}, "100 nested parentheses of the regex"),
         ({"choice": ["a"] * 100_000}, "100000 choices, at most 4096"),

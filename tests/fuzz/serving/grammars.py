@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 import warnings
 from fractions import Fraction
 from functools import cache
@@ -27,6 +28,8 @@ from torch_armllm.server.tools.forced import arguments_schema, calls_schema
 END, PAD = 0, 7
 """EOS, and columns of logits beyond the tokenizer's ids."""
 MAX_TOKENS = 120
+_SECONDS = 1.0
+"""Time of an output."""
 _WORDS = ['{"', '":', "yes", "no", "Ġno", "true", '"}', "12", "aa", "],", "false"]
 _LETTERS = ["a", "b", "é", "日", "🤗", '"', "\\", "\n", " ", "1", "-", ".", "(", "]", "{", "/"]
 _SCHEMA_NOISE = [
@@ -214,7 +217,9 @@ def draw_ebnf(draw: random.Random) -> str:
 
 
 def draw_tag(draw: random.Random) -> dict[str, Any]:
-    """Returns a structural tag."""
+    """Returns a structural tag of either shape."""
+    if draw.random() < 0.7:
+        return {"type": "structural_tag", "format": draw_tag_format(draw, draw.randint(0, 3))}
     triggers = draw.sample(["<f", "<g>", "é", "</s>", '"'], draw.randint(1, 3))
     structures = [
         {"begin": draw.choice(triggers) + draw.choice(["", "=a>", "\n"]), "schema": {}, "end": "</f>"}
@@ -224,6 +229,55 @@ def draw_tag(draw: random.Random) -> dict[str, Any]:
         schema = draw_schema(draw, 1)
         structure["schema"] = schema if isinstance(schema, dict) else {}
     return {"triggers": triggers, "structures": structures}
+
+
+_TAG_TEXTS = ["a", "b", "<f>", "</f>", ",", "(", ")", "é", "x<"]
+
+
+def draw_tag_format(draw: random.Random, depth: int) -> dict[str, Any]:
+    """Returns a format of a structural tag; some are refused, as free text does not tell where it ends."""
+
+    def tag(begin: str) -> dict[str, Any]:
+        content = draw_tag_format(draw, depth - 1)
+        end = draw.choice(["</f>", ")", [")", "]"], ""])
+        return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+    kinds = ["const_string", "json_schema", "any_text", "regex", "grammar"]
+    if depth:
+        kinds += ["sequence", "or", "optional", "plus", "star", "repeat", "tag"]
+        kinds += ["triggered_tags", "tags_with_separator", "dispatch"]
+    kind = draw.choice(kinds)
+    made: dict[str, Any] = {"type": kind}
+    triggers = draw.sample(["<f", "(", "x<"], draw.randint(1, 2))
+    few = draw.randint(1, 3)
+    if kind == "const_string":
+        made["value"] = draw.choice([*_TAG_TEXTS, ""])
+    elif kind == "json_schema":
+        schema = draw_schema(draw, 1)
+        made["json_schema"] = schema if isinstance(schema, dict) and "$ref" not in str(schema) else True
+    elif kind == "any_text":
+        made |= draw.choice([{}, {"excludes": draw.sample(_TAG_TEXTS, few)}, {"max_chars": few}])
+    elif kind == "regex":
+        made["pattern"] = draw_regex(draw, 2)
+    elif kind == "grammar":
+        made["grammar"] = draw.choice([draw_ebnf, draw_grammar])(draw)
+    elif kind in ("sequence", "or"):
+        made["elements"] = [draw_tag_format(draw, depth - 1) for _ in range(few)]
+    elif kind == "tag":
+        made = tag(draw.choice(_TAG_TEXTS))
+    elif kind == "triggered_tags":
+        made |= {"triggers": triggers, "tags": [tag(each) for each in triggers]}
+    elif kind == "tags_with_separator":
+        made |= {"separator": draw.choice([",", ""]), "tags": [tag(draw.choice(_TAG_TEXTS))]}
+    elif kind == "dispatch":
+        made["rules"] = [[each, draw_tag_format(draw, depth - 1)] for each in triggers]
+    else:
+        made["content"] = draw_tag_format(draw, depth - 1)
+        if kind == "repeat":
+            made |= {"min": few, "max": draw.choice([-1, few, few + 1])}
+    if kind in ("triggered_tags", "tags_with_separator"):
+        made |= {name: draw.random() < 0.3 for name in ("at_least_one", "stop_after_first")}
+    return made
 
 
 def _mutate_text(draw: random.Random, text: str, noise: list[str]) -> str:
@@ -295,10 +349,15 @@ def draw_format(draw: random.Random) -> tuple[dict[str, Any], bool]:
 
 
 def _generate(draw: random.Random, matcher: GrammarMatcher) -> list[int] | None:
-    """Draws allowed tokens until the end of the output; None if it is cut by its length."""
+    """Draws allowed tokens until the end of the output; None if it is cut by its length, or by the time.
+
+    Each mask of a grammar that matches in many ways may take a tenth of a second: llguidance ends an output
+    when more than 2000 ways are open.
+    """
+    end = time.monotonic() + _SECONDS
     sequence = Request("r", [1], SamplingParams(), 0).sequences[0]
     quiet = {token for name, token in tokenizer().get_vocab().items() if set(name) <= set("ĠĊĉčĀ")}
-    while sequence.output_length < MAX_TOKENS:
+    while sequence.output_length < MAX_TOKENS and time.monotonic() < end:
         allowed = (~matcher.forbidden(sequence, ())).nonzero().flatten().tolist()
         if not allowed:
             raise Finding(f"no token may follow {_text(sequence)!r}")
@@ -349,18 +408,20 @@ def _judge(given: dict[str, Any], text: str) -> None:
     if kind == "json_object" and not isinstance(json.loads(text), dict):
         raise Finding(f"{text!r} is no object")
     if kind == "json":
-        schema = json.loads(value) if isinstance(value, str) else value
+        schema = value if isinstance(value, str) else json.dumps(value)
         try:
-            found = json.loads(text, parse_float=_exact)
+            found, exact = (json.loads(each, parse_float=_exact) for each in (text, schema))
         except OverflowError:
             return
+        validator = jsonschema.Draft202012Validator(exact)
         try:
-            validator = jsonschema.Draft202012Validator(schema)
+            # draft 4's booleans of exclusiveMinimum, which llguidance reads, are numbers here
+            validator.check_schema(exact)
             error = next(iter(validator.iter_errors(found)), None)
         except Exception:  # a mutated schema that jsonschema cannot interpret
             return
         if error is not None:
-            raise Finding(f"{text!r} of {json.dumps(schema)}: {error.message}")
+            raise Finding(f"{text!r} of {schema}: {error.message}")
 
 
 def run(seed: int) -> None:

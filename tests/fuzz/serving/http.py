@@ -121,6 +121,7 @@ _VALUES: list[Any] = [
     {"type": "json_object"}, {"json": {"const": -(2**63)}}, {"choice": ["a", "é"]},
     {"grammar": "start: start"}, {"grammar": "root ::= [a-c] root | \"\\u00e9\""},
     {"structural_tag": {"triggers": ["a"], "structures": [{"begin": "ab", "schema": {}, "end": ""}]}},
+    {"structural_tag": {"format": {"type": "any_text", "excludes": ["a"]}}}, {"type": "any_text"},
     {"json_object": True, "whitespace_pattern": " ?"},
     {"json": {"multipleOf": 1e6 + 3}}, [-1], [258], [259], ["\ud800"],
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Logit processors of users, in the shape of vLLM's `AdapterLogitsProcessor`."""
+"""Logit processors of users for single requests, in the shape of vLLM's `AdapterLogitsProcessor`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.request import Sequence
+from torch_armllm.engine.sampling.batch_processors import LogitsProcessor
 from torch_armllm.engine.sampling_params import SamplingParams
 
 RequestProcessor = Callable[..., Tensor]
@@ -48,7 +49,9 @@ class AdapterLogitsProcessor(ABC):
         """Returns the function of a request, see `RequestProcessor`; None: its logits are not changed."""
 
 
-def load_processors(given: GenericSequence[str | type[Any]], config: Any) -> list[AdapterLogitsProcessor]:
+def load_processors(
+    given: GenericSequence[str | type[Any]], config: Any
+) -> list[AdapterLogitsProcessor | LogitsProcessor]:
     """Creates the processors of an engine.
 
     Args:
@@ -62,7 +65,7 @@ def load_processors(given: GenericSequence[str | type[Any]], config: Any) -> lis
     return [_loaded(each)(config, torch.device("cpu"), False) for each in given]
 
 
-def _loaded(given: str | type[Any]) -> type[AdapterLogitsProcessor]:
+def _loaded(given: str | type[Any]) -> type[AdapterLogitsProcessor | LogitsProcessor]:
     name = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
     found: Any = given
     if isinstance(found, str):
@@ -70,18 +73,23 @@ def _loaded(given: str | type[Any]) -> type[AdapterLogitsProcessor]:
         if not module or not attribute:
             raise ValueError(f"logits_processors holds {found!r}; give a class, or 'module:Class'")
         found = getattr(importlib.import_module(module), attribute, None)
-    if isinstance(found, type) and hasattr(found, "new_req_logits_processor"):
+    if isinstance(found, type) and (is_for_requests(found) or is_for_batches(found)):
         return found
-    if hasattr(found, "update_state"):
-        raise ValueError(
-            f"logits_processors holds {name}, which changes the rows of a whole batch; draft tokens give a "
-            "sequence several rows: give a subclass of torch_armllm.AdapterLogitsProcessor, whose functions "
-            "change one row"
-        )
     raise ValueError(
-        f"logits_processors holds {name}, which is no class with new_req_logits_processor; give a subclass "
-        "of torch_armllm.AdapterLogitsProcessor"
+        f"logits_processors holds {name}, which is no class with new_req_logits_processor, or with apply and "
+        "update_state; give a subclass of torch_armllm.AdapterLogitsProcessor or LogitsProcessor"
     )
+
+
+def is_for_requests(processor: Any) -> bool:
+    """True for an `AdapterLogitsProcessor`, or a class of its shape."""
+    return hasattr(processor, "new_req_logits_processor")
+
+
+def is_for_batches(processor: Any) -> bool:
+    """True for a `LogitsProcessor`, or a class of its shape."""
+    shape = hasattr(processor, "apply") and hasattr(processor, "update_state")
+    return shape and not is_for_requests(processor)
 
 
 class CustomProcessor:

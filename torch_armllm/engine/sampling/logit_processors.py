@@ -74,19 +74,21 @@ class LogitProcessors:
         always = self.matcher is not None or self._budget is not None or self._custom
         return bool(always or self._forbids or self.bias is not None)
 
-    def apply(self, row: Tensor, sequence: Sequence, prefix: GenericSequence[int]) -> None:
+    def change(self, row: Tensor, sequence: Sequence, prefix: GenericSequence[int]) -> None:
         """Changes logits, float32 ``(V,)``, of the token after the sequence and ``prefix``, in place."""
-        if self._budget is not None and (forced := self._budget.forced(sequence, prefix)) is not None:
-            row.fill_(_NEVER)
-            row[forced] = 0.0
-            return
         if self.bias is not None:
             row.index_add_(0, *self.bias)
         if self._forbids:
             self._forbid(row, sequence, prefix)
         for processor in self._custom:
             processor.apply(row, sequence, prefix)
-        if self.matcher is not None:
+
+    def constrain(self, row: Tensor, sequence: Sequence, prefix: GenericSequence[int]) -> None:
+        """Leaves the tokens that may follow whatever the logits are; arguments are those of `change`."""
+        if self._budget is not None and (forced := self._budget.forced(sequence, prefix)) is not None:
+            row.fill_(_NEVER)
+            row[forced] = 0.0
+        elif self.matcher is not None:
             row.masked_fill_(self.matcher.forbidden(sequence, prefix), _NEVER)
 
     def _forbid(self, row: Tensor, sequence: Sequence, prefix: GenericSequence[int]) -> None:

@@ -15,7 +15,13 @@ from torch import Tensor
 from torch_armllm.engine.outputs import Logprobs
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.batch import SamplingBatch, is_greedy
-from torch_armllm.engine.sampling.custom_processors import AdapterLogitsProcessor, custom_processors
+from torch_armllm.engine.sampling.batch_processors import LogitsProcessor, ProcessedBatch
+from torch_armllm.engine.sampling.custom_processors import (
+    AdapterLogitsProcessor,
+    custom_processors,
+    is_for_batches,
+    is_for_requests,
+)
 from torch_armllm.engine.sampling.logit_processors import LogitProcessors, bad_word_token_ids
 from torch_armllm.engine.sampling.logprobs import token_logprobs
 from torch_armllm.engine.sampling.structured import StructuredOutputs
@@ -43,7 +49,8 @@ class _SequenceState(NamedTuple):
 class Sampler:
     """Samples the next token of every sequence by the settings of its request.
 
-    A row's token depends only on its logits, settings and context, never on the other rows.
+    A row's token depends only on its logits, settings and context, never on the other rows, unless a user's
+    processor of whole batches makes it.
     """
 
     def __init__(
@@ -52,7 +59,7 @@ class Sampler:
         eos_token_ids: GenericSequence[int] = (),
         tokenizer: Any = None,
         reasoning: ReasoningTokens | None = None,
-        custom: GenericSequence[AdapterLogitsProcessor] = (),
+        custom: GenericSequence[AdapterLogitsProcessor | LogitsProcessor] = (),
     ) -> None:
         """Creates a sampler for a model and its tokenizer.
 
@@ -69,6 +76,9 @@ class Sampler:
         self.tokenizer = tokenizer
         self._reasoning = reasoning
         self._custom = custom
+        self._for_requests: list[Any] = [each for each in custom if is_for_requests(each)]
+        for_batches: list[Any] = [each for each in custom if is_for_batches(each)]
+        self._whole = ProcessedBatch(for_batches) if for_batches else None
         self._texts = TokenStrings(tokenizer)
         self._structured = StructuredOutputs(tokenizer, vocab_size, self.eos_token_ids)
         # weak keys: a sequence's state goes with the sequence
@@ -76,6 +86,7 @@ class Sampler:
         self._batch = SamplingBatch((), ())
         self._processors: list[tuple[int, LogitProcessors]] = []
         self._logprobs: list[tuple[int, int]] = []
+        self._changed = False
         self._best_only = False
 
     @property
@@ -141,7 +152,7 @@ class Sampler:
     def takes_best(self, sequences: GenericSequence[Sequence]) -> bool:
         """True if the most probable token of each row is drawn: all are greedy and change no logits."""
         self._gather(sequences)
-        return self._batch.plain and not self._processors
+        return self._batch.plain and not self._changed
 
     def verify(self, logits: Tensor, sequence: Sequence) -> list[SampledToken]:
         """Returns the accepted draft tokens of a sequence and one more token.
@@ -260,7 +271,7 @@ class Sampler:
         if not sequences:
             return []
         self._gather(sequences)
-        if self._batch.plain and not self._processors:
+        if self._batch.plain and not self._changed:
             best: list[int] = best_tokens(logits).tolist()
             if -1 not in best:
                 return best
@@ -284,10 +295,15 @@ class Sampler:
         """Returns ``compute`` of the processed logits; ``keep`` leaves the given logits unmodified."""
         assert logits.shape[0] == len(sequences)
         self._gather(sequences)
-        if self._processors:
+        if self._changed:
             logits = logits.to(torch.float32, copy=keep)
         for row, processors in self._processors:
-            processors.apply(logits[row], sequences[row], () if prefixes is None else prefixes[row])
+            processors.change(logits[row], sequences[row], () if prefixes is None else prefixes[row])
+        if self._whole is not None and self._whole.changes(self._batch.greedy):
+            assert prefixes is None or not any(prefixes)
+            logits = self._whole.apply(logits, sequences, self._batch.greedy)
+        for row, processors in self._processors:
+            processors.constrain(logits[row], sequences[row], () if prefixes is None else prefixes[row])
         try:
             return compute(logits)
         except RuntimeError:
@@ -298,7 +314,8 @@ class Sampler:
 
     def _force_end(self, logits: Tensor, sequences: GenericSequence[Sequence], empty: Tensor) -> Tensor:
         """Forces an EOS token in rows where no token is possible: all forbidden, or the logits are NaN."""
-        processed = {row for row, _ in self._processors}
+        whole = self._whole is not None and self._whole.changes(self._batch.greedy)
+        processed = range(len(sequences)) if whole else {row for row, _ in self._processors}
         for row in empty.nonzero().flatten().tolist():
             if row not in processed:
                 name = sequences[row].request.request_id
@@ -319,7 +336,9 @@ class Sampler:
             (i, c) for i, a in enumerate(sequences) if (c := a.params.logprobs_needed) is not None
         ]
         self._batch = SamplingBatch(sequences, [s.history for s in states])
-        self._best_only = self._batch.plain and not self._processors and not self._logprobs
+        whole = self._whole is not None and self._whole.changes(self._batch.greedy)
+        self._changed = bool(self._processors) or whole
+        self._best_only = self._batch.plain and not self._changed and not self._logprobs
 
     def _add_state(self, sequence: Sequence) -> _SequenceState:
         grammar = sequence.params.structured_outputs
@@ -330,7 +349,7 @@ class Sampler:
             budget = ThinkingBudget(params.thinking_token_budget, self._reasoning, prompt)
         processors = LogitProcessors(
             *(sequence, self.vocab_size, self.eos_token_ids, self.tokenizer, matcher, budget),
-            custom_processors(self._custom, params, is_greedy(params)),
+            custom_processors(self._for_requests, params, is_greedy(params)),
         )
         history = TokenHistory(prompt)
         state = self._states[sequence] = _SequenceState(processors, history)

@@ -79,7 +79,7 @@ def _from_response_format(response_format: ResponseFormat) -> StructuredOutputsP
     if response_format.type == "json_object":
         return StructuredOutputsParams(json_object=True)
     if response_format.type == "structural_tag":
-        tag = {"triggers": response_format.triggers, "structures": response_format.structures}
+        tag = response_format.model_dump(include={"triggers", "structures", "format"})
         return constraint("response_format", structural_tag=tag)
     if response_format.type != "json_schema":
         text = (

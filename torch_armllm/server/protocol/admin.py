@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from torch_armllm.engine.config_check import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_THREADS
 from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
 from torch_armllm.server.protocol.body import RequestPart
+from torch_armllm.system.dtypes import full_dtype_name
 
 _ENGINE_FIELDS = (
     "dtype",
@@ -24,6 +25,7 @@ _ENGINE_FIELDS = (
     "state_dtype",
     "threads",
 )
+_FULL_NAME = BeforeValidator(lambda name: full_dtype_name(name) if isinstance(name, str) else name)
 
 
 class LoadRequest(RequestPart):
@@ -57,8 +59,8 @@ class LoadRequest(RequestPart):
     max_num_batched_tokens: int | None = Field(default=None, ge=1, le=MAX_NUM_BATCHED_TOKENS)
     max_memory: int | float | None = Field(default=None, gt=0, le=1 << 50)
     kv_cache_memory: int | float | None = Field(default=None, gt=0, le=1 << 50)
-    kv_cache_dtype: KvCacheDtype | None = None
-    state_dtype: StateDtype | None = None
+    kv_cache_dtype: Annotated[KvCacheDtype | None, _FULL_NAME] = None
+    state_dtype: Annotated[StateDtype | None, _FULL_NAME] = None
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     chat_template: str | None = Field(default=None, max_length=1 << 20)
     tool_call_parser: Literal["hermes", "llama", "mistral"] | None = None

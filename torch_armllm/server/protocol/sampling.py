@@ -35,6 +35,7 @@ class ResponseFormat(RequestPart):
     json_schema: JsonSchema | None = None
     triggers: list[str] | None = None
     structures: list[Schema] | None = None
+    format: Schema | None = None
 
 
 class StructuredOutputs(RequestPart):
