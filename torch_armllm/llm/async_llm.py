@@ -18,12 +18,8 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
-<<<<<<< HEAD
-from torch_armllm.llm.base import LLMBase
-from torch_armllm.lora.adapter_table import PreparedAdapter
-=======
 from torch_armllm.llm.base import LLMBase, check_sleep_level
->>>>>>> origin/api3
+from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -59,11 +55,8 @@ class AsyncLLM(LLMBase):
         runner = None if self.pooling_engine else getattr(self.llm_engine, "runner", None)
         if isinstance(runner, PlanRunner):
             runner.on_failure(self._thread.end)
-<<<<<<< HEAD
         self._waiting: dict[str, asyncio.Future[PreparedAdapter | None]] = {}  # requests for their adapters
-=======
         self._asleep = False
->>>>>>> origin/api3
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._reading = ThreadPoolExecutor(1, "armllm-adapters")
