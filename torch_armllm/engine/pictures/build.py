@@ -78,9 +78,9 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
         return f"{name} is served for text only: {reason}"
     parts = ("vision_tower", "vision_model", "visual")
     seeing = next((getattr(forward.base, part) for part in parts if hasattr(forward.base, part)), None)
-    from torch_armllm.engine.pictures.tower import plan_layers
+    from torch_armllm.engine.pictures.tower import plan_tower
 
-    layers = None if seeing is None else plan_layers(seeing)
+    layers = None if seeing is None else plan_tower(seeing, config)
     return PictureReader(name, forward, processor, steps, limit, tokens, layers)
 
 

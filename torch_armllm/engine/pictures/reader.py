@@ -16,7 +16,7 @@ from torch_armllm.engine.pictures.media import check_count, check_pixels
 from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions
-from torch_armllm.patching.encoder_layers import EncoderLayersForward, is_close
+from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward, is_close
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
