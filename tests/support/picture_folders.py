@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ from transformers import (
     InternVLProcessor,
     InternVLVideoProcessor,
     InternVLVisionConfig,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Llama4ImageProcessor,
+    Llama4Processor,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -75,8 +80,10 @@ _SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<image>", "<fake_token_around_imag
 _SPECIAL += ["<global-img>", "<row_1_col_1>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 _PADS = ["<|image_pad|>", "<|video_pad|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 _PADS += ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"]
+_PADS += ["<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>"]
+_PADS += ["<|tile_y_separator|>"]
 _WORDS = ["what", "is", "this", "picture", "a", "cat", "dog", "red", "blue", ":", "user", "assistant"]
-_VOCABULARY = [*_SPECIAL, *_WORDS, *(f"w{number}" for number in range(63)), *_PADS]
+_VOCABULARY = [*_SPECIAL, *_WORDS, *(f"w{number}" for number in range(57)), *_PADS]
 _IDS = {word: number for number, word in enumerate(_VOCABULARY)}
 _TEXT: dict[str, Any] = {
     "vocab_size": len(_VOCABULARY),
@@ -106,9 +113,19 @@ PLACEHOLDERS = {
     "gemma3": "<start_of_image>",
     "gemma4": "<image_soft_token>",
     "internvl": "<IMG_CONTEXT>",
+    "llama4": "<|image|>",
 }
 """Stand for a picture in the texts of each kind of model."""
-NEED_TORCHVISION = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "gemma4")
+NEED_TORCHVISION = (
+    "mistral3",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "internvl",
+    "gemma4",
+    "llama4",
+)
 """Kinds whose processors transformers makes with torchvision only."""
 
 
@@ -135,6 +152,8 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "gemma4": _gemma4,
         "gemma4_ahead": partial(_gemma4, ahead=True),
         "internvl": _internvl,
+        "llama4": _llama4,
+        "llama4_moe": partial(_llama4, moe_layers=[0]),
     }
     model, processor = makers[kind](_tokenizer())
     _randomized(model).save_pretrained(folder)
@@ -423,6 +442,35 @@ def _internvl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     template = TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>")
     processor = InternVLProcessor(*parts, image_seq_length=4, chat_template=template)
     return InternVLForConditionalGeneration(config), processor
+
+
+def _llama4(tokenizer: PreTrainedTokenizerFast, moe_layers: Sequence[int] = ()) -> tuple[Any, Any]:
+    """Returns a Llama 4 whose last layer does not rotate, with experts in some layers."""
+    text = {name: value for name, value in _TEXT.items() if name != "tie_word_embeddings"}
+    tower = {"image_size": 32, "patch_size": 8, "vision_output_dim": 48, "pixel_shuffle_ratio": 0.5}
+    tower |= {"intermediate_size": 128, "projector_input_dim": 48, "projector_output_dim": 48}
+    config = Llama4Config(
+        text_config={
+            **{**text, "intermediate_size_mlp": 96, "moe_layers": list(moe_layers), "num_local_experts": 4},
+            **{"no_rope_layers": [1, 0], "attention_chunk_size": 512},
+        },
+        vision_config={
+            **_TOWER,
+            **tower,
+            "intermediate_size": 128,
+            "projector_input_dim": 48,
+            "projector_output_dim": 48,
+        },
+        image_token_index=_IDS["<|patch|>"],
+        tie_word_embeddings=False,
+    )
+    return Llama4ForConditionalGeneration(config), partial(_llama4_processor, tokenizer)
+
+
+def _llama4_processor(tokenizer: PreTrainedTokenizerFast) -> Any:
+    images = Llama4ImageProcessor(size={"height": 32, "width": 32}, max_patches=2)
+    template = TEMPLATE.replace("IMAGE", "<|image|>")
+    return Llama4Processor(images, tokenizer, patch_size=8, chat_template=template)
 
 
 def _mistral3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:

@@ -30,6 +30,7 @@ from torch_armllm.patching.model_kind import (
     predicts_tokens,
     results_of,
 )
+from torch_armllm.patching.nested_text import has_nested_text, with_texts_by_ids
 from torch_armllm.patching.op_counts import op_counts
 from torch_armllm.patching.stacks import install_stacks
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
@@ -132,12 +133,15 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
             *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
         )
     expected = None if predicts_tokens(model) else results_of(model)
+    is_nested = has_nested_text(model)
     base.forward = forward
     report.capture_reason = misuse(model, forward, expected)
     if report.capture_reason is not None:
         del base.forward
         return None
     by_plan = with_gradients_by_modules(model, forward)
+    if is_nested:
+        by_plan = with_texts_by_ids(model, by_plan)
     report.captured = True
     report.kv_bytes = 0 if built.looks_ahead else shape.bytes_per_token
     latents = latent_groups(shape)

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions
 from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward, is_close
-
-if TYPE_CHECKING:
-    from torch_armllm.patching.forward import PatchedForward
 
 logger = logging.getLogger(__name__)
 _KNOWN = ("attention_mask", "inputs_embeds", "position_ids", "cache_position")
@@ -39,8 +36,8 @@ class PictureReader:
     """Turns texts with pictures into token ids and embeddings.
 
     Args:
-        name: class name of the model.
-        forward: of the model's base model.
+        model: takes token ids and pixels, and calls its language model.
+        module_forward: its own ``forward``, not that of a plan.
         processor: the model's own.
         steps: what pictures change in the steps of its plan.
         limit: most pictures of a prompt.
@@ -50,22 +47,23 @@ class PictureReader:
 
     def __init__(
         self,
-        name: str,
-        forward: PatchedForward,
+        model: Any,
+        module_forward: Callable[..., Any],
         processor: Any,
         steps: PictureSteps,
         limit: int,
         tokens: int,
         tower: EncoderLayersForward | None = None,
     ) -> None:
-        self.name = name
+        self.name = type(model).__name__
         self.steps = steps
         self.limit = limit
         self._most_tokens = tokens
         self._unchecked = tower
         self.processor = processor
-        self._forward = forward
-        config: Any = forward.base.config
+        self._base = model
+        self._module_forward = module_forward
+        config = model.config
         token = getattr(config, "image_token_id", None)
         self._token = int(config.image_token_index if token is None else token)
 
@@ -168,10 +166,10 @@ class PictureReader:
             n: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
             for n, v in inputs.items()
         }
-        base: Any = self._forward.base
+        base = self._base
         with _stopping(_decoder_of(base)):
             try:
-                self._forward.module_forward(**inputs, use_cache=False)
+                self._module_forward(**inputs, use_cache=False)
             except _ReachedDecoderError as reached:
                 given = reached.arguments
             else:
@@ -238,8 +236,7 @@ class PictureReader:
     def _check_texts(self, ids: Tensor, embeddings: Tensor) -> None:
         """Checks that the other tokens are looked up as the plan does."""
         is_text = ids != self._token
-        base: Any = self._forward.base
-        table = base.get_input_embeddings()
+        table = self._base.get_input_embeddings()
         if not torch.equal(table(ids[is_text]).to(embeddings.dtype), embeddings[is_text]):
             raise ValueError("it changes the embeddings of text, which plans do at another place")
 
