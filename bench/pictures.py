@@ -1,6 +1,6 @@
 """Seconds that a picture takes: transformers, and the engine.
 
-    python -m bench.pictures [--shape 256m|500m] [--rounds 7] [--quantization int4] [--threads 2]
+    python -m bench.pictures [--shape 256m|500m] [--rounds 5] [--quantization int4] [--threads 2]
 
 Models have random weights and SmolVLM's shapes; a picture of 512 × 512 is 1,024 patches and 64 tokens. Rounds
 alternate between the models. Prints medians: of the tower with its projection, and of a prompt with one
@@ -96,7 +96,7 @@ def main() -> None:
     """Measures and prints the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--shape", default="256m", choices=_TEXTS)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()

@@ -454,13 +454,7 @@ def _llama4(tokenizer: PreTrainedTokenizerFast, moe_layers: Sequence[int] = ()) 
             **{**text, "intermediate_size_mlp": 96, "moe_layers": list(moe_layers), "num_local_experts": 4},
             **{"no_rope_layers": [1, 0], "attention_chunk_size": 512},
         },
-        vision_config={
-            **_TOWER,
-            **tower,
-            "intermediate_size": 128,
-            "projector_input_dim": 48,
-            "projector_output_dim": 48,
-        },
+        vision_config={**_TOWER, **tower},
         image_token_index=_IDS["<|patch|>"],
         tie_word_embeddings=False,
     )

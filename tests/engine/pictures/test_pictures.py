@@ -242,10 +242,11 @@ def test_chat_takes_pictures(llava: Path) -> None:
         ({"prompt": "<image>", "multi_modal_data": {"image": "cat.png"}}, "is a str"),
         ({"prompt": "<image>", "multi_modal_data": {"image": [picture(0)] * 3}}, "allows 2"),
         ({"prompt": "what", "multi_modal_data": {"image": picture(0)}}, "refuses"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": picture(0, 201, 1)}}, "201 x 1 .* too narrow"),
         ({"prompt": "<image> <image>", "multi_modal_data": {"image": picture(0)}}, "refuses"),
         ({"prompt_token_ids": [4], "multi_modal_data": {"image": picture(0)}}, "needs its text"),
     ],
-    ids=["video", "type", "count", "no-placeholder", "two-placeholders", "tokens"],
+    ids=["video", "type", "count", "no-placeholder", "narrow", "two-placeholders", "tokens"],
 )
 def test_bad_prompts_are_refused(llava: Path, prompt: dict[str, Any], said: str) -> None:
     llm = engine(llava, limit_mm_per_prompt={"image": 2})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.pictures.attention_masks import is_mask_of
-from torch_armllm.engine.pictures.media import check_count, check_pixels
+from torch_armllm.engine.pictures.media import check_count, check_size
 from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions
@@ -127,7 +127,7 @@ class PictureReader:
         for picture in pictures:
             if not hasattr(picture, "convert") or not hasattr(picture, "size"):
                 raise ValueError(f"a picture is a {type(picture).__name__}: give a PIL.Image.Image")
-            check_pixels(picture)
+            check_size(picture)
         return text, [picture.convert("RGB") for picture in pictures]
 
     def _spans(self, ids: Tensor) -> list[tuple[int, int]]:
