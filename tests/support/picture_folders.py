@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AyaVisionConfig,
+    AyaVisionForConditionalGeneration,
     CLIPImageProcessor,
     CLIPVisionConfig,
     Gemma3Config,
@@ -47,6 +49,7 @@ from transformers import (
     MistralConfig,
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
+    PaliGemmaProcessor,
     PixtralImageProcessor,
     PixtralProcessor,
     PixtralVisionConfig,
@@ -67,6 +70,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
+    SiglipImageProcessorPil,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -114,6 +118,8 @@ PLACEHOLDERS = {
     "gemma4": "<image_soft_token>",
     "internvl": "<IMG_CONTEXT>",
     "llama4": "<|image|>",
+    "paligemma": "<image>",
+    "paligemma2": "<image>",
 }
 """Stand for a picture in the texts of each kind of model."""
 NEED_TORCHVISION = (
@@ -154,6 +160,8 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "internvl": _internvl,
         "llama4": _llama4,
         "llama4_moe": partial(_llama4, moe_layers=[0]),
+        "paligemma": _paligemma,
+        "paligemma2": partial(_paligemma, window=64),
     }
     model, processor = makers[kind](_tokenizer())
     _randomized(model).save_pretrained(folder)
@@ -235,14 +243,30 @@ def _smolvlm(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
 
 
 def unserved_model() -> Any:
-    """Returns a tiny model of pictures whose prompts attend to later tokens."""
+    """Returns a tiny model of pictures of another family."""
     torch.manual_seed(1)
+    config = AyaVisionConfig(
+        text_config=LlamaConfig(**_TEXT),
+        vision_config={**_TOWER, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14},
+    )
+    return AyaVisionForConditionalGeneration(config).eval()
+
+
+def _paligemma(tokenizer: PreTrainedTokenizerFast, window: int = 0) -> tuple[Any, Any]:
+    """Returns a PaliGemma, or a PaliGemma 2 with a window that holds a prompt."""
+    windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window}
+    text = {**_TEXT, "model_type": "gemma2", **windows} if window else {**_TEXT, "model_type": "gemma"}
     config = PaliGemmaConfig(
-        text_config={**_TEXT, "model_type": "gemma"},
+        text_config={**text, "tie_word_embeddings": False},
         vision_config={**_TOWER, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14},
         projection_dim=64,
+        image_token_index=_IDS["<image>"],
+        tie_word_embeddings=False,
     )
-    return PaliGemmaForConditionalGeneration(config).eval()
+    images = SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    images.image_seq_length = 4
+    processor = PaliGemmaProcessor(images, tokenizer, TEMPLATE.replace("IMAGE", "<image>"))
+    return PaliGemmaForConditionalGeneration(config), processor
 
 
 _QWEN_SIZES: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 12}

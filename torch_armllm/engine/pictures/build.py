@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch_armllm.engine.pictures.picture_input import PictureInput
@@ -38,12 +39,12 @@ FAMILIES: dict[str, Callable[[], TokenNumbers] | None] = {
     "qwen3_5": RotaryPositions,
     "qwen3_5_moe": RotaryPositions,
     "llama4": None,
+    "paligemma": partial(LaterTokens, prompts=True),
 }
 """Model types that take pictures, and the numbers of each token that their plans read beside its id."""
 _TOWERS = ("vision_tower", "vision_model", "visual")
 _REASONS = {
     "gemma3n": "some of its tokens are looked up in tables of pictures, which its plan lacks",
-    "paligemma": "prompts attend to later tokens, which plans do not compute",
 }
 
 
