@@ -19,6 +19,7 @@ from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.patching.decoder_forward import DecoderForward
 from torch_armllm.patching.encoder_cache import EncoderCache
 from torch_armllm.patching.encoder_forward import EncoderForward
+from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
 
@@ -109,8 +110,9 @@ def patched(model: Any, quantization: str | None = None, **options: Any) -> Any:
     forward = patched_forward(model)
     assert isinstance(forward, DecoderForward) and isinstance(forward.plan, NativePlan)
     encoder = model.get_encoder().forward
-    assert not report.notes and isinstance(encoder, EncoderForward)
-    assert isinstance(encoder.plan, NativePlan)
+    assert not report.notes and isinstance(encoder, (EncoderForward, EncoderLayersForward))
+    (plan,) = encoder.plans if isinstance(encoder, EncoderLayersForward) else [encoder]
+    assert isinstance(plan.plan, NativePlan)
     return model
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import resource
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,10 +66,10 @@ def data_url(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
-def bomb() -> bytes:
-    """Returns the beginning of a PNG file whose header says 60000 x 60000 pixels."""
-    header = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", b""))
+def damaged_png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
+    """Returns a PNG file of these sizes, with chunks before its data, which are missing."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), *chunks, (b"IDAT", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in chunks
@@ -130,7 +132,11 @@ def test_streams_and_texts_work_beside_pictures(pictures_server: Live) -> None:
         ([data_url(png(1)[:-40])], "damaged"),
         ([data_url(b"GIF89a")], "cannot be read"),
         ([data_url(b"<svg></svg>")], "cannot be read"),
-        ([data_url(bomb())], "pixels"),
+        ([data_url(damaged_png(60000, 60000))], "pixels"),
+        ([data_url(damaged_png(6000, 6000))], "too large"),
+        ([data_url(damaged_png(1, 201))], "too narrow"),
+        ([data_url(damaged_png(9, 9, (b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 27)))))], "read"),
+        ([data_url(damaged_png(9, 9, (b"eXIf", b"MM\0*\xff\xff\xff\xff")))], "damaged"),
         ([data_url(png(1))] * 3, "allows 2"),
         (["data:image/png,plain"], "base64"),
         (["data:image/png;base64,!!"], "base64"),
@@ -142,14 +148,47 @@ def test_streams_and_texts_work_beside_pictures(pictures_server: Live) -> None:
         ([""], "image_url part needs"),
     ],
     ids=[
-        *("cut", "short", "svg", "bomb", "count", "plain", "no-base64", "http", "outside", "dots", "link"),
-        *("missing", "empty"),
+        *(
+            "cut",
+            "short",
+            "svg",
+            "bomb",
+            "large",
+            "narrow",
+            "text-bomb",
+            "exif",
+            "count",
+            "plain",
+            "no-base64",
+        ),
+        *("http", "outside", "dots", "link", "missing", "empty"),
     ],
 )
 def test_bad_pictures_are_refused(pictures_server: Live, media: Path, urls: list[str], said: str) -> None:
     urls = [url.replace("MEDIA", f"file://{media}") for url in urls]
     with pytest.raises(openai.BadRequestError, match=said):
         ask(pictures_server, messages(*urls))
+
+
+def resident() -> int:
+    """Returns the bytes of memory that this process holds; the server runs in it."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_ten_thousand_pictures_are_refused_and_the_server_goes_on(pictures_server: Live) -> None:
+    url = data_url(png(1))
+    answer = ask(pictures_server, messages(url))
+    begin = time.perf_counter()
+    with pytest.raises(openai.APIStatusError) as refused:
+        ask(pictures_server, messages(*[url] * 10_000))
+    assert 400 <= refused.value.status_code < 500 and time.perf_counter() - begin < 10
+    small = io.BytesIO()
+    picture(1, 1, 1).save(small, "PNG")
+    before = resident()
+    with pytest.raises(openai.BadRequestError, match="10000 pictures, and limit_mm_per_prompt allows 2"):
+        ask(pictures_server, messages(*[data_url(small.getvalue())] * 10_000))
+    assert resident() - before < 100 << 20
+    assert ask(pictures_server, messages(url)) == answer
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AyaVisionConfig,
+    AyaVisionForConditionalGeneration,
     CLIPImageProcessor,
     CLIPVisionConfig,
     Gemma3Config,
@@ -33,6 +36,10 @@ from transformers import (
     InternVLProcessor,
     InternVLVideoProcessor,
     InternVLVisionConfig,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Llama4ImageProcessor,
+    Llama4Processor,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -42,6 +49,7 @@ from transformers import (
     MistralConfig,
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
+    PaliGemmaProcessor,
     PixtralImageProcessor,
     PixtralProcessor,
     PixtralVisionConfig,
@@ -62,6 +70,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
+    SiglipImageProcessorPil,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -75,8 +84,10 @@ _SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<image>", "<fake_token_around_imag
 _SPECIAL += ["<global-img>", "<row_1_col_1>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 _PADS = ["<|image_pad|>", "<|video_pad|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 _PADS += ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"]
+_PADS += ["<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>"]
+_PADS += ["<|tile_y_separator|>"]
 _WORDS = ["what", "is", "this", "picture", "a", "cat", "dog", "red", "blue", ":", "user", "assistant"]
-_VOCABULARY = [*_SPECIAL, *_WORDS, *(f"w{number}" for number in range(63)), *_PADS]
+_VOCABULARY = [*_SPECIAL, *_WORDS, *(f"w{number}" for number in range(57)), *_PADS]
 _IDS = {word: number for number, word in enumerate(_VOCABULARY)}
 _TEXT: dict[str, Any] = {
     "vocab_size": len(_VOCABULARY),
@@ -106,9 +117,21 @@ PLACEHOLDERS = {
     "gemma3": "<start_of_image>",
     "gemma4": "<image_soft_token>",
     "internvl": "<IMG_CONTEXT>",
+    "llama4": "<|image|>",
+    "paligemma": "<image>",
+    "paligemma2": "<image>",
 }
 """Stand for a picture in the texts of each kind of model."""
-NEED_TORCHVISION = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "gemma4")
+NEED_TORCHVISION = (
+    "mistral3",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "internvl",
+    "gemma4",
+    "llama4",
+)
 """Kinds whose processors transformers makes with torchvision only."""
 
 
@@ -135,6 +158,10 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "gemma4": _gemma4,
         "gemma4_ahead": partial(_gemma4, ahead=True),
         "internvl": _internvl,
+        "llama4": _llama4,
+        "llama4_moe": partial(_llama4, moe_layers=[0]),
+        "paligemma": _paligemma,
+        "paligemma2": partial(_paligemma, window=64),
     }
     model, processor = makers[kind](_tokenizer())
     _randomized(model).save_pretrained(folder)
@@ -216,14 +243,30 @@ def _smolvlm(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
 
 
 def unserved_model() -> Any:
-    """Returns a tiny model of pictures whose prompts attend to later tokens."""
+    """Returns a tiny model of pictures of another family."""
     torch.manual_seed(1)
+    config = AyaVisionConfig(
+        text_config=LlamaConfig(**_TEXT),
+        vision_config={**_TOWER, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14},
+    )
+    return AyaVisionForConditionalGeneration(config).eval()
+
+
+def _paligemma(tokenizer: PreTrainedTokenizerFast, window: int = 0) -> tuple[Any, Any]:
+    """Returns a PaliGemma, or a PaliGemma 2 with a window that holds a prompt."""
+    windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window}
+    text = {**_TEXT, "model_type": "gemma2", **windows} if window else {**_TEXT, "model_type": "gemma"}
     config = PaliGemmaConfig(
-        text_config={**_TEXT, "model_type": "gemma"},
+        text_config={**text, "tie_word_embeddings": False},
         vision_config={**_TOWER, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14},
         projection_dim=64,
+        image_token_index=_IDS["<image>"],
+        tie_word_embeddings=False,
     )
-    return PaliGemmaForConditionalGeneration(config).eval()
+    images = SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    images.image_seq_length = 4
+    processor = PaliGemmaProcessor(images, tokenizer, TEMPLATE.replace("IMAGE", "<image>"))
+    return PaliGemmaForConditionalGeneration(config), processor
 
 
 _QWEN_SIZES: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 12}
@@ -423,6 +466,29 @@ def _internvl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     template = TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>")
     processor = InternVLProcessor(*parts, image_seq_length=4, chat_template=template)
     return InternVLForConditionalGeneration(config), processor
+
+
+def _llama4(tokenizer: PreTrainedTokenizerFast, moe_layers: Sequence[int] = ()) -> tuple[Any, Any]:
+    """Returns a Llama 4 whose last layer does not rotate, with experts in some layers."""
+    text = {name: value for name, value in _TEXT.items() if name != "tie_word_embeddings"}
+    tower = {"image_size": 32, "patch_size": 8, "vision_output_dim": 48, "pixel_shuffle_ratio": 0.5}
+    tower |= {"intermediate_size": 128, "projector_input_dim": 48, "projector_output_dim": 48}
+    config = Llama4Config(
+        text_config={
+            **{**text, "intermediate_size_mlp": 96, "moe_layers": list(moe_layers), "num_local_experts": 4},
+            **{"no_rope_layers": [1, 0], "attention_chunk_size": 512},
+        },
+        vision_config={**_TOWER, **tower},
+        image_token_index=_IDS["<|patch|>"],
+        tie_word_embeddings=False,
+    )
+    return Llama4ForConditionalGeneration(config), partial(_llama4_processor, tokenizer)
+
+
+def _llama4_processor(tokenizer: PreTrainedTokenizerFast) -> Any:
+    images = Llama4ImageProcessor(size={"height": 32, "width": 32}, max_patches=2)
+    template = TEMPLATE.replace("IMAGE", "<|image|>")
+    return Llama4Processor(images, tokenizer, patch_size=8, chat_template=template)
 
 
 def _mistral3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:

@@ -182,7 +182,7 @@ def load_model(
     return upcycle(model, progress=progress) if source == MOE else model
 
 
-_TEXT_APART = ("qwen3_5", "qwen3_5_moe")
+_TEXT_APART = ("llama4", "qwen3_5", "qwen3_5_moe")
 """Model types that take pictures, and of which transformers also makes a model of texts alone."""
 
 

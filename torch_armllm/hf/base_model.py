@@ -11,13 +11,17 @@ from typing import Any
 def base_model_of(model: Any) -> Any:
     """Returns the submodule from token ids to hidden states; the model itself if it has none.
 
-    It is ``base_model``, except for models whose prefix names a missing attribute (Llama 4), and for those
-    whose base model holds a single other one: heads call that one past it (OPT, Whisper).
+    It is ``base_model``, except for models whose prefix names a missing attribute (Llama 4: the one of its
+    language model, which has a head of its own), and for those whose base model holds a single other one:
+    heads call that one past it (OPT, Whisper).
     """
     base = getattr(model, "base_model", model)
     if base is model:
         parts = _model_parts(model)
-        return parts[0] if len(parts) == 1 else model
+        if len(parts) == 1:
+            return parts[0]
+        inner = getattr(model, "language_model", model)
+        return model if inner is model else base_model_of(inner)
     while len(list(base.children())) == 1 and (parts := _model_parts(base)):
         (base,) = parts
     return base

@@ -12,7 +12,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.encoder_cache import EncoderCache
-from torch_armllm.patching.forward import PatchedForward, Unserved
+from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.patching.module_fallback import Unserved
 from torch_armllm.plan.step import Plan
 from torch_armllm.system.forks import warn_if_forked
 
@@ -61,8 +62,7 @@ class DecoderForward(PatchedForward):
 
     def _hidden(self, named: dict[str, Any], past: Any) -> tuple[Tensor, EncoderDecoderCache | None]:
         ids, mask, positions, states, encoder_mask, _, embeds, use_cache = (named.get(n) for n in _TAKEN)
-        if self._modules_only is not None:
-            raise Unserved(self._modules_only)
+        self.raise_if_by_modules()
         if ids is None or embeds is not None:
             raise Unserved("inputs_embeds are given")
         if past is not None and type(past) is not EncoderDecoderCache:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,13 +10,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from torch_armllm.hf.base_model import default_positions, type_count_of
-from torch_armllm.kv_cache.shapes import Cache, Shape
-from torch_armllm.patching.forward import PatchedForward, Unserved
-from torch_armllm.plan.step import Plan, StepInputs
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.patching.module_fallback import Unserved
+from torch_armllm.patching.text_steps import TextSteps, whole_texts
+from torch_armllm.plan.step import Plan
 from torch_armllm.system.forks import warn_if_forked
 
-_MOST_TOKENS = 8192
-"""Most tokens of a step, of whole texts: activations of more would need more memory and fit no cache."""
 _TAKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "use_cache")
 
 
@@ -49,8 +48,7 @@ class EncoderForward(PatchedForward):
         self._signature = inspect.signature(base.forward)
         self._types = type_count_of(base)
         self._has_window = has_window
-        self._cache_blocks = 0
-        self._cache_tensors: Cache | None = None
+        self._steps = TextSteps(shape)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the encoder; its own ``forward`` documents the arguments."""
@@ -71,8 +69,7 @@ class EncoderForward(PatchedForward):
         return out.to_tuple() if named.get("return_dict") is False else out
 
     def _hidden(self, named: dict[str, Any]) -> Tensor:
-        if self._modules_only is not None:
-            raise Unserved(self._modules_only)
+        self.raise_if_by_modules()
         ids, mask, types, positions, embeds, _ = (named.get(name) for name in _TAKEN)
         if ids is None or embeds is not None:
             raise Unserved("inputs_embeds are given")
@@ -116,7 +113,10 @@ class EncoderForward(PatchedForward):
         for begin, end in whole_texts(counts.tolist()):
             part = None if kept is None else kept[begin:end]
             packed = [None if t is None else _packed(t[begin:end], part) for t in (ids, positions, types)]
-            hidden = self.plan.run(self._step_of(counts[begin:end], packed))
+            own_ids, own_positions, own_types = packed
+            assert own_ids is not None and own_positions is not None
+            given = None if own_types is None else own_types[0]
+            hidden = self.plan.run(self._steps.step(counts[begin:end], own_ids, own_positions, given))
             if part is None and end - begin == texts:
                 return hidden.view(texts, length, -1)
             if padded is None:
@@ -132,51 +132,10 @@ class EncoderForward(PatchedForward):
             _copy_to_front(padded, kept)
         return padded
 
-    def _step_of(self, counts: Tensor, packed: list[Tensor | None]) -> StepInputs:
-        ids, positions, types = packed
-        assert ids is not None and positions is not None
-        size = self.shape.block_size
-        blocks = (counts + size - 1) // size
-        firsts = blocks.cumsum(0) - blocks
-        starts = torch.zeros(len(counts) + 1, dtype=torch.int32)
-        starts[1:] = counts.cumsum(0)
-        places = torch.arange(ids.shape[1]) + (firsts * size - starts[:-1]).repeat_interleave(counts)
-        table = firsts[:, None] + torch.arange(int(blocks.max()))
-        return StepInputs(
-            input_ids=ids,
-            position_ids=positions,
-            slots=places,
-            block_table=table.clamp_(max=int(blocks.sum()) - 1).int(),
-            query_start=starts,
-            seq_lens=counts.int(),
-            max_seq_len=int(counts.max()),
-            cache=self._cache_of(int(blocks.sum())),
-            given=None if types is None else types[0],
-        )
-
-    def _cache_of(self, blocks: int) -> Cache:
-        """Returns a cache of at least so many blocks; a step writes all that it reads."""
-        if self._cache_tensors is None or self._cache_blocks < blocks:
-            self._cache_tensors, self._cache_blocks = None, 0  # frees it first
-            self._cache_tensors, self._cache_blocks = self.shape.tensors(blocks), blocks
-        return self._cache_tensors
-
 
 def _packed(values: Tensor, kept: Tensor | None) -> Tensor:
     """Returns the values ``(texts, length)`` that are kept as one row ``(1, T)``."""
     return (values.reshape(-1) if kept is None else values[kept])[None].contiguous()
-
-
-def whole_texts(counts: list[int]) -> Iterator[tuple[int, int]]:
-    """Yields ranges of texts of at most `_MOST_TOKENS` tokens; a longer text is alone in its range."""
-    begin = tokens = 0
-    for number, count in enumerate(counts):
-        if tokens and tokens + count > _MOST_TOKENS:
-            yield begin, number
-            begin, tokens = number, 0
-        tokens += count
-    if tokens:
-        yield begin, len(counts)
 
 
 def _has_holes(kept: Tensor) -> bool:

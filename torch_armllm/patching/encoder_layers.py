@@ -1,108 +1,201 @@
-"""``forward`` of a patched encoder of audio or pictures: its layers are a plan."""
+"""Layers of an encoder of audio or pictures, and the plan that computes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from torch_armllm.patching.encoder_forward import EncoderForward, whole_texts
-from torch_armllm.patching.forward import Unserved
-from torch_armllm.system.forks import warn_if_forked
+from torch_armllm.capture.export import CaptureError
+from torch_armllm.patching.build_plan import BuiltPlan, build_plan
+from torch_armllm.patching.module_fallback import Unserved
+from torch_armllm.patching.packed_attention import is_packed_attention, whole_texts_in
+from torch_armllm.patching.text_steps import TextSteps, whole_texts
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.picture_inputs import input_after, with_given_angles
+from torch_armllm.plan.step import Plan
 
 _IDS = 1000
 """Token ids of the checks of a plan, whose rows are functions of them."""
-_LARGEST_DIFFERENCE = 0.1
-"""Of results by a plan and by modules; hidden states were compared before, to the bounds of rounding."""
+_MASK, _LENGTHS, _ANGLES = "attention_mask", "cu_seqlens", "position_embeddings"
+_SLOWEST = 1e-4
+"""Factor between the first and the last frequency by which checks rotate."""
 
 
 class EncoderLayers(nn.Module):
-    """The layers of an encoder as a base model; capture makes a graph of it as of any model.
+    """Layers of an encoder as a base model; capture makes a graph of it as of any model.
 
     Args:
-        encoder: its ``layers`` take hidden states ``(batch, T, hidden)`` and a mask, which is None.
+        config: the encoder's.
+        layers: consecutive ones; they take hidden states ``(batch, T, hidden)``, and a mask, which is None;
+            or hidden states ``(T, hidden)`` of packed texts and their ends.  Some rotate by angles.
+
+    Attributes:
+        rotates: True if the layers rotate by cosines and sines that they are given.
+
+    Raises:
+        CaptureError: the layers take something else.
     """
 
-    def __init__(self, encoder: Any) -> None:
+    _frequencies: Tensor
+
+    def __init__(self, config: Any, layers: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.config = encoder.config
-        self.layers: nn.ModuleList = encoder.layers
-        self._columns = encoder.config.hidden_size
-        self._dtype = next(p.dtype for p in encoder.parameters() if p.is_floating_point())
+        self.config = config
+        self.layers = nn.ModuleList(layers)
+        names = _arguments_of(layers[0])
+        self.rotates = _ANGLES in names
+        self._absent = {name: None for name in (_MASK, _LENGTHS) if name in names}
+        self._attentions = [_packed_attention_of(layer) for layer in layers] if _LENGTHS in names else []
+        norms = (child for name, child in layers[0].named_children() if "norm" in name)
+        weight = getattr(next(norms, None), "weight", None)
+        if weight is None:
+            raise CaptureError("its layers have no norm of the hidden states")
+        self._columns = len(weight)
+        half = _head_size_of(layers[0]) // 2 if self.rotates else 0
+        self.register_buffer(
+            "_frequencies", _SLOWEST ** (torch.arange(half) / max(half, 1)), persistent=False
+        )
+        self._dtype = next(p.dtype for p in self.layers.parameters() if p.is_floating_point())
         self._ids = nn.Embedding(_IDS, 1, dtype=self._dtype)
 
     def get_input_embeddings(self) -> nn.Module:
         """Returns an embedding of the ids of checks; it is not computed."""
         return self._ids
 
-    def forward(self, input_ids: Tensor, **_: Any) -> BaseModelOutput:
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, **_: Any) -> BaseModelOutput:
         """Computes the hidden states after the last layer of rows that are given."""
         hidden = torch.ops.armllm.given_rows(input_ids, self._columns, self._dtype)
-        for layer in self.layers:
-            hidden = layer(hidden, None)
+        others: dict[str, Any] = dict(self._absent)
+        if self.rotates:
+            positions = torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+            angles = positions[..., None].float() * self._frequencies
+            angles = torch.cat([angles, angles], -1)
+            others[_ANGLES] = (angles.cos().to(self._dtype), angles.sin().to(self._dtype))
+        with whole_texts_in(self._attentions):
+            for layer in self.layers:
+                hidden = layer(hidden, **others)
         return BaseModelOutput(last_hidden_state=hidden)
 
 
-class EncoderLayersForward(EncoderForward):
-    """``forward`` of an encoder whose inputs are no tokens; its own modules compute all but the layers.
+def _arguments_of(layer: nn.Module) -> set[str]:
+    """Returns the names of what a layer takes beside hidden states.
+
+    Raises:
+        CaptureError: it takes something that is not known.
+    """
+    parameters = list(inspect.signature(layer.forward).parameters.values())[1:]
+    needed = {p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    unknown = sorted(needed - {_MASK, _LENGTHS, _ANGLES})
+    if unknown:
+        raise CaptureError(f"its layers take {', '.join(unknown)}, which plans do not know")
+    return {p.name for p in parameters}
+
+
+def _packed_attention_of(layer: nn.Module) -> Any:
+    attention = next((m for m in layer.modules() if is_packed_attention(m)), None)
+    if attention is None:
+        raise CaptureError("its attention to packed texts is of another form")
+    return attention
+
+
+def _head_size_of(layer: nn.Module) -> int:
+    sizes = (getattr(module, "head_dim", None) for module in layer.modules())
+    size = next((size for size in sizes if size is not None), None)
+    if size is None:
+        raise CaptureError("its layers rotate, and the size of their heads is not known")
+    return int(size)
+
+
+class LayersPlan:
+    """Computation of consecutive layers of an encoder by a plan, in the place of the first one's ``forward``.
+
+    Args:
+        layers: what the plan was made from.
+        built: the plan.
 
     Attributes:
-        calls: number of those that the plan computed.
+        calls: number of them.
     """
 
-    calls = 0
+    def __init__(self, layers: EncoderLayers, built: BuiltPlan) -> None:
+        self.layers = list(layers.layers)
+        self.plan: Plan = built.plan
+        self.calls = 0
+        self._names = list(inspect.signature(self.layers[0].forward).parameters)[1:]
+        self._steps = TextSteps(built.shape)
+        if layers.rotates:
+            if not isinstance(built.plan, NativePlan):
+                raise CaptureError("its layers rotate by two positions, which only a native plan computes")
+            number = input_after(built.shape.tensors(0)) + 1
+            self.plan = NativePlan(with_given_angles(built.plan.program, number))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the encoder; its own ``forward`` documents the arguments."""
-        warn_if_forked()
-        try:
-            if self._modules_only is not None:
-                raise Unserved(self._modules_only)
-            named = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
-            recorded = ("output_attentions", "output_hidden_states")
-            self._check(None, None, {name: named.get(name) for name in recorded})
-            with self._layers_by_plan():
-                return self.module_forward(*args, **kwargs)
-        except Unserved as reason:
-            self._warn(str(reason))
-            return self.module_forward(*args, **kwargs)
+    def __call__(self, hidden: Tensor, *others: Any, **named: Any) -> Tensor:
+        """Computes the layers; the first one's ``forward`` documents the arguments.
 
-    @contextmanager
-    def _layers_by_plan(self) -> Iterator[None]:
-        """Lets the first layer compute all of them while the context lasts."""
-        layers: Any = self.base.layers
-        try:
-            for number, layer in enumerate(layers):
-                layer.__dict__["forward"] = _unchanged if number else self._all_layers
-            yield
-        finally:
-            for layer in layers:
-                layer.__dict__.pop("forward", None)
-
-    def _all_layers(self, hidden: Tensor, *others: Any, **named: Any) -> Tensor:
-        if any(isinstance(other, Tensor) for other in (*others, *named.values())):
-            raise Unserved("the encoder's layers have a mask")
+        Raises:
+            Unserved: the mask is not that of whole texts.
+        """
+        named |= dict(zip(self._names, others, strict=False))
+        counts = _counts(hidden, named)
         self.calls += 1
-        texts, length, width = hidden.shape
-        parts = []
-        for begin, end in whole_texts([length] * texts):
-            rows = hidden[begin:end].reshape(1, -1, width).contiguous()
-            ids = torch.zeros(1, rows.shape[1], dtype=torch.int64)
-            positions = torch.arange(length).repeat(end - begin)[None]
-            counts = torch.full((end - begin,), length)
-            parts.append(self.plan.run(self._step_of(counts, [ids, positions, rows])).clone())
-        return torch.cat(parts).view(texts, length, width) if parts else hidden
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        angles = tuple(t[:, : t.shape[1] // 2].float().contiguous() for t in named.get(_ANGLES) or ())
+        parts, start = [], 0
+        for begin, end in whole_texts(counts.tolist()):
+            of_step = counts[begin:end]
+            stop = start + int(of_step.sum())
+            ids = torch.zeros(1, stop - start, dtype=torch.int64)
+            inputs = self._steps.step(of_step, ids, ids, rows[start:stop].contiguous())
+            inputs.angles = tuple(t[start:stop] for t in angles)
+            parts.append(self.plan.run(inputs).clone())
+            start = stop
+        return torch.cat(parts).view(hidden.shape) if parts else hidden
 
 
-def is_close(found: Tensor, expected: Tensor) -> bool:
-    """True if results by a plan differ from those by modules by no more than rounding explains."""
-    difference = (found.float() - expected.float()).norm()
-    return bool(difference <= _LARGEST_DIFFERENCE * expected.float().norm())
+def _counts(hidden: Tensor, named: dict[str, Any]) -> Tensor:
+    """Returns the tokens of each text.
+
+    Raises:
+        Unserved: the mask is not that of whole texts.
+    """
+    ends, mask = named.get(_LENGTHS), named.get(_MASK)
+    if ends is not None:
+        counts: Tensor = ends.diff().long()
+        return counts[counts > 0]
+    tokens = hidden.shape[1]
+    if mask is None:
+        return torch.full((len(hidden) if tokens else 0,), tokens)
+    if mask.shape != (1, 1, tokens, tokens) or not mask.is_floating_point():
+        raise Unserved(f"the encoder's layers have a mask of shape {tuple(mask.shape)}")
+    begins = torch.ones(tokens, dtype=torch.bool)
+    begins[1:] = mask[0, 0].diagonal(-1) != 0
+    numbers = begins.cumsum(0)
+    if not torch.equal(mask[0, 0] == 0, numbers[:, None] == numbers):
+        raise Unserved("the encoder's layers have a mask that divides no texts")
+    return numbers.bincount()[1:]
 
 
-def _unchanged(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    return hidden
+def plan_layers(config: Any, layers: Sequence[nn.Module], quantized: bool) -> tuple[LayersPlan, BuiltPlan]:
+    """Returns the plan of consecutive layers of an encoder.
+
+    Args:
+        config: the encoder's.
+        layers: see `EncoderLayers`.
+        quantized: whether linear layers of them are quantized.
+
+    Raises:
+        CaptureError: they have none.
+    """
+    module = EncoderLayers(config, layers)
+    built = build_plan(module.eval(), quantized, None)
+    if not built.looks_ahead:
+        raise CaptureError("its tokens do not attend to later ones")
+    try:
+        return LayersPlan(module, built), built
+    except ValueError as error:
+        raise CaptureError(str(error)) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.encoder_keys import EncoderKeys
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.patching.module_fallback import ModuleFallback, Unserved
 from torch_armllm.patching.paged_cache import PagedCache
 from torch_armllm.patching.pool_reuse import PoolReuse
 from torch_armllm.patching.token_log import TokenLog
@@ -50,15 +50,11 @@ class StepOutput(MoeModelOutputWithPast):
     cache_params: Any = None
 
 
-class Unserved(Exception):
-    """The plan cannot serve this call; the message states the reason."""
-
-
 class _CalledError(Exception):
     """A call arrived that only asks whether it would."""
 
 
-class PatchedForward:
+class PatchedForward(ModuleFallback):
     """``forward`` of a base model: the plan on a paged cache, or the modules if it cannot serve a call."""
 
     def __init__(
@@ -71,7 +67,7 @@ class PatchedForward:
         needs_recompute: bool = False,
         begins_at_zero: bool = False,
     ) -> None:
-        self.base = base
+        super().__init__(base)
         self.plan = plan
         self.shape = shape
         self.vocab_size = vocab_size
@@ -81,12 +77,9 @@ class PatchedForward:
         self.begins_at_zero = begins_at_zero
         """True if recurrent layers begin anew at position 0; the plan does so at a sequence's first token."""
         self.first_position = first_position_of(base)
-        self.module_forward: Callable[..., Any] = base.forward
         own_names = inspect.signature(base.forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in own_names), _CACHE_NAMES[0])
         self._counts_mask = any(map(_reads_mask, base.modules()))
-        self._warned: set[str] = set()
-        self._modules_only: str | None = None
         self._hidden_override: Tensor | None = None
         self._is_asked = False
         self._pools = PoolReuse(shape)
@@ -110,8 +103,7 @@ class PatchedForward:
             output = StepOutput(last_hidden_state=self._hidden_override)
             return output.to_tuple() if kwargs.get("return_dict") is False else output
         try:
-            if self._modules_only is not None:
-                raise Unserved(self._modules_only)
+            self.raise_if_by_modules()
             if input_ids is None or inputs_embeds is not None:
                 raise Unserved("inputs_embeds are given")
             self._check(past, attention_mask, kwargs)
@@ -161,22 +153,6 @@ class PatchedForward:
             yield
         finally:
             self._hidden_override = None
-
-    @contextmanager
-    def by_modules(self, reason: str) -> Iterator[None]:
-        """Runs every call module by module while the context lasts."""
-        self._modules_only = reason
-        try:
-            yield
-        finally:
-            self._modules_only = None
-
-    def _warn(self, reason: str) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(
-                f"torch_armllm: {reason}; such calls run module by module, which is slower", stacklevel=4
-            )
 
     def _check(self, past: Any, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
         config = self.base.config
@@ -306,7 +282,7 @@ class PatchedForward:
             )
 
 
-def with_gradients_by_modules(model: nn.Module, *patched: PatchedForward) -> Callable[..., Any]:
+def with_gradients_by_modules(model: nn.Module, *patched: ModuleFallback) -> Callable[..., Any]:
     """Wraps the model's own ``forward`` so that the modules compute a loss that is to be differentiated."""
     own = model.forward
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +31,9 @@ from torch_armllm.patching.model_kind import (
     predicts_tokens,
     results_of,
 )
+from torch_armllm.patching.nested_text import has_nested_text, with_texts_by_ids
 from torch_armllm.patching.op_counts import op_counts
+from torch_armllm.patching.prefix_forward import PrefixForward, causal_attention, is_prefix_model
 from torch_armllm.patching.stacks import install_stacks
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.quant.inplace import quantize
@@ -101,8 +104,10 @@ def _has_window(module: fx.GraphModule) -> bool:
 def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
     """Captures the model and replaces its base model's ``forward`` by a plan; None if capture fails."""
     base = base_model_of(model)
+    has_prefixes = is_prefix_model(model)
     try:
-        built = build_plan(model, is_packed(model), cache_dtype)
+        with causal_attention(base) if has_prefixes else nullcontext():
+            built = build_plan(model, is_packed(model), cache_dtype)
     except CaptureError as error:
         report.capture_reason = str(error)
         return None
@@ -127,16 +132,20 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     if built.looks_ahead:
         forward = EncoderForward(base, built.plan, shape, vocabulary, max_length, _has_window(built.graph))
     else:
-        forward = PatchedForward(
+        make = PrefixForward if has_prefixes else PatchedForward
+        forward = make(
             *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
         )
     expected = None if predicts_tokens(model) else results_of(model)
+    is_nested = has_nested_text(model)
     base.forward = forward
     report.capture_reason = misuse(model, forward, expected)
     if report.capture_reason is not None:
         del base.forward
         return None
     by_plan = with_gradients_by_modules(model, forward)
+    if is_nested:
+        by_plan = with_texts_by_ids(model, by_plan)
     report.captured = True
     report.kv_bytes = 0 if built.looks_ahead else shape.bytes_per_token
     latents = latent_groups(shape)

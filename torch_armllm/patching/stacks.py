@@ -18,7 +18,8 @@ from torch_armllm.capture.sample import sample_ids
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.decoder_forward import DecoderForward
 from torch_armllm.patching.encoder_forward import EncoderForward
-from torch_armllm.patching.encoder_layers import EncoderLayers, EncoderLayersForward, is_close
+from torch_armllm.patching.encoder_layers import plan_layers
+from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward, is_close
 from torch_armllm.patching.forward import with_gradients_by_modules
 from torch_armllm.patching.op_counts import op_counts
 from torch_armllm.quant.inspection import is_packed
@@ -106,21 +107,29 @@ def _misuse(model: Any, forward: DecoderForward) -> str | None:
     return None if is_close(found[1], found[0]) else f"{kind} computes other logits from its {inner}"
 
 
-def _encoder_forward(encoder: Any, report: Report, ops: Counter[str]) -> EncoderForward | None:
+def _encoder_forward(
+    encoder: Any, report: Report, ops: Counter[str]
+) -> EncoderForward | EncoderLayersForward | None:
     """Returns the ``forward`` of an encoder's plan; None if it keeps its modules, which a note says."""
     kind = type(encoder).__name__
     takes_ids = "input_ids" in inspect.signature(encoder.forward).parameters
     try:
         if not takes_ids and not isinstance(getattr(encoder, "layers", None), nn.ModuleList):
             raise CaptureError("its inputs are no token ids, and it has no list of layers")
-        stack: Any = encoder if takes_ids else EncoderLayers(encoder)
-        built = build_plan(stack, any(isinstance(m, QuantLinear) for m in encoder.modules()), None)
-        if not built.looks_ahead:
-            raise CaptureError("its tokens do not attend to later ones")
-        vocabulary = int(stack.get_input_embeddings().num_embeddings)
-        made = EncoderForward if takes_ids else EncoderLayersForward
-        forward = made(encoder, built.plan, built.shape, vocabulary, built.most_tokens, False)
-        inputs = sample_ids(vocabulary, _TOKENS) if takes_ids else _features(encoder)
+        quantized = any(isinstance(m, QuantLinear) for m in encoder.modules())
+        forward: EncoderForward | EncoderLayersForward
+        if takes_ids:
+            built = build_plan(encoder, quantized, None)
+            if not built.looks_ahead:
+                raise CaptureError("its tokens do not attend to later ones")
+            vocabulary = int(encoder.get_input_embeddings().num_embeddings)
+            forward = EncoderForward(
+                encoder, built.plan, built.shape, vocabulary, built.most_tokens, has_window=False
+            )
+            inputs = sample_ids(vocabulary, _TOKENS)
+        else:
+            plan, built = plan_layers(encoder.config, list(encoder.layers), quantized)
+            forward, inputs = EncoderLayersForward(encoder, [plan]), _features(encoder)
         if not is_close(forward(inputs).last_hidden_state, encoder(inputs).last_hidden_state):
             raise CaptureError("it does more than to run its layers one after the other")
     except CaptureError as error:

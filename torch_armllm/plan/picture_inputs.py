@@ -79,6 +79,24 @@ def _tables(program: Encoded) -> list[dict[str, int]]:
     return found
 
 
+def with_given_angles(program: Encoded, number: int) -> Encoded:
+    """Returns a program that rotates by angles of each token that it is given.
+
+    Args:
+        program: rotates by one position of each token.
+        number: of the input with cosines, float32 ``(T, half)``; that with sines follows it.
+
+    Raises:
+        ValueError: the program has no table of angles, or several.
+    """
+    (table,) = _tables(program)
+    integers = list(program.integers)
+    for fields in places(program, "rope"):
+        for which, name in enumerate(("cos", "sin")):
+            set_view(integers, fields[name], "input", number + which, integers[table["half"]], torch.float32)
+    return replace(program, integers=integers)
+
+
 def input_after(cache: Iterable[Tensor | None], states: int = 0) -> int:
     """Returns the number of the input after those of a step.
 

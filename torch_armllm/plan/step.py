@@ -49,6 +49,8 @@ class StepInputs:
     models"""
     rows: Tensor | None = None
     """``(T, columns)``: of each token of models that take pictures, see `with_given_rows`; None for others"""
+    angles: tuple[Tensor, ...] = ()
+    """cosines and sines, float32 ``(T, half)``, of encoders of pictures, see `with_given_angles`"""
     encoder: tuple[Tensor, ...] = ()
     """inputs of attention to an encoder's tokens, as `EncoderKeys.step` returns them; none for most models"""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch_armllm.engine.pictures.picture_input import PictureInput
@@ -37,11 +38,13 @@ FAMILIES: dict[str, Callable[[], TokenNumbers] | None] = {
     "qwen3_vl_moe": RotaryPositions,
     "qwen3_5": RotaryPositions,
     "qwen3_5_moe": RotaryPositions,
+    "llama4": None,
+    "paligemma": partial(LaterTokens, prompts=True),
 }
 """Model types that take pictures, and the numbers of each token that their plans read beside its id."""
+_TOWERS = ("vision_tower", "vision_model", "visual")
 _REASONS = {
     "gemma3n": "some of its tokens are looked up in tables of pictures, which its plan lacks",
-    "paligemma": "prompts attend to later tokens, which plans do not compute",
 }
 
 
@@ -76,12 +79,15 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
         steps = _steps(forward, _numbers(kind, config), tower)
     except ValueError as reason:
         return f"{name} is served for text only: {reason}"
-    parts = ("vision_tower", "vision_model", "visual")
-    seeing = next((getattr(forward.base, part) for part in parts if hasattr(forward.base, part)), None)
-    from torch_armllm.engine.pictures.tower import plan_layers
+    base: Any = forward.base
+    named = next((part for part in _TOWERS if hasattr(base, part)), None)
+    if named is None:  # Llama 4: its base model is that of its language model
+        base, named = model, next((part for part in _TOWERS if hasattr(model, part)), None)
+    from torch_armllm.engine.pictures.tower import plan_tower
 
-    layers = None if seeing is None else plan_layers(seeing)
-    return PictureReader(name, forward, processor, steps, limit, tokens, layers)
+    layers = None if named is None else plan_tower(getattr(base, named), config)
+    own = forward.module_forward if base is forward.base else model.forward
+    return PictureReader(base, own, processor, steps, limit, tokens, layers)
 
 
 def _numbers(kind: str, config: Any) -> TokenNumbers | None:

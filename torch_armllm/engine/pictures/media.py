@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MOST_PIXELS = 1 << 25
 """Pixels of a picture, by its header: decoding takes four bytes for each."""
+MOST_RATIO = 200
+"""Of a picture's sides: processors that make the shorter one as long as their model's enlarge the other."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _PICTURES = ("image_url", "image_pil")
 
@@ -105,16 +107,21 @@ def open_picture(data: bytes) -> Image:
     except Exception as error:
         known = ", ".join(_FORMATS)
         raise ValueError(f"a picture cannot be read: it is damaged, or none of {known}") from error
-    check_pixels(picture)
+    check_size(picture)
     try:
         return ImageOps.exif_transpose(picture).convert("RGB")
     except Exception as error:  # decoders raise errors of many kinds
         raise ValueError(f"a picture is damaged: {error}") from error
 
 
-def check_pixels(picture: Image) -> None:
-    """Raises ValueError if a picture is larger than `MOST_PIXELS`."""
+def check_size(picture: Image) -> None:
+    """Raises ValueError if a picture is larger than `MOST_PIXELS`, or narrower than `MOST_RATIO`."""
     width, height = picture.size
+    if max(width, height) > MOST_RATIO * min(width, height):
+        raise ValueError(
+            f"a picture of {width} x {height} pixels is too narrow; one side may be {MOST_RATIO} times the "
+            "other: crop it"
+        )
     if width * height > MOST_PIXELS:
         raise ValueError(
             f"a picture of {width} x {height} pixels is too large; it may have {MOST_PIXELS}: "

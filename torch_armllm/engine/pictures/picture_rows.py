@@ -21,6 +21,7 @@ class PictureRows:
         rotary: int64 ``(T, 3)``, for M-RoPE: time, row and column of each token of the prompt, from whose
             largest number later tokens count on.  None: tokens have one position each.
         spans: first and last position, exclusive, of tokens that all attend to each other.
+        text: content of the tokens of a prompt that is such a span; empty if only pictures are.
 
     Attributes:
         keys: a negative number for each token, made from all of it that the step computes from: the prefix
@@ -35,6 +36,7 @@ class PictureRows:
         rows: Tensor,
         rotary: Tensor | None = None,
         spans: Sequence[tuple[int, int]] = (),
+        text: bytes = b"",
     ) -> None:
         assert len(positions) == len(rows)
         self.positions = positions
@@ -50,9 +52,10 @@ class PictureRows:
             ]
         for span in self.spans:  # each of its tokens is computed from all of them
             within = self.within(*span)
-            all_of_it = _key(b"".join(contents[within]))
+            all_of_it = _key(text + b"".join(contents[within]))
             contents[within] = [b"%d of %d" % (at, all_of_it) for at in range(within.stop - within.start)]
         self.keys = [_key(content) for content in contents]
+        self._first_key = _key(text + b"".join(contents)) if text else None
 
     def within(self, start: int, end: int) -> slice:
         """Returns the tokens at positions ``start`` to ``end``."""
@@ -63,6 +66,8 @@ class PictureRows:
         ids = list(token_ids)
         for position, key in zip(self.positions, self.keys, strict=True):
             ids[position] = key
+        if self._first_key is not None:  # the prefix cache finds tokens behind it only if it is the same
+            ids[0] = self._first_key
         return ids
 
 

@@ -6,20 +6,17 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_armllm.engine.pictures.attention_masks import is_mask_of
-from torch_armllm.engine.pictures.media import check_count, check_pixels
+from torch_armllm.engine.pictures.media import check_count, check_size
 from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions
-from torch_armllm.patching.encoder_layers import EncoderLayersForward, is_close
-
-if TYPE_CHECKING:
-    from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward, is_close
 
 logger = logging.getLogger(__name__)
 _KNOWN = ("attention_mask", "inputs_embeds", "position_ids", "cache_position")
@@ -39,8 +36,8 @@ class PictureReader:
     """Turns texts with pictures into token ids and embeddings.
 
     Args:
-        name: class name of the model.
-        forward: of the model's base model.
+        model: takes token ids and pixels, and calls its language model.
+        module_forward: its own ``forward``, not that of a plan.
         processor: the model's own.
         steps: what pictures change in the steps of its plan.
         limit: most pictures of a prompt.
@@ -50,22 +47,23 @@ class PictureReader:
 
     def __init__(
         self,
-        name: str,
-        forward: PatchedForward,
+        model: Any,
+        module_forward: Callable[..., Any],
         processor: Any,
         steps: PictureSteps,
         limit: int,
         tokens: int,
         tower: EncoderLayersForward | None = None,
     ) -> None:
-        self.name = name
+        self.name = type(model).__name__
         self.steps = steps
         self.limit = limit
         self._most_tokens = tokens
         self._unchecked = tower
         self.processor = processor
-        self._forward = forward
-        config: Any = forward.base.config
+        self._base = model
+        self._module_forward = module_forward
+        config = model.config
         token = getattr(config, "image_token_id", None)
         self._token = int(config.image_token_index if token is None else token)
 
@@ -97,14 +95,15 @@ class PictureReader:
             inputs = self.processor(text=[text], images=[pictures], return_tensors="pt", **options)
         except Exception as error:
             raise ValueError(f"the processor of {self.name} refuses the prompt: {error}") from error
+        inputs = {name: value for name, value in inputs.items() if name != "labels"}  # those are for training
         ids = inputs["input_ids"]
         check(ids[0].tolist())
-        spans = self._spans(ids[0]) if isinstance(self.steps.numbers, LaterTokens) else []
+        spans = self._spans(ids[0])
         try:
             with torch.no_grad():
                 if self._unchecked is not None:
-                    self._check_tower(self._unchecked, dict(inputs), spans)
-                embeddings, rotary, features = self._embeddings(dict(inputs), spans)
+                    self._check_tower(self._unchecked, inputs, spans)
+                embeddings, rotary, features = self._embeddings(inputs, spans)
                 self._check_texts(ids[0], embeddings)
         except MemoryError:
             raise
@@ -114,7 +113,8 @@ class PictureReader:
         if not positions:
             raise ValueError("the prompt has pictures and no placeholder for them")
         rows = torch.cat([embeddings[positions], *features], 1)
-        return ids[0].tolist(), PictureRows(positions, rows, rotary, spans)
+        whole = ids.numpy().tobytes() if self._prompts_are_spans else b""
+        return ids[0].tolist(), PictureRows(positions, rows, rotary, spans, whole)
 
     def _checked(self, prompt: Mapping[str, Any]) -> tuple[str, list[Any]]:
         data, text = prompt["multi_modal_data"], prompt.get("prompt")
@@ -129,26 +129,45 @@ class PictureReader:
         for picture in pictures:
             if not hasattr(picture, "convert") or not hasattr(picture, "size"):
                 raise ValueError(f"a picture is a {type(picture).__name__}: give a PIL.Image.Image")
-            check_pixels(picture)
+            check_size(picture)
         return text, [picture.convert("RGB") for picture in pictures]
 
+    @property
+    def _prompts_are_spans(self) -> bool:
+        """True if all tokens of a prompt with pictures attend to each other."""
+        return isinstance(self.steps.numbers, LaterTokens) and self.steps.numbers.prompts
+
+    def _places(self, tokens: int) -> Tensor:
+        """Returns the positions ``(1, T)`` by which a model rotates tokens of texts.
+
+        PaliGemma's begin at 1, and its plan's at 0: rotation tells distances alone.
+        """
+        return torch.arange(tokens)[None] + int(self._prompts_are_spans)
+
     def _spans(self, ids: Tensor) -> list[tuple[int, int]]:
-        """Returns first and last position, exclusive, of the tokens of each picture.
+        """Returns first and last position, exclusive, of tokens that attend to each other.
 
         Raises:
             ValueError: a step has no room for one of them.
         """
+        if not isinstance(self.steps.numbers, LaterTokens):
+            return []
+        if self._prompts_are_spans:
+            self._check_span("prompt with pictures", len(ids))
+            return [(0, len(ids))]
         shown = torch.nn.functional.pad((ids == self._token).int(), (1, 1)).diff()
         spans = list(
             zip((shown == 1).nonzero()[:, 0].tolist(), (shown == -1).nonzero()[:, 0].tolist(), strict=True)
         )
-        longest = max((last - first for first, last in spans), default=0)
-        if longest > self._most_tokens:
+        self._check_span("picture", max((last - first for first, last in spans), default=0))
+        return spans
+
+    def _check_span(self, kind: str, tokens: int) -> None:
+        if tokens > self._most_tokens:
             raise ValueError(
-                f"a picture of {self.name} is {longest} tokens, which one step computes, and "
+                f"a {kind} of {self.name} is {tokens} tokens, which one step computes, and "
                 f"max_num_batched_tokens is {self._most_tokens}: raise it"
             )
-        return spans
 
     def _embeddings(
         self, inputs: dict[str, Any], spans: list[tuple[int, int]]
@@ -168,10 +187,10 @@ class PictureReader:
             n: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
             for n, v in inputs.items()
         }
-        base: Any = self._forward.base
+        base = self._base
         with _stopping(_decoder_of(base)):
             try:
-                self._forward.module_forward(**inputs, use_cache=False)
+                self._module_forward(**inputs, use_cache=False)
             except _ReachedDecoderError as reached:
                 given = reached.arguments
             else:
@@ -186,7 +205,7 @@ class PictureReader:
             if positions is None or positions.shape != (3, 1, len(found)):
                 raise ValueError("its tokens do not have three positions each")
             rotary = positions[:, 0].T.contiguous()
-        elif positions is not None and not torch.equal(positions, torch.arange(len(found))[None]):
+        elif positions is not None and not torch.equal(positions, self._places(len(found))):
             raise ValueError("its tokens have other positions than their places")
         window = getattr(base.config.get_text_config(), "sliding_window", None)
         only_windows = isinstance(numbers, LaterTokens) and numbers.only_windows
@@ -238,8 +257,7 @@ class PictureReader:
     def _check_texts(self, ids: Tensor, embeddings: Tensor) -> None:
         """Checks that the other tokens are looked up as the plan does."""
         is_text = ids != self._token
-        base: Any = self._forward.base
-        table = base.get_input_embeddings()
+        table = self._base.get_input_embeddings()
         if not torch.equal(table(ids[is_text]).to(embeddings.dtype), embeddings[is_text]):
             raise ValueError("it changes the embeddings of text, which plans do at another place")
 

@@ -44,16 +44,18 @@ class RotaryPositions:
 
 
 class LaterTokens:
-    """Number of later tokens that each token attends to: those of its picture.
+    """Number of later tokens that each token attends to: those of its picture, or of its prompt.
 
     Args:
         only_windows: True if layers without a window do not.
+        prompts: True if all tokens of a prompt with pictures attend to each other.
     """
 
     columns = 1
 
-    def __init__(self, only_windows: bool = False) -> None:
+    def __init__(self, only_windows: bool = False, prompts: bool = False) -> None:
         self.only_windows = only_windows
+        self.prompts = prompts
 
     def write(self, items: Any, step: Step) -> None:
         """See `TokenNumbers.write`."""

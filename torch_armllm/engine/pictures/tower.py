@@ -1,48 +1,66 @@
-"""The layers of a vision tower as a plan."""
+"""The layers of a vision tower as plans."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 from typing import Any
 
 from torch import nn
 
 from torch_armllm.capture.export import CaptureError
-from torch_armllm.patching.build_plan import build_plan
-from torch_armllm.patching.encoder_layers import EncoderLayers, EncoderLayersForward
+from torch_armllm.patching.encoder_layers import plan_layers
+from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward
 from torch_armllm.quant.inspection import is_packed
 
 logger = logging.getLogger(__name__)
-_TAKEN = {"inputs_embeds", "attention_mask"}
-"""Arguments of the encoders whose layers take hidden states and a mask alone."""
+_LISTS = ("layers", "layer", "blocks")
+"""Names of an encoder's list of layers."""
 
 
-def plan_layers(tower: nn.Module) -> EncoderLayersForward | None:
-    """Lets a plan compute the layers of a vision tower; its other modules stay.
+def plan_tower(tower: Any, config: Any) -> EncoderLayersForward | None:
+    """Lets plans compute the layers of a vision tower; its other modules stay.
+
+    Args:
+        tower: of a model.
+        config: the model's.
 
     Returns:
-        The new ``forward`` of its encoder; None: the layers need more than hidden states, or have no plan.
+        The new ``forward`` of the tower; None: the layers need more than plans know, or have none.
     """
-    for module in tower.modules():
-        encoder: Any = module
-        has_layers = isinstance(getattr(encoder, "layers", None), nn.ModuleList)
-        if has_layers and inspect.signature(encoder.forward).parameters.keys() >= _TAKEN:
-            break
-    else:
+    layers = _layers_of(tower)
+    if not layers:
         return None
-    layers = EncoderLayers(encoder)
-    table: Any = layers.get_input_embeddings()
+    plans = []
     try:
-        built = build_plan(layers, is_packed(encoder), None)
+        begin = 0
+        for end in _ends(tower, config, len(layers)):
+            plans.append(plan_layers(tower.config, layers[begin:end], is_packed(tower))[0])
+            begin = end
     except CaptureError as error:
         logger.info("the vision tower runs by its modules: %s", error)
         return None
-    if not built.looks_ahead:
-        logger.info("the vision tower runs by its modules: its tokens do not attend to later ones")
-        return None
-    forward = EncoderLayersForward(
-        encoder, built.plan, built.shape, int(table.num_embeddings), built.most_tokens, has_window=False
-    )
-    encoder.forward = forward
+    forward = EncoderLayersForward(tower, plans)
+    tower.forward = forward
     return forward
+
+
+def _layers_of(tower: nn.Module) -> list[nn.Module]:
+    lists = (getattr(module, name, None) for module in tower.modules() for name in _LISTS)
+    return list(next((found for found in lists if isinstance(found, nn.ModuleList)), ()))
+
+
+def _ends(tower: Any, config: Any, count: int) -> list[int]:
+    """Returns the ends of those ranges of layers between which a model reads results or divides others.
+
+    Args:
+        tower: its layers within or without windows take turns, or features of pictures are of some.
+        config: of the model, which may name the layers whose results it reads.
+        count: number of layers.
+    """
+    chosen = getattr(config, "vision_feature_layer", None)
+    chosen = [] if chosen is None else [chosen] if isinstance(chosen, int) else chosen
+    ends = {count, *(number % (count + 1) for number in chosen)}
+    ends |= {number + 1 for number in getattr(tower, "deepstack_visual_indexes", None) or ()}
+    whole = set(getattr(tower, "fullatt_block_indexes", None) or ())
+    ends |= {number for number in range(1, count) if (number in whole) != (number - 1 in whole)}
+    return sorted(ends - {0})

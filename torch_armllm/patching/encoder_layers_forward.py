@@ -1,0 +1,93 @@
+"""``forward`` of a patched encoder of audio or pictures: plans compute its layers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from torch_armllm.patching.encoder_layers import LayersPlan
+from torch_armllm.patching.module_fallback import ModuleFallback, Unserved
+from torch_armllm.system.forks import warn_if_forked
+
+_LARGEST_DIFFERENCE = 0.1
+"""Of results by a plan and by modules; hidden states were compared before, to the bounds of rounding."""
+
+
+class EncoderLayersForward(ModuleFallback):
+    """``forward`` of an encoder whose inputs are no tokens; its own modules compute all but the layers.
+
+    Args:
+        base: the encoder.
+        plans: each of some consecutive layers, all of them in order.  Results of layers between the last one
+            of a plan are not kept.
+    """
+
+    def __init__(self, base: nn.Module, plans: Sequence[LayersPlan]) -> None:
+        super().__init__(base)
+        self.plans = list(plans)
+        self._signature = inspect.signature(base.forward)
+        self._kept = [0]
+        for plan in self.plans:
+            self._kept.append(self._kept[-1] + len(plan.layers))
+
+    @property
+    def calls(self) -> int:
+        """Number of those that plans computed."""
+        return self.plans[-1].calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the encoder; its own ``forward`` documents the arguments."""
+        warn_if_forked()
+        try:
+            self.raise_if_by_modules()
+            self._check({**dict(zip(self._signature.parameters, args, strict=False)), **kwargs})
+            with self._layers_by_plans():
+                return self.module_forward(*args, **kwargs)
+        except Unserved as reason:
+            self._warn(str(reason))
+            return self.module_forward(*args, **kwargs)
+
+    def _check(self, named: dict[str, Any]) -> None:
+        if self.base.training:
+            raise Unserved("the model is in training mode")
+        config = self.base.config
+        for name in ("output_attentions", "output_hidden_states"):
+            requested = named.get(name)
+            if requested is None:
+                requested = getattr(config, name, False)
+            if requested is False or (name == "output_hidden_states" and self._keeps(requested)):
+                continue
+            raise Unserved(f"{name} is requested")
+
+    def _keeps(self, requested: Any) -> bool:
+        """True if the hidden states of these numbers, that before the first layer is 0, are kept."""
+        numbers = [requested] if isinstance(requested, int) else list(requested)
+        count = self._kept[-1] + 1
+        return requested is not True and {number % count for number in numbers} <= set(self._kept)
+
+    @contextmanager
+    def _layers_by_plans(self) -> Iterator[None]:
+        """Lets the first layer of each plan compute all of them while the context lasts."""
+        try:
+            for plan in self.plans:
+                for number, layer in enumerate(plan.layers):
+                    layer.__dict__["forward"] = _unchanged if number else plan
+            yield
+        finally:
+            for plan in self.plans:
+                for layer in plan.layers:
+                    layer.__dict__.pop("forward", None)
+
+
+def is_close(found: Tensor, expected: Tensor) -> bool:
+    """True if results by a plan differ from those by modules by no more than rounding explains."""
+    difference = (found.float() - expected.float()).norm()
+    return bool(difference <= _LARGEST_DIFFERENCE * expected.float().norm())
+
+
+def _unchanged(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden
