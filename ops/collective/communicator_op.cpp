@@ -48,7 +48,8 @@ int64_t communicator_open(Tensor memory, int64_t rank, int64_t ranks, int64_t bu
   const int64_t timeout_ns = timeout_ms * 1000000;
   std::shared_ptr<const NetworkLinks> network;
   if (!sockets.empty()) network = std::make_shared<const NetworkLinks>(std::move(sockets), rank, timeout_ns);
-  const int64_t shared_bytes = network != nullptr ? 0 : memory.numel() - Communicator::bytes(ranks, buffer_bytes);
+  const int64_t shared_bytes =
+      network != nullptr ? 0 : memory.numel() - Communicator::bytes(ranks, buffer_bytes);
   const Communicator communicator(static_cast<char*>(memory.data_ptr()), rank, ranks, buffer_bytes,
                                   shared_bytes, timeout_ns, std::move(network));
   const std::lock_guard lock(communicators_mutex);

@@ -8,8 +8,8 @@
 //
 // All activations lie in one arena, as rows of tokens.  The location of an activation is a byte offset per
 // token.  Offsets are multiplied by the number of tokens, so the arena's layout is fixed when the program is
-// encoded.  Tensor parallel ranks of a machine have a second arena, which they share: each writes its columns of
-// rows that all of them read.
+// encoded.  Tensor parallel ranks of a machine have a second arena, which they share: each writes its columns
+// of rows that all of them read.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

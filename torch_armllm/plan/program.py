@@ -6,7 +6,7 @@ Opcodes, fields and enumerations come from the compiled library (`torch_armllm.o
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
