@@ -38,7 +38,8 @@ def _numbers(factors: Tensor) -> Tensor:
         return factors.float()
     groups = factors.unflatten(-1, (-1, BLOCK + 4))
     scales = groups[..., BLOCK:].contiguous().view(torch.float32)
-    return (groups[..., :BLOCK] * scales).flatten(-2)
+    numbers: Tensor = groups[..., :BLOCK] * scales
+    return numbers.flatten(-2)
 
 
 def lora_linear(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor) -> Tensor:
