@@ -1,0 +1,59 @@
+"""Connections between the stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from torch_armllm.parallel.stage_link import StageLink, ring
+
+
+@contextmanager
+def links(stages: int, seconds: float = 20.0) -> Iterator[list[StageLink]]:
+    made = [StageLink(*sockets, seconds) for sockets in ring(stages)]
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_pass_around_a_ring(dtype: torch.dtype) -> None:
+    with links(3) as (first, second, third):
+        for count in (1, 0, 5, 5):
+            rows = torch.randn(count, 7, dtype=torch.float32).to(dtype)
+            first.send(rows[:, 1:])
+            second.send(second.receive(count))
+            third.send(third.receive(count))
+            found = first.receive(count)
+            assert found.dtype == dtype and torch.equal(found, rows[:, 1:])
+
+
+def test_two_stages_send_large_rows_before_they_read() -> None:
+    rows = torch.randn(4096, 1024)  # more than a socket holds
+    with links(2) as (first, second):
+        first.send(rows)
+        second.send(rows + 1)
+        rows.zero_()  # what is sent is a copy
+        assert second.receive(4096).abs().min() > 0
+        assert first.receive(4096).sum() != 0
+
+
+def test_another_number_of_rows_is_an_error() -> None:
+    with links(2) as (first, second):
+        first.send(torch.zeros(2, 3))
+        with pytest.raises(RuntimeError, match="sends 2 rows of a step with 4"):
+            second.receive(4)
+
+
+def test_a_stage_that_ends_or_does_not_answer_is_an_error() -> None:
+    with links(2, seconds=0.2) as (first, second):
+        with pytest.raises(RuntimeError, match="has not answered for 0.2 s"):
+            first.receive(1)
+        second.close()
+        with pytest.raises(RuntimeError, match="has ended"):
+            first.receive(1)
