@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from torch_armllm.patching.encoder_layers import LayersPlan
 from torch_armllm.patching.module_fallback import ModuleFallback, Unserved
 from torch_armllm.system.forks import warn_if_forked
+
+if TYPE_CHECKING:
+    from torch_armllm.patching.encoder_layers import LayersPlan  # imports transformers
 
 _LARGEST_DIFFERENCE = 0.1
 """Of results by a plan and by modules; hidden states were compared before, to the bounds of rounding."""

@@ -114,7 +114,7 @@ def test_pictures_with_the_same_placeholders_share_nothing(placed: Path) -> None
     text = f"{PLACEHOLDERS[placed.name]} cat " * 8 + "what"
     prompts = [
         {"prompt": text, "multi_modal_data": {"image": [picture(first + n) for n in range(8)]}}
-        for first in (0, 20)
+        for first in (0, 60)
     ]
     wanted = expected(placed, prompts)
     llm = engine(placed)
