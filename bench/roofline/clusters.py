@@ -79,7 +79,8 @@ CLUSTERS = (
 _HEADS = Attention | Recurrence
 SHARED = 5e-2
 """Time of a prompt's step that every rank spends alike, relative to one rank's part: norms, rotations, and
-quantization of the gathered rows.  Measured: prompts on two ranks take 1 / 0.95 of two threads' time, in the middle of five models."""
+quantization of the gathered rows.  Measured: prompts on two ranks take 1 / 0.95 of two threads' time, in the
+middle of five models."""
 
 
 def predict_ranks(model: Model, cluster: Cluster, work: Work, figures: Figures) -> RankPrediction:
