@@ -39,6 +39,7 @@ FUNCTION_LEVEL = {
             "torch_armllm/llm/cached_loader.py",
             "torch_armllm/llm/divided_loader.py",
             "torch_armllm/llm/staged_loader.py",
+            "torch_armllm/llm/rank_start.py",
             "torch_armllm/llm/replica_loader.py",
             "torch_armllm/llm/plan_cache/cache.py",
             "torch_armllm/engine/build.py",

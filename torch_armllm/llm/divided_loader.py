@@ -22,9 +22,18 @@ from torch_armllm.llm.launched_ranks import LaunchedRanks, launched_ranks
 from torch_armllm.llm.loader import LoadedEngine, load_patched
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
 from torch_armllm.llm.rank_processes import RankProcesses
-from torch_armllm.llm.rank_start import agree, described, place, take_cpus_back, why_not_divided
+from torch_armllm.llm.rank_start import (
+    agree,
+    described,
+    model_settings,
+    place,
+    rank_cpus,
+    take_cpus_back,
+    tokenizer_for,
+    why_not_divided,
+)
 from torch_armllm.ops.collective import close_communicator, open_communicator
-from torch_armllm.parallel.placement import best_ranks, rank_cores, usable_nodes
+from torch_armllm.parallel.placement import best_ranks, usable_nodes
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.shared_memory import BUFFER_BYTES
 from torch_armllm.parallel.stage_link import StageLink
@@ -123,24 +132,13 @@ def load_divided_engine(
     Raises:
         ValueError: a setting or the model does not allow it, or a rank has failed.
     """
-    from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
-
     ranks = config.ranks
     if (reason := why_not_divided(model, config)) is not None:
         raise ValueError(f"tensor_parallel_size = {ranks}: {reason}")
     assert isinstance(model, str)
-    cores = [[cpu for core in part for cpu in core] for part in rank_cores(ranks)]
-    own_tokenizer = None
-    if not skip_tokenizer_init:
-        given = tokenizer is not None and not isinstance(tokenizer, str)
-        own_tokenizer = tokenizer if given else load_tokenizer(tokenizer or model)
-    settings: dict[str, Any] = {
-        "model": model,
-        "dtype": dtype,
-        "quantization": quantization,
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "hf_overrides": hf_overrides,
-    }
+    cores = rank_cpus(ranks)
+    own_tokenizer = None if skip_tokenizer_init else tokenizer_for(model, tokenizer)
+    settings = model_settings(model, config, dtype, quantization, hf_overrides)
     if launched_ranks() is not None:
         return _load_launched(settings, own_tokenizer, progress, config)
     threads = {"threads": config.threads, "pin_threads": config.pin_threads}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm import _version
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.speculative.build import reads_hidden_states
 from torch_armllm.ops import variants
+from torch_armllm.parallel.placement import rank_cores
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from torch_armllm.quant.recipe import Recipe
 
 
 def described() -> str:
@@ -33,6 +38,36 @@ def take_cpus_back() -> None:
     """Lets this thread use all its CPUs again, so that the ranks of another engine share out all of them."""
     if _cpus_before and (before := _cpus_before.get(frozenset(os.sched_getaffinity(0)))) is not None:
         os.sched_setaffinity(0, before)
+
+
+def rank_cpus(ranks: int) -> list[list[int]]:
+    """Returns the CPUs of each rank."""
+    return [[cpu for core in part for cpu in core] for part in rank_cores(ranks)]
+
+
+def tokenizer_for(model: str, tokenizer: str | PreTrainedTokenizerBase | None) -> Any:
+    """Returns the tokenizer that is given, or loads it: the model's own if none is named."""
+    from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
+
+    given = tokenizer is not None and not isinstance(tokenizer, str)
+    return tokenizer if given else load_tokenizer(tokenizer or model)
+
+
+def model_settings(
+    model: str,
+    config: EngineConfig,
+    dtype: str | torch.dtype,
+    quantization: str | Recipe | None,
+    hf_overrides: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Returns the arguments of `load_patched`, by which every rank loads the same model."""
+    return {
+        "model": model,
+        "dtype": dtype,
+        "quantization": quantization,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "hf_overrides": hf_overrides,
+    }
 
 
 def agree(own: object, others: list[Any]) -> None:

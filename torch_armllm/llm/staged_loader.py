@@ -20,8 +20,16 @@ from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.llm.launched_ranks import LaunchedRanks, launched_ranks
 from torch_armllm.llm.loader import LoadedEngine, load_patched
 from torch_armllm.llm.rank_processes import RankProcesses
-from torch_armllm.llm.rank_start import agree, described, place, take_cpus_back, why_not_divided
-from torch_armllm.parallel.placement import rank_cores
+from torch_armllm.llm.rank_start import (
+    agree,
+    described,
+    model_settings,
+    place,
+    rank_cpus,
+    take_cpus_back,
+    tokenizer_for,
+    why_not_divided,
+)
 from torch_armllm.parallel.stage_link import StageLink, ring
 from torch_armllm.plan.plan_model import PlanModel
 
@@ -87,27 +95,16 @@ def load_staged_engine(
     Raises:
         ValueError: a setting or the model does not allow it, or a stage has failed.
     """
-    from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
-
     stages = config.pipeline_parallel_size
     if (reason := _refusal(model, config)) is not None:
         raise ValueError(f"pipeline_parallel_size = {stages}: {reason}")
     assert isinstance(model, str)
     take_cpus_back()
-    own_tokenizer = None
-    if not skip_tokenizer_init:
-        given = tokenizer is not None and not isinstance(tokenizer, str)
-        own_tokenizer = tokenizer if given else load_tokenizer(tokenizer or model)
-    settings: dict[str, Any] = {
-        "model": model,
-        "dtype": dtype,
-        "quantization": quantization,
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "hf_overrides": hf_overrides,
-    }
+    own_tokenizer = None if skip_tokenizer_init else tokenizer_for(model, tokenizer)
+    settings = model_settings(model, config, dtype, quantization, hf_overrides)
     if launched_ranks() is not None:
         return _load_launched(settings, own_tokenizer, progress, config)
-    cores = [[cpu for core in part for cpu in core] for part in rank_cores(stages)]
+    cores = rank_cpus(stages)
     sockets = ring(stages)
     threads = {"threads": config.threads, "pin_threads": config.pin_threads}
     links = [[each.fileno() for each in pair] for pair in sockets]
