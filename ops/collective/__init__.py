@@ -30,7 +30,7 @@ def communicator_bytes(ranks: int, buffer_bytes: int, shared_bytes: int = 0) -> 
     Args:
         ranks: number of ranks.
         buffer_bytes: bytes of each of a rank's two buffers.
-        shared_bytes: in which plans put what all ranks read; 0: ranks copy from each other's buffers.
+        shared_bytes: of an arena for rows that all ranks read; 0: ranks copy from each other's buffers.
     """
     return _LINE * (1 + ranks) + 2 * ranks * buffer_bytes + shared_bytes
 
@@ -81,7 +81,7 @@ def rank_of(communicator: int) -> int:
 
 
 def shared_bytes_of(communicator: int) -> int:
-    """Returns the bytes in which plans put what all ranks of a communicator read; 0 if there are none."""
+    """Returns the size of the arena that the ranks of a communicator share; 0 if they share none."""
     return _shared.get(communicator, 0)
 
 

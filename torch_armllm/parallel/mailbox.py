@@ -15,7 +15,7 @@ from torch_armllm.ops import LIBRARY
 
 _LINE = 64
 SLOTS = 8
-"""Messages that the leader may be ahead of a rank: as many as steps are under way in a pipeline."""
+"""Messages that the leader may be ahead of a rank; a pipeline of more stages waits for the last one."""
 SLOT_BYTES = 64 << 20
 """Most bytes of a message; memory that no message has used takes no room."""
 _SPIN_NS = 200_000

@@ -43,7 +43,7 @@ class SessionFiles:
         if not isinstance(runner, PlanRunner) or not isinstance(runner.plan, NativePlan):
             raise ValueError("the model has no native plan, and its own caches are not saved")
         if runner.is_divided:
-            raise ValueError("sessions are not saved yet where tensor parallel ranks share out the heads")
+            raise ValueError("sessions are not saved yet where several processes share out the model")
         if manager.prefix_cache is None:
             raise ValueError(
                 "sessions are part of the prefix cache: enable it, and give enough kv_cache_memory for it"

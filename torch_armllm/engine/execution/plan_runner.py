@@ -35,7 +35,7 @@ class PlanRunner(StepExecutor):
         kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
         adapters: the adapters of a step's rows; None: the plan has no slots for adapters.
         pictures: what pictures change in steps; None: there are no pictures.
-        leader: sends the steps to the other tensor parallel ranks; None: there are none.
+        leader: sends the steps to the other ranks or stages; None: there are none.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PlanRunner(StepExecutor):
 
     @property
     def is_divided(self) -> bool:
-        """True if tensor parallel ranks compute the steps together."""
+        """True if several processes compute the steps together."""
         return self._leader is not None
 
     def on_failure(self, method: OnFailure) -> None:

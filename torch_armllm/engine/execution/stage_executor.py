@@ -22,7 +22,7 @@ class StageExecutor(StepExecutor):
         model: the stage's layers.
         num_blocks: blocks of the KV cache.
         link: to the stages before and after.
-        is_last: sends the rows only whose logits a step needs.
+        is_last: True to send only the rows whose logits a step needs.
         settings: see `StepExecutor`.
     """
 
