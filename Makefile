@@ -162,6 +162,7 @@ faults: $(READY)
 	$(PY) -m tests.faults.interrupted_server --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.limited_memory --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.killed_ranks $(ARGS)
+	$(PY) -m tests.faults.killed_ranks --stages 2 $(ARGS)
 
 soak: $(READY)
 	$(PY) -m tests.faults.soak $(ARGS)

@@ -113,8 +113,8 @@ def exchange(rank: int, file: int, rounds: int) -> dict[int, float]:
     """Returns the microseconds of an exchange of one token's columns, by the bytes of the row."""
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    memory = GroupMemory(2, file)
-    handle = open_communicator(memory.exchanges, rank, 2, BUFFER_BYTES)
+    memory = GroupMemory(2, file=file)
+    handle = open_communicator(memory.exchanges[0], rank, 2, BUFFER_BYTES)
     found = {}
     for size in (4096, 16384, 65536):
         columns = size // 4

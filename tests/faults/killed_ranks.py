@@ -1,6 +1,6 @@
-"""Requests with aborts on tensor parallel ranks, of which each is killed in turn; nothing is left behind.
+"""Requests with aborts on several processes, of which each is killed in turn; nothing is left behind.
 
-    python -m tests.faults.killed_ranks [--rounds 3] [--requests 1000] [--ranks 2] [--seed 0]
+    python -m tests.faults.killed_ranks [--rounds 3] [--requests 1000] [--ranks 2] [--stages 1] [--seed 0]
 
 Each round sends requests to a tiny model, one of five of which is aborted after a random number of outputs.
 The tokens are those of one process, of aborted requests as far as they came.  Then a rank is killed: round
@@ -32,11 +32,12 @@ from tests.support.models import tiny
 from tests.support.rank_processes import ended, pids
 from tests.support.server_live import until
 from torch_armllm import LLM, AsyncLLM, SamplingParams
+from torch_armllm.parallel.rank_place import RankPlace
 
-_SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
+_SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64, "num_hidden_layers": 3}
 _OPTIONS: dict[str, Any] = {
     **{"skip_tokenizer_init": True, "progress": False, "threads": 1, "kv_cache_memory": 4 << 20},
-    "disable_log_stats": True,
+    **{"disable_log_stats": True, "speculative_config": None},
 }
 _AT_ONCE = 32
 """Requests that run or wait at a time."""
@@ -46,7 +47,7 @@ import sys
 from tests.faults.killed_ranks import load
 from tests.support.rank_processes import pids
 from torch_armllm import SamplingParams
-llm = load(sys.argv[1], int(sys.argv[2]))
+llm = load(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
 params = SamplingParams(max_tokens=200, ignore_eos=True)
 llm.generate([5, 6], params, use_tqdm=False)
 print(*pids(), flush=True)
@@ -64,14 +65,14 @@ class Work(NamedTuple):
 
 
 def save_model(folder: Path) -> Path:
-    """Saves a tiny model whose layers two ranks share out."""
+    """Saves a tiny model that ranks and stages share out."""
     tiny("llama", **_SIZES).save_pretrained(folder)
     return folder
 
 
-def load(folder: str, ranks: int) -> LLM:
+def load(folder: str, ranks: int, stages: int) -> LLM:
     """Loads the model for a program that leads ranks."""
-    return LLM(folder, tensor_parallel_size=ranks, **_OPTIONS)
+    return LLM(folder, tensor_parallel_size=ranks, pipeline_parallel_size=stages, **_OPTIONS)
 
 
 def draw(count: int, seed: int) -> list[Work]:
@@ -114,7 +115,7 @@ async def run(llm: AsyncLLM, work: Sequence[Work]) -> list[list[int]]:
 
 def expected_tokens(folder: Path, work: Sequence[Work]) -> list[list[int]]:
     """Returns the tokens of one process."""
-    one = load(str(folder), 1)
+    one = load(str(folder), 1, 1)
     outputs = one.generate([w.prompt for w in work], [w.params for w in work], use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
@@ -148,11 +149,13 @@ def wait_for_end(llm: AsyncLLM) -> None:
     until(lambda: llm.errored, 30)
 
 
-def with_aborts(folder: Path, work: Sequence[Work], ranks: int, killed: int) -> collections.Counter[str]:
+def with_aborts(
+    folder: Path, work: Sequence[Work], ranks: int, stages: int, killed: int
+) -> collections.Counter[str]:
     """Runs requests on ranks, kills one of the others, and checks that nothing is left."""
     expected = expected_tokens(folder, work)
     left, others = Left(), set(pids())
-    llm = AsyncLLM(str(folder), tensor_parallel_size=ranks, **_OPTIONS)
+    llm = AsyncLLM(str(folder), tensor_parallel_size=ranks, pipeline_parallel_size=stages, **_OPTIONS)
     processes = sorted(set(pids()) - others)
     found = asyncio.run(run(llm, work))
     counts: collections.Counter[str] = collections.Counter()
@@ -163,7 +166,8 @@ def with_aborts(folder: Path, work: Sequence[Work], ranks: int, killed: int) -> 
     os.kill(processes[killed - 1], signal.SIGKILL)
     assert all(ended(process, 30) for process in processes)
     wait_for_end(llm)
-    message = f"rank {killed} has failed: process {processes[killed - 1]} was ended by signal 9"
+    place, process = RankPlace(killed, ranks, stages), processes[killed - 1]
+    message = f"{place} has failed: process {process} was ended by signal 9"
     assert message in str(llm.dead_error), llm.dead_error
     llm.shutdown()
     del llm
@@ -171,14 +175,14 @@ def with_aborts(folder: Path, work: Sequence[Work], ranks: int, killed: int) -> 
     return counts
 
 
-def without_leader(folder: Path, ranks: int) -> None:
+def without_leader(folder: Path, ranks: int, stages: int) -> None:
     """Kills the process that leads, and checks that the others end and nothing is left."""
     left = Left()
-    command = [sys.executable, "-c", _LEADER, str(folder), str(ranks)]
+    command = [sys.executable, "-c", _LEADER, str(folder), str(ranks), str(stages)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
         assert leader.stdout is not None
         processes = list(map(int, leader.stdout.readline().split()))
-        assert len(processes) == ranks - 1
+        assert len(processes) == ranks * stages - 1
         leader.kill()
     assert all(ended(process, 30) for process in processes)
     assert (things := left.found()) == [], things
@@ -189,17 +193,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="tensor parallel ranks of each stage")
+    parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as name:
         folder = save_model(Path(name))
         for number in range(options.rounds):
-            killed = 1 + number % (options.ranks - 1)
+            killed = 1 + number % (options.ranks * options.stages - 1)
             work = draw(options.requests, options.seed + number)
-            counts += with_aborts(folder, work, options.ranks, killed)
-            without_leader(folder, options.ranks)
+            counts += with_aborts(folder, work, options.ranks, options.stages, killed)
+            without_leader(folder, options.ranks, options.stages)
     print(json.dumps(counts))
 
 

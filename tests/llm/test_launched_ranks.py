@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -22,27 +23,30 @@ import json, sys
 from torch_armllm import LLM, SamplingParams
 
 options = {"skip_tokenizer_init": True, "progress": False, "threads": 1, "kv_cache_memory": 1 << 20}
-llm = LLM(sys.argv[1], **{sys.argv[2]: 2}, **options)
+llm = LLM(sys.argv[1], **json.loads(sys.argv[2]), **options)
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 outputs = llm.generate(json.loads(sys.argv[3]), params, use_tqdm=False)
 print("tokens", json.dumps([output.outputs[0].token_ids for output in outputs]))
 """
 
 
-def launch(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def launch(script: Path, processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    return subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=200)
+    command = [sys.executable, "-m", "torch.distributed.run", "--master-port", port]
+    command += ["--nproc-per-node", str(processes), str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_of_torchrun_return_the_tokens_of_one_process(tmp_path: Path, setting: str) -> None:
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}], ids=str)
+def test_ranks_of_torchrun_return_the_tokens_of_one_process(tmp_path: Path, sizes: dict[str, int]) -> None:
     tiny("llama", torch.bfloat16, **SIZES).save_pretrained(tmp_path / "model")
     (tmp_path / "script.py").write_text(SCRIPT)
-    run = launch(tmp_path / "script.py", str(tmp_path / "model"), setting, json.dumps(PROMPTS))
+    settings = json.dumps({f"{name}_parallel_size": size for name, size in sizes.items()})
+    count = math.prod(sizes.values())
+    run = launch(tmp_path / "script.py", count, str(tmp_path / "model"), settings, json.dumps(PROMPTS))
     assert run.returncode == 0, run.stderr[-2000:]
     lines = [line for line in run.stdout.splitlines() if line.startswith("tokens")]
     one = LLM(str(tmp_path / "model"), tensor_parallel_size=1, skip_tokenizer_init=True, progress=False)

@@ -110,3 +110,4 @@ def test_a_message_that_does_not_fit_is_refused(memory: torch.Tensor) -> None:
 
 def test_slots_hold_the_longest_steps() -> None:
     assert mailbox_bytes(64) == 65 * 64 + SLOTS * SLOT_BYTES
+    assert mailbox_bytes(64, 32) == 65 * 64 + 64 * SLOT_BYTES

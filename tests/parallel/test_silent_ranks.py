@@ -14,18 +14,20 @@ RANKS, POLLS = 3, 2
 
 
 class Group:
-    """The memory of three ranks, and the poll of its leader."""
+    """The memory of ranks, and the poll of its leader."""
 
-    def __init__(self) -> None:
-        self.memory = GroupMemory(RANKS)
-        self.silent = SilentRanks(self.memory, RANKS, POLLS)
+    def __init__(self, tensor_ranks: int = RANKS, stages: int = 1) -> None:
+        self._tensor_ranks, ranks = tensor_ranks, tensor_ranks * stages
+        self.memory = GroupMemory(tensor_ranks, stages)
+        self.silent = SilentRanks(self.memory, tensor_ranks, stages, POLLS)
         self.silent.poll()
-        self._boxes = [Mailbox(self.memory.mail, RANKS, lambda: None) for _ in range(RANKS)]
+        self._boxes = [Mailbox(self.memory.mail, ranks, lambda: None) for _ in range(ranks)]
 
     def exchange(self, *ranks: int) -> None:
         """Lets ranks publish their next exchange."""
         for rank in ranks:
-            self.memory.exchanges.view(torch.int64)[8 * (1 + rank)] += 1
+            stage, member = divmod(rank, self._tensor_ranks)
+            self.memory.exchanges[stage].view(torch.int64)[8 * (1 + member)] += 1
 
     def post(self, *readers: int) -> None:
         """Posts a message, which some ranks read."""
@@ -72,3 +74,26 @@ def test_ranks_that_wait_for_the_leader_are_well() -> None:
     group = Group()
     group.exchange(1, 2)
     assert group.polls(10) == []
+
+
+def test_the_rank_that_holds_up_its_stage_is_found_though_others_wait_for_that_stage() -> None:
+    group = Group(tensor_ranks=2, stages=3)
+    group.post(1, 2, 3, 4, 5)
+    group.exchange(0, 1, 3)
+    group.post(1)
+    assert group.polls(POLLS + 1) == [2]
+
+
+def test_a_stage_that_does_not_read_its_messages_is_found() -> None:
+    group = Group(tensor_ranks=1, stages=3)
+    group.post(2)
+    assert group.polls() == [1]
+
+
+def test_a_failure_is_seen_in_every_stage() -> None:
+    memory = GroupMemory(2, 2)
+    assert memory.failed_rank is None
+    memory.fail(3)
+    memory.fail(1)
+    assert memory.failed_rank == 3
+    assert [int(each.view(torch.int64)[0]) for each in memory.exchanges] == [4, 4]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from socket import socket
 
 import pytest
 import torch
+from torch import Tensor
 
-from torch_armllm.parallel.stage_link import StageLink, ring
+from torch_armllm.ops.collective import close_communicator, communicator_memory, open_communicator
+from torch_armllm.parallel.rank_group import RankGroup
+from torch_armllm.parallel.stage_link import StageLink, rings
 
 
 @contextmanager
 def links(stages: int, seconds: float = 20.0) -> Iterator[list[StageLink]]:
-    made = [StageLink(*sockets, seconds) for sockets in ring(stages)]
+    made = [StageLink(*sockets, seconds) for sockets in rings(1, stages)]
     try:
         yield made
     finally:
@@ -57,3 +62,35 @@ def test_a_stage_that_ends_or_does_not_answer_is_an_error() -> None:
         second.close()
         with pytest.raises(RuntimeError, match="has ended"):
             first.receive(1)
+
+
+def test_ranks_of_a_stage_send_their_columns_and_gather_those_of_all() -> None:
+    ranks, stages, buffer_bytes = 3, 2, 64
+    memory = [communicator_memory(ranks, buffer_bytes) for _ in range(stages)]
+    rows = [torch.randn(count, 7) for count in (4, 0, 1)]
+
+    def link_of(rank: int, sockets: tuple[socket, socket]) -> tuple[StageLink, RankGroup]:
+        stage, member = divmod(rank, ranks)
+        group = RankGroup(member, ranks, open_communicator(memory[stage], member, ranks, buffer_bytes))
+        return StageLink(*sockets, 20.0, group), group
+
+    def run(rank: int) -> list[Tensor]:
+        link, found = made[rank][0], []
+        for each in rows:
+            if rank < ranks:
+                link.send(each)
+            found.append(link.receive(len(each)))
+            if rank >= ranks:
+                link.send(found[-1] + 1)
+        return found
+
+    made = [link_of(rank, sockets) for rank, sockets in enumerate(rings(ranks, stages))]
+    with ThreadPoolExecutor(len(made)) as pool:
+        results = list(pool.map(run, range(len(made))))
+    for rank, found in enumerate(results):
+        for each, expected in zip(found, rows, strict=True):
+            assert torch.equal(each, expected + (rank < ranks))
+    for link, group in made:
+        assert {received.shape[1] for received in link._memory.values()} == {len(group.share(7))}
+        link.close()
+        close_communicator(group.communicator)

@@ -64,16 +64,17 @@ class Ranks(Protocol):
 
     Attributes:
         size: number of ranks, this process included.
-        stages: number of stages; 1 for tensor parallel ranks.
-        link: from the last stage and to the next one; None for tensor parallel ranks.
-        whole_shape: shape of the cache of all stages; None for tensor parallel ranks, whose caches are alike.
+        stages: number of stages, each of as many ranks; 1: ranks compute every layer together.
+        link: from the last stage and to the next one; None if there is one stage.
+        whole_shape: shape of the cache that the memory of a process is compared with: that of all layers, or
+            of one rank's part of all.
         largest_share: largest part of that cache which one process keeps.
     """
 
     size: int
     stages: int
     link: StageLink | None
-    whole_shape: Shape | None
+    whole_shape: Shape
     largest_share: float
 
     def lead(self, sizes: dict[str, Any]) -> RankLeader:
@@ -132,7 +133,7 @@ def build_engine(
     if shape is not None:
         size, part = (1, 1.0) if ranks is None else (ranks.size, ranks.largest_share)
         whole = shape
-        if ranks is not None and ranks.whole_shape is not None:
+        if ranks is not None:
             whole = with_state_dtype(ranks.whole_shape, STATE_DTYPES[config.state_dtype])
         granted = given if given is None or limit is None else limit.kv_cache
         free = max(0, left(config) - (0 if experts is None else experts.counts().unfilled)) // size
@@ -171,7 +172,8 @@ def build_engine(
         common |= {"trace": trace, "team": team}
         leader = None if ranks is None else ranks.lead(sizes)
         if ranks is not None and ranks.link is not None and leader is not None:
-            stages = ranks.stages, ranks.link, leader, bool(state_slots[0])
+            shares_logits = ranks.size > ranks.stages
+            stages = ranks.stages, ranks.link, leader, bool(state_slots[0]), shares_logits
             runner = pipeline = PipelineRunner(servable, memory.num_blocks, *stages, **common)
         else:
             runner = PlanRunner(

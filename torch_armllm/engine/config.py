@@ -74,7 +74,8 @@ class EngineConfig:
             weights; the results have the same bits. ``auto``: one for each NUMA node that the process may
             use, where that is estimated to be faster, and the model and the settings allow it.
         pipeline_parallel_size: number of processes that compute the layers of a model one after another, each
-            another step, as machines do whose connection is slow; the results have the same bits.
+            another step, as machines do whose connection is slow; the results have the same bits. With
+            tensor_parallel_size, each stage has so many ranks.
         data_parallel_size: number of processes with an engine each, between which requests are shared out;
             each has the whole model, or its ranks, and the other settings are those of each.
         threads: number of compute threads of a process; None: one for each physical core that it may use.
@@ -126,10 +127,14 @@ class EngineConfig:
         check_settings({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
+    def tensor_ranks(self) -> int:
+        """Number of ranks of each stage; 1 for ``auto``, which a loader decides on."""
+        return 1 if self.tensor_parallel_size == "auto" else self.tensor_parallel_size
+
+    @property
     def ranks(self) -> int:
-        """Number of processes that compute together; 1 for ``auto``, which a loader decides on."""
-        tensor_parallel = 1 if self.tensor_parallel_size == "auto" else self.tensor_parallel_size
-        return tensor_parallel * self.pipeline_parallel_size
+        """Number of processes that compute together."""
+        return self.tensor_ranks * self.pipeline_parallel_size
 
     @property
     def most_pictures(self) -> int:

@@ -33,7 +33,6 @@ from torch_armllm.llm.loader import (
     verify_checksums,
 )
 from torch_armllm.llm.replica_loader import load_replicas
-from torch_armllm.llm.staged_loader import load_staged_engine
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.runner import Runner, choose_runner
@@ -138,8 +137,6 @@ class LLMBase:
             return
         config = with_ranks(model, config)
         load_one = load_engine if config.ranks == 1 else load_divided_engine
-        if config.pipeline_parallel_size > 1:
-            load_one = load_staged_engine
 
         def load(config: EngineConfig) -> LoadedEngine:
             return load_one(

@@ -1,13 +1,13 @@
-"""Loading of a model whose layers several processes share out: tensor parallelism."""
+"""Loading of a model that several processes share out: as ranks, as stages, or as both."""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 import logging
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,27 +16,28 @@ import torch
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_leader import RankLeader
+from torch_armllm.engine.execution.stage_executor import StageExecutor
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.llm.launched_ranks import LaunchedRanks, launched_ranks
 from torch_armllm.llm.loader import LoadedEngine, load_patched
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
+from torch_armllm.llm.rank_part import PartFacts, RankPart, compare, largest_share, rank_part
 from torch_armllm.llm.rank_processes import RankProcesses
 from torch_armllm.llm.rank_start import (
     agree,
     described,
     model_settings,
-    place,
+    place_on,
     rank_cpus,
     take_cpus_back,
     tokenizer_for,
     why_not_divided,
 )
-from torch_armllm.ops.collective import close_communicator, open_communicator
+from torch_armllm.ops.collective import close_communicator
 from torch_armllm.parallel.placement import best_ranks, usable_nodes
-from torch_armllm.parallel.rank_group import RankGroup
-from torch_armllm.parallel.shared_memory import BUFFER_BYTES
-from torch_armllm.parallel.stage_link import StageLink
+from torch_armllm.parallel.rank_place import RankPlace
+from torch_armllm.parallel.stage_link import StageLink, rings
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.system.files import format_bytes
 
@@ -49,53 +50,35 @@ logger = logging.getLogger(__name__)
 
 
 class DividedRanks:
-    """The other ranks, until an engine leads them; see `torch_armllm.engine.build.Ranks`."""
+    """The other processes, until an engine leads them; see `torch_armllm.engine.build.Ranks`."""
 
-    stages = 1
-    link: StageLink | None = None
-    whole_shape: Shape | None = None
-    largest_share = 1.0
-
-    def __init__(self, others: RankProcesses | LaunchedRanks, size: int, config: EngineConfig) -> None:
-        self.size = size
+    def __init__(
+        self,
+        others: RankProcesses | LaunchedRanks,
+        place: RankPlace,
+        part: RankPart,
+        facts: list[PartFacts],
+        link: StageLink | None,
+        config: EngineConfig,
+    ) -> None:
+        compare(facts, place.tensor_ranks)
+        self.size, self.stages, self.link = place.size, place.stages, link
+        self.whole_shape: Shape = part.model.shape if place.stages == 1 else part.whole_shape
+        self.largest_share = largest_share(facts, self.whole_shape)
         self._others, self._state_dtype = others, config.state_dtype
 
     def lead(self, sizes: dict[str, Any]) -> RankLeader:
-        """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
+        """Gives the other processes the sizes of their caches, and returns what sends them steps."""
         return self._others.leader(sizes | {"state_dtype": self._state_dtype})
-
-
-@dataclass
-class DividedModel:
-    """A rank's part of a model.
-
-    Attributes:
-        model: with the rank's weights.
-        fingerprint: equal on all ranks whose parts fit together.
-    """
-
-    model: PlanModel
-    fingerprint: str
-
-
-def divide(model: Any, kv_cache_dtype: str, communicator: int, rank: int, ranks: int) -> DividedModel:
-    """Returns a rank's part of a patched model; all ranks call this at the same time."""
-    from torch_armllm.patching.divided_model import divided_model  # imports transformers
-
-    cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
-    part = divided_model(model, cache, RankGroup(rank, ranks, communicator))
-    program = part.plan.program
-    described = repr((part.name, program.opcodes, program.columns, program.dtype, part.vocab_size))
-    return DividedModel(part, hashlib.sha256(described.encode()).hexdigest())
 
 
 def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConfig:
     """Returns the settings with a number of ranks in place of ``auto``, and says it in the log."""
     take_cpus_back()
-    if config.tensor_parallel_size != "auto" or config.pipeline_parallel_size > 1:
+    if config.tensor_parallel_size != "auto":
         return config
-    if launched_ranks() is not None:  # each process may serve requests of its own
-        return replace(config, tensor_parallel_size=1)
+    if launched_ranks() is not None or config.pipeline_parallel_size > 1:
+        return replace(config, tensor_parallel_size=1)  # each process is to be an engine, or a stage
     nodes = len(usable_nodes())
     ranks = 1
     if nodes > 1 and isinstance(model, str) and why_not_divided(model, config) is None:
@@ -127,62 +110,87 @@ def load_divided_engine(
     config: EngineConfig,
     hf_overrides: Mapping[str, Any] | None = None,
 ) -> LoadedEngine:
-    """Loads a model on several ranks, of which this process is the first; see `load_engine`.
+    """Loads a model in several processes, of which this one is the first; see `load_engine`.
 
     Raises:
-        ValueError: a setting or the model does not allow it, or a rank has failed.
+        ValueError: a setting or the model does not allow it, or another process has failed.
     """
-    ranks = config.ranks
     if (reason := why_not_divided(model, config)) is not None:
-        raise ValueError(f"tensor_parallel_size = {ranks}: {reason}")
+        pipeline = config.pipeline_parallel_size > 1
+        name = "pipeline_parallel_size" if pipeline else "tensor_parallel_size"
+        raise ValueError(f"{name} = {getattr(config, name)}: {reason}")
     assert isinstance(model, str)
-    cores = rank_cpus(ranks)
     own_tokenizer = None if skip_tokenizer_init else tokenizer_for(model, tokenizer)
     settings = model_settings(model, config, dtype, quantization, hf_overrides)
-    if launched_ranks() is not None:
-        return _load_launched(settings, own_tokenizer, progress, config)
-    threads = {"threads": config.threads, "pin_threads": config.pin_threads}
-    processes = RankProcesses(cores, settings | threads)
-    try:
-        place(cores[0])
-        logger.info("tensor parallel: rank 0 runs on CPUs %s, others on %s", cores[0], cores[1:])
-        loaded = load_patched(**settings, progress=progress)
-        agree(described(), processes.receive())
-        processes.send("build")
-        communicator = open_communicator(processes.memory.exchanges, 0, ranks, BUFFER_BYTES)
-        part = divide(loaded, config.kv_cache_dtype, communicator, 0, ranks)
-        del loaded
-        agree(part.fingerprint, processes.receive())
+    load = _load_launched if launched_ranks() is not None else _load_with_processes
+    part, engine = load(settings, own_tokenizer, progress, config)
+    return LoadedEngine(engine, part, own_tokenizer)
 
-        engine = build_engine(part.model, own_tokenizer, config, ranks=DividedRanks(processes, ranks, config))
+
+def _load_with_processes(
+    settings: dict[str, Any], tokenizer: Any, progress: bool, config: EngineConfig
+) -> tuple[PlanModel, Any]:
+    """Starts a process for each part but the first, loads that one, and builds the engine of all."""
+    place = RankPlace(0, config.tensor_ranks, config.pipeline_parallel_size)
+    cores = rank_cpus(place.size)
+    threads = {"threads": config.threads, "pin_threads": config.pin_threads}
+    sockets = rings(place.tensor_ranks, place.stages) if place.stages > 1 else []
+    links = [[each.fileno() for each in pair] for pair in sockets]
+    processes = RankProcesses(cores, place, settings | threads, links)
+    for pair in sockets[1:]:  # once their process has ended, a connection is to end too
+        for each in pair:
+            each.close()
+    group = processes.memory.group(place)
+    link = StageLink(*sockets[0], group=group) if sockets else None
+
+    def close() -> None:
+        processes.close()
+        if link is not None:
+            link.close()
+        if group is not None:
+            close_communicator(group.communicator)  # its memory goes with the last plan that reads it
+
+    try:
+        place_on(cores[0])
+        logger.info("%s runs on CPUs %s, others on %s", place, cores[0], cores[1:])
+        loaded = load_patched(**settings, progress=progress)
+        agree([described(), *processes.receive()])
+        processes.send("build")
+        part = rank_part(loaded, config.kv_cache_dtype, place, group)
+        del loaded
+        facts = [part.facts, *processes.receive()]
+        ranks = DividedRanks(processes, place, part, facts, link, config)
+        engine = build_engine(part.model, tokenizer, config, ranks=ranks)
     except BaseException as error:
         reason = processes.failure()
-        processes.close()
+        close()
         if reason is not None and isinstance(error, RuntimeError):
             raise ValueError(reason) from error
         raise
-    weakref.finalize(engine, _close, processes, communicator)
-    return LoadedEngine(engine, part.model, own_tokenizer)
-
-
-def _close(processes: RankProcesses, communicator: int) -> None:
-    """Ends the other ranks; the memory that they shared goes with the last plan that reads it."""
-    processes.close()
-    close_communicator(communicator)
+    weakref.finalize(engine, close)
+    return part.model, engine
 
 
 def _load_launched(
     settings: dict[str, Any], tokenizer: Any, progress: bool, config: EngineConfig
-) -> LoadedEngine:
-    """Loads this rank's part, of ranks that ``torchrun`` has started; returns on rank 0 only."""
-    group = LaunchedRanks(config.ranks, "tensor_parallel_size")
-    group.agree(described())
-    loaded = load_patched(**settings, progress=progress and group.rank == 0)
-    part = divide(loaded, config.kv_cache_dtype, group.open_exchange(), group.rank, group.size)
+) -> tuple[PlanModel, Any]:
+    """Loads this process's part, of those that ``torchrun`` has started; returns on the first one only."""
+    others = LaunchedRanks(config.tensor_ranks, config.pipeline_parallel_size)
+    place = others.place
+    agree(others.gather(described()))
+    loaded = load_patched(**settings, progress=progress and place.rank == 0)
+    group = others.open_group()
+    part = rank_part(loaded, config.kv_cache_dtype, place, group)
     del loaded
-    group.agree(part.fingerprint)
-    if group.rank > 0:
-        group.run(part.model, config, StepExecutor)
-    engine = build_engine(part.model, tokenizer, config, ranks=DividedRanks(group, group.size, config))
-    weakref.finalize(engine, group.close)
-    return LoadedEngine(engine, part.model, tokenizer)
+    facts = others.gather(part.facts)
+    link = others.open_link(group) if place.stages > 1 else None
+    if place.rank > 0:
+        executor: Any = StepExecutor
+        if link is not None:
+            executor = functools.partial(StageExecutor, place=place, link=link)
+        compare(facts, place.tensor_ranks)
+        others.run(part.model, config, executor)
+    ranks = DividedRanks(others, place, part, facts, link, config)
+    engine = build_engine(part.model, tokenizer, config, ranks=ranks)
+    weakref.finalize(engine, others.close)
+    return part.model, engine

@@ -1,4 +1,4 @@
-"""Ranks that ``torchrun`` has started, on one machine or several: tensor parallel ones, or stages."""
+"""Processes that ``torchrun`` has started on one machine or several, to share a model out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import with_state_dtype
-from torch_armllm.llm.rank_start import agree
 from torch_armllm.parallel.connections import Connections
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
+from torch_armllm.parallel.rank_group import RankGroup
+from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.plan.plan_model import PlanModel
 
@@ -43,18 +44,17 @@ class LaunchedRanks:
     """The group of ranks that this process is one of.
 
     Args:
-        ranks: number of ranks that are asked for.
-        setting: by which they are asked for, for errors.
+        tensor_ranks: number of ranks of each stage that are asked for.
+        stages: number of stages that are asked for.
 
     Attributes:
-        rank: number of this process.
-        size: number of ranks.
+        place: of this process.
 
     Raises:
         ValueError: there is another number of ranks, or they do not meet in time.
     """
 
-    def __init__(self, ranks: int, setting: str) -> None:
+    def __init__(self, tensor_ranks: int, stages: int) -> None:
         if not dist.is_initialized():
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             try:
@@ -63,41 +63,39 @@ class LaunchedRanks:
                 raise ValueError(
                     f"the ranks do not meet at {where} within {CONNECT_SECONDS:g} s: {error}"
                 ) from error
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        if self.size != ranks:
-            raise ValueError(f"{setting} = {ranks}, but torchrun has started {self.size} processes")
+        self.place = RankPlace(dist.get_rank(), tensor_ranks, stages)
+        if (started := dist.get_world_size()) != self.place.size:
+            asked = f"tensor_parallel_size = {tensor_ranks}, pipeline_parallel_size = {stages}"
+            raise ValueError(f"{asked}: {self.place.size} processes, but torchrun has started {started}")
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_EXCHANGE_SECONDS))
-        self._connections = Connections(self.rank, self.size, self._group, 2, CONNECT_SECONDS)
+        self._connections = Connections(self.place.rank, self.place.size, self._group, 2, CONNECT_SECONDS)
         self._rows, self._messages = self._connections.sockets
-        self._opened: NetworkExchange | StageLink | None = None
+        self._opened: list[NetworkExchange | StageLink] = []
         self._leader: RankLeader | None = None
 
-    def open_exchange(self) -> int:
-        """Returns the communicator through which tensor parallel ranks gather columns."""
-        self._opened = exchange = NetworkExchange(self.rank, self._rows, _EXCHANGE_SECONDS)
-        return exchange.communicator
+    def open_group(self) -> RankGroup | None:
+        """Returns the ranks of this process's stage, which gather columns; None if it is the only one."""
+        place = self.place
+        if place.tensor_ranks == 1:
+            return None
+        sockets = [self._rows[rank] for rank in place.members]
+        exchange = NetworkExchange(place.tensor_rank, sockets, _EXCHANGE_SECONDS)
+        self._opened.append(exchange)
+        return RankGroup(place.tensor_rank, place.tensor_ranks, exchange.communicator)
 
-    def open_link(self) -> StageLink:
-        """Returns the connections of a pipeline stage."""
-        previous, following = (self._rows[(self.rank + step) % self.size] for step in (-1, 1))
+    def open_link(self, group: RankGroup | None) -> StageLink:
+        """Returns the connections of a stage, whose ranks are given, to those before and after it."""
+        previous, following = (self._rows[rank] for rank in (self.place.previous, self.place.following))
         assert previous is not None and following is not None
-        self._opened = link = StageLink(previous, following, _EXCHANGE_SECONDS)
+        link = StageLink(previous, following, group=group)
+        self._opened.append(link)
         return link
 
     def gather(self, own: Any) -> list[Any]:
         """Returns what each rank gives; all call this at the same time."""
-        every: list[Any] = [None] * self.size
+        every: list[Any] = [None] * self.place.size
         dist.all_gather_object(every, own, group=self._group)
         return every
-
-    def agree(self, own: str) -> None:
-        """Compares what has to be equal on all ranks.
-
-        Raises:
-            ValueError: a rank has another.
-        """
-        first, *others = self.gather(own)
-        agree(first, others)
 
     def leader(self, sizes: dict[str, Any]) -> RankLeader:
         """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
@@ -111,8 +109,8 @@ class LaunchedRanks:
         if self._leader is not None:
             with contextlib.suppress(RuntimeError):  # they have ended
                 self._leader.stop()
-        if self._opened is not None:
-            self._opened.close()
+        for each in self._opened:
+            each.close()
         self._connections.close()
 
     def run(self, model: PlanModel, config: EngineConfig, executor_of: Callable[..., StepExecutor]) -> None:
@@ -130,8 +128,8 @@ class LaunchedRanks:
         team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
         try:
             with team.at_work():
-                follow(self.rank, NetworkMailbox(self._messages), executor)
+                follow(self.place.rank, NetworkMailbox(self._messages), executor)
         except RuntimeError as error:
-            logger.error("rank %d ends: %s", self.rank, error)
+            logger.error("rank %d ends: %s", self.place.rank, error)
             sys.exit(1)
         sys.exit(0)

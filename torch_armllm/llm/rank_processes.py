@@ -1,4 +1,4 @@
-"""The processes of the other ranks, tensor parallel ones or stages of a pipeline, as the leader sees them."""
+"""The other processes that a model is shared out to, as the leader sees them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader
 from torch_armllm.llm.child_process import ChildProcess
 from torch_armllm.parallel.mailbox import Mailbox
+from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.shared_memory import GroupMemory
 from torch_armllm.parallel.silent_ranks import SilentRanks
 
 _SECONDS_TO_TELL = 1.0
 """Time that a rank has to write its stack."""
+_SECONDS_TO_FIND = 2.0
+"""Time in which the rank that failed first is found, where others end because of it."""
 _POLLS = 30
 """Polls in a row after which a rank is silent."""
 
@@ -31,9 +35,10 @@ class RankProcesses:
 
     Args:
         cores: CPUs of each rank, that of this process included.
+        leader: place of this process.
         settings: of the model, for `torch_armllm.llm.rank_process`.
-        links: descriptors of each rank's sockets from the stage before and to the next one; empty for tensor
-            parallel ranks.
+        links: descriptors of each rank's sockets from the stage before and to the next one; empty if there is
+            one stage.
 
     Attributes:
         memory: shared by all ranks.
@@ -45,22 +50,22 @@ class RankProcesses:
     def __init__(
         self,
         cores: Sequence[Sequence[int]],
+        leader: RankPlace,
         settings: Mapping[str, Any],
         links: Sequence[Sequence[int]] = (),
     ) -> None:
-        self._kind = "pipeline stage" if links else "tensor parallel rank"
-        self.memory = GroupMemory(len(cores))
+        self._leader = leader
+        grid = leader.tensor_ranks, leader.stages
+        self.memory = GroupMemory(*grid)
         self._reasons: list[str] = []
         self._on_failure: list[weakref.WeakMethod[OnFailure]] = []
-        self._closed = threading.Event()
+        self._found, self._closed = threading.Event(), threading.Event()
         self._finder: threading.Thread | None = None
         self._stacks = {rank: os.memfd_create(f"stacks of rank {rank}") for rank in range(1, len(cores))}
         self._children: dict[int, ChildProcess] = {}
         for rank, stacks in self._stacks.items():
             files = self.memory.file, stacks, *(links[rank] if links else ())
-            child = ChildProcess(
-                "torch_armllm.llm.rank_process", cores[rank], [rank, len(cores), *files], files
-            )
+            child = ChildProcess("torch_armllm.llm.rank_process", cores[rank], [rank, *grid, *files], files)
             child.connection.send(settings)
             self._children[rank] = child
 
@@ -82,17 +87,20 @@ class RankProcesses:
             kind, content = self._children[rank].connection.recv()
         except (EOFError, OSError):
             kind, content = "failed", self._children[rank].reason()
-        if kind == "failed":
+        if kind in ("failed", "lost"):
             self.memory.fail(rank)
-            raise ValueError(f"{self._kind} {rank} failed: {content}")
+            raise ValueError(f"{self._name(rank)} failed: {content}")
         return content
 
     def leader(self, sizes: dict[str, Any]) -> RankLeader:
         """Gives the ranks the sizes of their caches, watches them, and returns what sends them steps."""
         self.send(sizes)
         self._watch_all()
-        mailbox = Mailbox(self.memory.mail, 1 + len(self._children), self._check)
+        mailbox = Mailbox(self.memory.mail, self._leader.size, self._check)
         return RankLeader(mailbox, self.failure, self.fail, self.on_failure)
+
+    def _name(self, rank: int) -> str:
+        return str(replace(self._leader, rank=rank))
 
     def _check(self) -> None:
         reason = self.failure()
@@ -108,14 +116,17 @@ class RankProcesses:
 
     def _watch(self, rank: int) -> None:
         try:
-            _, reason = self._children[rank].connection.recv()
+            kind, reason = self._children[rank].connection.recv()
         except (EOFError, OSError):
-            reason = self._children[rank].reason()
+            kind, reason = "failed", self._children[rank].reason()
+        if kind == "lost":
+            self._found.wait(_SECONDS_TO_FIND)
         if not self._closed.is_set():
             self._fail(rank, reason)
 
     def _fail(self, rank: int, reason: str) -> None:
-        self._reasons.append(f"{self._kind} {rank} has failed: {reason}")
+        self._reasons.append(f"{self._name(rank)} has failed: {reason}")
+        self._found.set()
         self.memory.fail(rank)
         for kept in self._on_failure:
             if (method := kept()) is not None:
@@ -123,7 +134,7 @@ class RankProcesses:
 
     def _find_silent(self) -> None:
         """Waits for ranks that hold up the others, and kills them."""
-        silent = SilentRanks(self.memory, 1 + len(self._children), _POLLS)
+        silent = SilentRanks(self.memory, self._leader.tensor_ranks, self._leader.stages, _POLLS)
         while not self._closed.wait(self.seconds_to_answer / _POLLS):
             for rank in silent.poll():
                 self._end_silent(rank)
@@ -133,7 +144,7 @@ class RankProcesses:
     def _end_silent(self, rank: int) -> None:
         process = self._children[rank].process
         stack = self.stack_of(rank)
-        logger.error("%s %d does not answer; its stack:\n%s", self._kind, rank, stack or "unknown")
+        logger.error("%s does not answer; its stack:\n%s", self._name(rank), stack or "unknown")
         self._fail(rank, f"process {process.pid} has not answered for {self.seconds_to_answer:g} s")
         process.kill()
 
@@ -150,11 +161,13 @@ class RankProcesses:
         return os.pread(file, size, 0).decode(errors="replace")
 
     def failure(self) -> str | None:
-        """Returns the reason why a rank has failed; None if all are well."""
+        """Returns the reason why another rank has failed; None if all are well."""
+        failed = self.memory.failed_rank
+        if failed is not None and self._finder is not None:
+            self._found.wait(_SECONDS_TO_FIND)
         if self._reasons:
             return self._reasons[0]
-        failed = self.memory.failed_rank
-        return None if failed is None else f"{self._kind} {failed} has failed"
+        return f"{self._name(failed)} has failed" if failed else None
 
     def on_failure(self, method: OnFailure) -> None:
         """Calls a method, which is kept weakly, with the error once a rank has failed."""

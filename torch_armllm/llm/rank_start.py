@@ -1,9 +1,9 @@
-"""Common parts of the loaders of tensor parallel ranks and of pipeline stages."""
+"""Steps of the start of processes that share a model out."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm import _version
@@ -28,7 +28,7 @@ _cpus_before: dict[frozenset[int], set[int]] = {}
 """CPUs of a thread before it became a rank 0, by those of this rank."""
 
 
-def place(cpus: list[int]) -> None:
+def place_on(cpus: list[int]) -> None:
     """Lets this thread, and those that it starts, run on the CPUs of rank 0 only."""
     _cpus_before.setdefault(frozenset(cpus), os.sched_getaffinity(0))
     os.sched_setaffinity(0, cpus)
@@ -70,15 +70,19 @@ def model_settings(
     }
 
 
-def agree(own: object, others: list[Any]) -> None:
-    """Compares what has to be equal on all ranks.
+def agree(facts: Sequence[object], first: int = 0) -> None:
+    """Compares what has to be equal on adjacent ranks.
+
+    Args:
+        facts: of each rank.
+        first: number of the first of the ranks.
 
     Raises:
         ValueError: a rank has another.
     """
-    for rank, other in enumerate(others, start=1):
-        if other != own:
-            raise ValueError(f"rank {rank} has {other}, and rank 0 has {own}")
+    for rank, fact in enumerate(facts, first):
+        if fact != facts[0]:
+            raise ValueError(f"rank {rank} has {fact}, and rank {first} has {facts[0]}")
 
 
 def why_not_divided(model: str | PreTrainedModel, config: EngineConfig) -> str | None:
@@ -93,4 +97,6 @@ def why_not_divided(model: str | PreTrainedModel, config: EngineConfig) -> str |
         return "ranks have no prefix cache on disk yet: leave prefix_cache_dir out"
     if reads_hidden_states(config.speculative_config):
         return "draft layers are not shared out among ranks yet: draft with n-grams or a draft model"
+    if config.pipeline_parallel_size > 1 and config.speculative_config not in ("auto", None):
+        return "stages do not verify draft tokens yet: leave speculative_config out"
     return None

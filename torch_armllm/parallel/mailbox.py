@@ -15,7 +15,9 @@ from torch_armllm.ops import LIBRARY
 
 _LINE = 64
 SLOTS = 8
-"""Messages that the leader may be ahead of a rank; a pipeline of more stages waits for the last one."""
+"""Messages that the leader may be ahead of a rank, at least."""
+_MESSAGES_PER_STAGE = 2
+"""A pipeline has a step under way for each stage, and asks for the logits of one in a message of its own."""
 SLOT_BYTES = 64 << 20
 """Most bytes of a message; memory that no message has used takes no room."""
 _SPIN_NS = 200_000
@@ -24,9 +26,9 @@ two steps.  A thread that sleeps takes about 50 µs to wake."""
 _ONCE_MS = 500
 
 
-def mailbox_bytes(ranks: int) -> int:
-    """Returns the bytes of memory of a mailbox."""
-    return _LINE * (1 + ranks) + SLOTS * SLOT_BYTES
+def mailbox_bytes(ranks: int, stages: int = 1) -> int:
+    """Returns the bytes of memory of a mailbox for ranks of some stages."""
+    return _LINE * (1 + ranks) + max(SLOTS, _MESSAGES_PER_STAGE * stages) * SLOT_BYTES
 
 
 def message_numbers(memory: Tensor, ranks: int) -> list[int]:
@@ -60,6 +62,7 @@ class Mailbox:
         self._is_well = is_well
         self._wait, self._post = _functions()
         self._number = 0
+        self._count = (memory.numel() - _LINE * (1 + ranks)) // SLOT_BYTES
 
     def post(self, numbers: array[int], tensors: Iterable[Tensor] = ()) -> None:
         """Posts a message of int64 numbers and, after them, the contents of contiguous tensors.
@@ -74,7 +77,7 @@ class Mailbox:
             raise ValueError(f"a step's message to other ranks has {size} bytes; at most {SLOT_BYTES} fit")
         number = self._number + 1
         for reader in self._readers:
-            self._wait_for(self._base + _LINE * (1 + reader), number - SLOTS)
+            self._wait_for(self._base + _LINE * (1 + reader), number - self._count)
         at = self._slot(number)
         for address, count in parts:
             ctypes.memmove(at, address, count)
@@ -93,7 +96,7 @@ class Mailbox:
         self._post(self._base + _LINE * (1 + rank), self._number)
 
     def _slot(self, number: int) -> int:
-        return self._slots + number % SLOTS * SLOT_BYTES
+        return self._slots + number % self._count * SLOT_BYTES
 
     def _wait_for(self, counter: int, value: int) -> None:
         while self._wait(counter, value, _SPIN_NS, _ONCE_MS) < value:

@@ -8,8 +8,10 @@ import os
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.collective import communicator_bytes
+from torch_armllm.ops.collective import communicator_bytes, open_communicator
 from torch_armllm.parallel.mailbox import mailbox_bytes
+from torch_armllm.parallel.rank_group import RankGroup
+from torch_armllm.parallel.rank_place import RankPlace
 
 BUFFER_BYTES = 2 << 20
 """Bytes of each of a rank's two buffers for exchanges; larger exchanges take several rounds."""
@@ -18,40 +20,50 @@ SHARED_BYTES = 16 << 30
 
 
 class GroupMemory:
-    """The memory of a group: what exchanges need, then a mailbox.
+    """The memory of a group: what the exchanges of each stage need, then a mailbox.
 
     It is no file of ``/dev/shm``: its size is not limited there, and nothing is left when processes are
     killed.  Pages take memory once they are written.
 
     Args:
-        ranks: number of ranks.
+        tensor_ranks: number of ranks that exchange columns: all, or those of a stage.
+        stages: number of stages.
         file: descriptor of the memory of a group that exists; None: a new group.
 
     Attributes:
         file: descriptor, which other processes inherit.
-        exchanges: uint8, for `torch_armllm.ops.collective.open_communicator`.
+        exchanges: for each stage, uint8 for `torch_armllm.ops.collective.open_communicator`.
         mail: uint8, for `torch_armllm.parallel.mailbox.Mailbox`.
     """
 
-    def __init__(self, ranks: int, file: int | None = None) -> None:
-        first = communicator_bytes(ranks, BUFFER_BYTES, SHARED_BYTES)
-        size = first + mailbox_bytes(ranks)
+    def __init__(self, tensor_ranks: int, stages: int = 1, file: int | None = None) -> None:
+        each = communicator_bytes(tensor_ranks, BUFFER_BYTES, SHARED_BYTES if tensor_ranks > 1 else 0)
+        first = each * stages
+        size = first + mailbox_bytes(tensor_ranks * stages, stages)
         if file is None:
             file = os.memfd_create("torch_armllm ranks")
             os.ftruncate(file, size)
         self.file = file
         self._map = mmap.mmap(file, size)
         memory: Tensor = torch.frombuffer(self._map, dtype=torch.uint8)
-        self.exchanges, self.mail = memory[:first], memory[first:]
+        self.exchanges = memory[:first].split(each)
+        self.mail = memory[first:]
+
+    def group(self, place: RankPlace) -> RankGroup | None:
+        """Opens the communicator of a process's stage, and returns its ranks; None if the stage has one."""
+        if place.tensor_ranks == 1:
+            return None
+        own = place.tensor_rank, place.tensor_ranks
+        return RankGroup(*own, open_communicator(self.exchanges[place.stage], *own, BUFFER_BYTES))
 
     def fail(self, rank: int) -> None:
         """Ends the exchanges that are under way, on all ranks, because a rank has failed."""
-        failed = self.exchanges[:8].view(torch.int64)
-        if int(failed) == 0:
-            failed.fill_(rank + 1)
+        if self.failed_rank is None:
+            for each in self.exchanges:
+                each[:8].view(torch.int64).fill_(rank + 1)
 
     @property
     def failed_rank(self) -> int | None:
         """The first rank that has failed; None if all are well."""
-        failed = int(self.exchanges[:8].view(torch.int64))
+        failed = int(self.exchanges[0][:8].view(torch.int64))
         return failed - 1 if failed else None

@@ -1,8 +1,8 @@
-"""The part of a model that a tensor parallel rank computes."""
+"""The part of a model that one of several processes computes: a stage's layers, a rank's columns, or both."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,10 @@ import torch
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES
+from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.parallel.rank_group import RankGroup
+from torch_armllm.parallel.rank_place import RankPlace
+from torch_armllm.parallel.stage import Stage
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.divisible_model import divisible_model
 from torch_armllm.patching.patch import remove_plan
@@ -20,28 +23,60 @@ from torch_armllm.quant.inspection import is_packed
 from torch_armllm.system.huge_pages import collapse
 
 
+@dataclass
+class DividedModel:
+    """A part of a model.
+
+    Attributes:
+        part: what this process computes.  The first stage has the output layer too, or a rank's part of it.
+        whole_shape: shape of the cache of the whole model.
+        description: of the whole model; it is equal in all processes whose parts fit together.
+    """
+
+    part: PlanModel
+    whole_shape: Shape
+    description: str
+
+
 @torch.no_grad()
-def divided_model(model: Any, kv_cache_dtype: str | None, group: RankGroup) -> PlanModel:
-    """Returns this rank's part of a model, with weights of its own; all ranks call this at the same time.
+def divided_model(
+    model: Any, kv_cache_dtype: str | None, place: RankPlace, group: RankGroup | None
+) -> DividedModel:
+    """Returns the part of a process, with weights of its own.
 
     Args:
         model: a patched model.  It is unpatched, and no longer needed.
         kv_cache_dtype: see `torch_armllm.patch`.
-        group: the ranks.
+        place: of this process.
+        group: the ranks of this process's stage, all of which call this at the same time; None: it is one.
 
     Raises:
-        ValueError: the model has no native plan, or an output layer that cannot be shared out.
+        ValueError: the model has no native plan, or cannot be divided so.
     """
-    whole = divisible_model(model, "tensor_parallel_size")
+    setting = "tensor_parallel_size" if place.stages == 1 else "pipeline_parallel_size"
+    whole = divisible_model(model, setting)
     remove_plan(model)
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
+    stage = None
+    if place.stages > 1:
+        stage = Stage(place.stage, place.stages, sum(tensor.nbytes for tensor in whole.head.tensors))
+    refusal = f"{whole.name} cannot be divided by {setting}"
     with released_tracing_memory():
         try:
-            built = build_plan(model, is_packed(model), cache_dtype, group=group)
+            built = build_plan(model, is_packed(model), cache_dtype, group=group, stage=stage)
         except CaptureError as reason:
-            raise ValueError(f"{whole.name} cannot be shared out among ranks: {reason}") from reason
+            raise ValueError(f"{refusal}: {reason}") from reason
     if not isinstance(built.plan, NativePlan):
-        raise ValueError(f"{whole.name} cannot be shared out among ranks: {'; '.join(built.notes)}")
-    own_head = whole.head.divided(group)
-    collapse([*built.plan.program.constants, *own_head.tensors])
-    return replace(whole, plan=built.plan, shape=built.shape, head=own_head)
+        raise ValueError(f"{refusal}: {'; '.join(built.notes)}")
+    if built.shape.block_size != whole.shape.block_size:
+        raise ValueError(f"{refusal}: the caches of its parts differ in the size of blocks")
+    head = whole.head
+    if place.stage > 0:
+        head = head.without_weights()
+    elif group is not None:
+        head = head.divided(group)
+    collapse([*built.plan.program.constants, *head.tensors])
+    program = whole.plan.program
+    facts = whole.name, program.opcodes, program.columns, program.dtype, whole.vocab_size, whole.shape
+    part = replace(whole, plan=built.plan, shape=built.shape, head=head)
+    return DividedModel(part, whole.shape, repr((*facts, place.tensor_ranks, place.stages)))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.step import Step
@@ -20,19 +20,20 @@ from torch_armllm.plan.step_result import StepResult
 class PipelineRunner(PlanRunner):
     """Computes the first layers and the logits of steps; other processes compute the layers between.
 
-    The processes compute different steps at the same time, each in the order in which they begin.
+    The stages compute different steps at the same time, each in the order in which they begin.
 
     Args:
         model: the first stage's layers, and the output layer.
         num_blocks: blocks of the KV cache.
-        stages: number of processes.
+        stages: number of stages.
         link: from the last stage and to the next one.
-        leader: sends the steps to the other stages.
+        leader: sends the steps to all other processes.
         has_states: True if any stage has states of recurrent layers.
+        shares_logits: True if other ranks of the first stage compute a part of the logits.
         settings: see `PlanRunner`.
 
     Attributes:
-        stages: number of processes, which is the number of steps that may be under way.
+        stages: number of stages, which is the number of steps that may be under way.
     """
 
     def __init__(
@@ -43,12 +44,13 @@ class PipelineRunner(PlanRunner):
         link: StageLink,
         leader: RankLeader,
         has_states: bool,
+        shares_logits: bool,
         **settings: Any,
     ) -> None:
         super().__init__(model, num_blocks, leader=leader, **settings)
         self.stages = stages
         self._link = link
-        self._led = leader
+        self._led, self._shares_logits = leader, shares_logits
         self._builder.keeps_states = has_states
         self._rows: deque[int] = deque()
 
@@ -62,7 +64,7 @@ class PipelineRunner(PlanRunner):
             with self._at_work, torch.no_grad():
                 self._begin(step)
         except Exception as error:
-            raise self._led.fail(error) from error
+            raise self._fail(error) from error
 
     def _begin(self, step: Step) -> None:
         self.copy_blocks(step)
@@ -81,6 +83,12 @@ class PipelineRunner(PlanRunner):
         self._rows.append(inputs.tokens if rows is None else len(rows))
         self._trace.mark("decode" if rows is None else "prefill")
 
+    def _fail(self, error: Exception) -> RankFailedError:
+        """Ends all processes, those that wait for rows of this one too; returns the error of the engine."""
+        failed = self._led.fail(error)
+        self._link.close()
+        return failed
+
     def finish(self) -> StepResult:
         """Waits for the last hidden states of the oldest step under way, and returns its logits.
 
@@ -88,16 +96,15 @@ class PipelineRunner(PlanRunner):
             RankFailedError: a stage has failed.
         """
         try:
+            if self._shares_logits:
+                self._led.ask_for_logits()
             hidden = self._link.receive(self._rows.popleft())
             with self._at_work, torch.no_grad():
-                return StepResult(self._logits(hidden))
+                logits = self.logits(hidden)
+                self._trace.mark("head")
+                return StepResult(logits)
         except Exception as error:
-            raise self._led.fail(error) from error
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self.head(hidden) if len(hidden) else hidden.new_empty(0, self.vocab_size)
-        self._trace.mark("head")
-        return logits
+            raise self._fail(error) from error
 
     def compute(self, step: Step, best: bool = False) -> StepResult:
         """Computes a step while no other is under way; see `PlanRunner.compute`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from torch_armllm.engine.execution.step_executor import StepExecutor
-from torch_armllm.engine.execution.step_message import StepReader
+from torch_armllm.engine.execution.step_message import Signal, StepReader
 
 
 class Inbox(Protocol):
@@ -30,9 +30,12 @@ def follow(rank: int, mailbox: Inbox, executor: StepExecutor) -> None:
     """
     reader = StepReader(executor.cache, executor.states)
     while True:
-        step = reader.read(mailbox.receive())
+        message = reader.read(mailbox.receive())
         mailbox.done(rank)
-        if step is None:
+        if message is Signal.STOP:
             return
-        executor.copy(*step.copies)
-        executor.run(step.inputs, step.rows, step.best)
+        if message is Signal.LOGITS:
+            executor.compute_logits()
+        else:
+            executor.copy(*message.copies)
+            executor.run(message.inputs, message.rows, message.best)

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.errors import RankFailedError
-from torch_armllm.engine.execution.step_message import step_message, stop_message
+from torch_armllm.engine.execution.step_message import Signal, signal_message, step_message
 from torch_armllm.engine.step import Step
 from torch_armllm.plan.step import StepInputs
 
@@ -46,16 +46,27 @@ class RankLeader:
         self.on_failure = on_failure
         self._has_failed = False
 
+    def ask_for_logits(self) -> None:
+        """Lets the other ranks of a pipeline's first stage compute logits of the oldest step under way.
+
+        Raises:
+            RankFailedError: a rank has failed.
+        """
+        self._post(signal_message(Signal.LOGITS))
+
     def send(self, step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> None:
         """Sends a step, which all ranks then compute.
 
         Raises:
             RankFailedError: a rank has failed.
         """
+        self._post(*step_message(step, inputs, rows, best))
+
+    def _post(self, numbers: array[int], tensors: Iterable[Tensor] = ()) -> None:
         reason = self._failure()
         if reason is not None:
             raise RankFailedError(reason)
-        self._mailbox.post(*step_message(step, inputs, rows, best))
+        self._mailbox.post(numbers, tensors)
 
     def fail(self, error: Exception) -> RankFailedError:
         """Ends all ranks, because a step has failed here or there; returns the error of the engine."""
@@ -70,4 +81,4 @@ class RankLeader:
     def stop(self) -> None:
         """Ends the other ranks."""
         if self._failure() is None and not self._has_failed:
-            self._mailbox.post(stop_message())
+            self._mailbox.post(signal_message(Signal.STOP))

@@ -1,7 +1,8 @@
-"""Computes the layers of a pipeline stage other than the first."""
+"""Computes the layers of a pipeline stage, as its leader asks for them."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step import StepInputs
@@ -21,29 +23,41 @@ class StageExecutor(StepExecutor):
     Args:
         model: the stage's layers.
         num_blocks: blocks of the KV cache.
+        place: of this process.  The first stage is given token ids; the last one sends the rows only whose
+            logits a step needs.
         link: to the stages before and after.
-        is_last: True to send only the rows whose logits a step needs.
         settings: see `StepExecutor`.
     """
 
     def __init__(
-        self, model: ServableModel, num_blocks: int, link: StageLink, is_last: bool, **settings: Any
+        self, model: ServableModel, num_blocks: int, place: RankPlace, link: StageLink, **settings: Any
     ) -> None:
         super().__init__(model, num_blocks, **settings)
-        self._link, self._is_last = link, is_last
+        self._link = link
+        self._is_first, self._is_last = place.stage == 0, place.stage == place.stages - 1
+        self._rows: deque[int] = deque()
 
     def run(self, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> StepResult:
         """Computes the stage's part of a step; see `StepExecutor.run`.
 
         Returns:
-            No logits: the first stage computes them.
+            No logits: the first stage computes them in `compute_logits`.
         """
         if not self.states:  # other stages have some
             inputs = replace(inputs, state_slots=None)
-        inputs.given = self._link.receive(inputs.tokens)
+        if self._is_first:
+            self._rows.append(inputs.tokens if rows is None else len(rows))
+        else:
+            inputs.given = self._link.receive(inputs.tokens)
         with torch.no_grad():
             hidden = self.plan.run(inputs)
         if self._is_last and rows is not None:
             hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
         self._link.send(hidden)
         return StepResult(hidden[:0])
+
+    def compute_logits(self) -> None:
+        """Computes this rank's part of the logits of the oldest step under way, on the first stage."""
+        if self._is_first:
+            with torch.no_grad():
+                self.logits(self._link.receive(self._rows.popleft()))

@@ -111,11 +111,19 @@ class StepExecutor:
                 hidden = hidden[:, : self._hidden_size].contiguous()
             if rows is not None:
                 hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
-            logits = self.head(hidden) if len(hidden) else hidden.new_empty(0, self.vocab_size)
+            logits = self.logits(hidden)
             self._trace.mark("head")
             if rows is None and best and self._may_fuse:
                 self._fuse_head(hidden)
         return StepResult(logits, hidden=kept)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns logits ``(R, vocab_size)`` of last hidden states ``(R, hidden)``."""
+        return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.vocab_size)
+
+    def compute_logits(self) -> None:
+        """Computes logits of the oldest step under way; steps of this class end in `run`."""
+        raise RuntimeError("no step is under way")
 
     def rows_are_exact(self) -> bool:
         """True if a token's logits are known to have the same bits whatever else a step computes."""

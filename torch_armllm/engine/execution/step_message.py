@@ -6,6 +6,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -15,8 +16,19 @@ from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.step import NO_SAVES, StepInputs
 
-STOP, STEP = 0, 1
-"""Kinds of messages."""
+STEP = -1
+"""Kind of a message that brings a step; others are signals."""
+
+
+class Signal(IntEnum):
+    """A message without a step."""
+
+    STOP = 0
+    """Ends the rank."""
+    LOGITS = 1
+    """Lets a rank of a pipeline's first stage compute its logits of the oldest step under way."""
+
+
 _MOVES = ("copy", "swap_out", "swap_in")
 _KEPT = 16
 """Sizes of steps whose memory is kept, so that a plan can replay them."""
@@ -49,9 +61,9 @@ class Copies(NamedTuple):
     copies: list[tuple[int, int]]
 
 
-def stop_message() -> array[int]:
-    """Returns the numbers of the message that ends the other ranks."""
-    return array("q", _Header(STOP))
+def signal_message(signal: Signal) -> array[int]:
+    """Returns the numbers of a message without a step."""
+    return array("q", _Header(signal))
 
 
 def step_message(
@@ -110,12 +122,12 @@ class StepReader:
         self._cache, self._states = cache, list(states)
         self._kept: dict[tuple[int, int, int], StepInputs] = {}
 
-    def read(self, address: int) -> ReceivedStep | None:
-        """Returns the step of the message at an address; None for a message that ends the rank."""
+    def read(self, address: int) -> ReceivedStep | Signal:
+        """Returns the step of the message at an address, or what the message says without one."""
         numbers = _Numbers(address)
         header = _Header(*numbers.take(len(_Header._fields)))
-        if header.kind == STOP:
-            return None
+        if header.kind != STEP:
+            return Signal(header.kind)
         rows = None if header.rows < 0 else numbers.take(header.rows)
         moves = [
             StateMove(_MOVES[kind], source, target)  # type: ignore[arg-type]

@@ -1,0 +1,88 @@
+"""The part of a model that a process computes, and what the processes compare."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.llm.rank_start import agree
+from torch_armllm.parallel.rank_group import RankGroup
+from torch_armllm.parallel.rank_place import RankPlace
+from torch_armllm.plan.plan_model import PlanModel
+
+
+class PartFacts(NamedTuple):
+    """Facts of a part that the first process compares and adds up.
+
+    Attributes:
+        model: fingerprint of the whole model.
+        program: fingerprint of the part's instructions, which all ranks of a stage run.
+        bytes_per_token: of the part's cache.
+        state_bytes: of a sequence's states.
+    """
+
+    model: str
+    program: str
+    bytes_per_token: int
+    state_bytes: int
+
+
+@dataclass
+class RankPart:
+    """A process's part of a model.
+
+    Attributes:
+        model: the layers of a stage, with a rank's weights.
+        whole_shape: shape of the cache of the whole model.
+        facts: for the first process.
+    """
+
+    model: PlanModel
+    whole_shape: Shape
+    facts: PartFacts
+
+
+def rank_part(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankPart:
+    """Returns a process's part of a patched model; all ranks of a stage call this at the same time."""
+    from torch_armllm.patching.divided_model import divided_model  # imports transformers
+
+    cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
+    divided = divided_model(model, cache, place, group)
+    part = divided.part
+    program = part.plan.program
+    facts = PartFacts(
+        *(_fingerprint(divided.description), _fingerprint(program.opcodes, program.columns, program.dtype)),
+        *(part.shape.bytes_per_token, part.shape.states.bytes_per_sequence),
+    )
+    return RankPart(part, divided.whole_shape, facts)
+
+
+def compare(facts: Sequence[PartFacts], tensor_ranks: int) -> None:
+    """Compares what has to be equal in all processes, and in those of a stage.
+
+    Args:
+        facts: of all processes, in order.
+        tensor_ranks: number of ranks of each stage.
+
+    Raises:
+        ValueError: a process has another model, or another part of it.
+    """
+    agree([each.model for each in facts])
+    for first in range(0, len(facts), tensor_ranks):
+        agree([each.program for each in facts[first : first + tensor_ranks]], first)
+
+
+def largest_share(facts: Sequence[PartFacts], shape: Shape) -> float:
+    """Returns the largest part of a cache that one process keeps."""
+    tokens, states = shape.bytes_per_token, shape.states.bytes_per_sequence
+    shares = [max(each.bytes_per_token for each in facts) / tokens] if tokens else []
+    if states:
+        shares.append(max(each.state_bytes for each in facts) / states)
+    return max(shares, default=1.0)
+
+
+def _fingerprint(*facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
