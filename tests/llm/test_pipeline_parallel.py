@@ -95,7 +95,7 @@ def test_stages_of_two_ranks_return_the_tokens_and_logprobs_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 2])
 def test_a_killed_rank_of_a_stage_ends_the_engine_with_its_name(tmp_path: Path, number: int) -> None:
     tiny("llama", torch.bfloat16, **SIZES).save_pretrained(tmp_path)
     before = set(pids())
