@@ -78,12 +78,14 @@ class DividedModel:
     fingerprint: str
 
 
-def divide(model: Any, kv_cache_dtype: str, communicator: int, rank: int, ranks: int) -> DividedModel:
+def divide(
+    model: Any, kv_cache_dtype: str, communicator: int, rank: int, ranks: int, whole_experts: bool
+) -> DividedModel:
     """Returns a rank's part of a patched model; all ranks call this at the same time."""
     from torch_armllm.patching.divided_model import divided_model  # imports transformers
 
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
-    part = divided_model(model, cache, RankGroup(rank, ranks, communicator))
+    part = divided_model(model, cache, RankGroup(rank, ranks, communicator, whole_experts=whole_experts))
     program = part.plan.program
     described = repr((part.name, program.opcodes, program.columns, program.dtype, part.vocab_size))
     return DividedModel(part, hashlib.sha256(described.encode()).hexdigest())
@@ -142,6 +144,7 @@ def load_divided_engine(
     if launched_ranks() is not None:
         return _load_launched(settings, own_tokenizer, progress, config)
     threads = {"threads": config.threads, "pin_threads": config.pin_threads}
+    threads |= {"whole_experts": config.enable_expert_parallel}
     processes = RankProcesses(cores, settings | threads)
     try:
         place(cores[0])
@@ -150,7 +153,7 @@ def load_divided_engine(
         agree(described(), processes.receive())
         processes.send("build")
         communicator = open_communicator(processes.memory.exchanges, 0, ranks, BUFFER_BYTES)
-        part = divide(loaded, config.kv_cache_dtype, communicator, 0, ranks)
+        part = divide(loaded, config.kv_cache_dtype, communicator, 0, ranks, config.enable_expert_parallel)
         del loaded
         agree(part.fingerprint, processes.receive())
 
@@ -178,7 +181,8 @@ def _load_launched(
     group = LaunchedRanks(config.ranks, "tensor_parallel_size")
     group.agree(described())
     loaded = load_patched(**settings, progress=progress and group.rank == 0)
-    part = divide(loaded, config.kv_cache_dtype, group.open_exchange(), group.rank, group.size)
+    place = group.open_exchange(), group.rank, group.size
+    part = divide(loaded, config.kv_cache_dtype, *place, config.enable_expert_parallel)
     del loaded
     group.agree(part.fingerprint)
     if group.rank > 0:

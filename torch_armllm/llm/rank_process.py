@@ -59,11 +59,15 @@ def _run(rank: int, ranks: int, memory: GroupMemory, connection: Connection, lin
     settings = connection.recv()
     team = ThreadTeam(choose_threads(settings.pop("threads"), settings.pop("pin_threads")))
     team.settle()
+    whole_experts = settings.pop("whole_experts", False)
     model = load_patched(**settings, progress=False)
     connection.send(("loaded", described()))
     connection.recv()
-    divided = _stage if links else _columns
-    part, result = divided(model, settings["kv_cache_dtype"], rank, ranks, memory)
+    cache_dtype = settings["kv_cache_dtype"]
+    if links:
+        part, result = _stage(model, cache_dtype, rank, ranks)
+    else:
+        part, result = _columns(model, cache_dtype, rank, ranks, memory, whole_experts)
     del model
     connection.send(("built", result))
     sizes: dict[str, Any] = connection.recv()
@@ -82,15 +86,15 @@ def _run(rank: int, ranks: int, memory: GroupMemory, connection: Connection, lin
 
 
 def _columns(
-    model: Any, cache_dtype: str, rank: int, ranks: int, memory: GroupMemory
+    model: Any, cache_dtype: str, rank: int, ranks: int, memory: GroupMemory, whole_experts: bool
 ) -> tuple[PlanModel, Any]:
-    """Returns this rank's columns of a model, and what the leader compares."""
+    """Returns this rank's columns, heads and experts of a model, and what the leader compares."""
     communicator = open_communicator(memory.exchanges, rank, ranks, BUFFER_BYTES)
-    divided = divide(model, cache_dtype, communicator, rank, ranks)
+    divided = divide(model, cache_dtype, communicator, rank, ranks, whole_experts)
     return divided.model, divided.fingerprint
 
 
-def _stage(model: Any, cache_dtype: str, rank: int, ranks: int, memory: GroupMemory) -> tuple[PlanModel, Any]:
+def _stage(model: Any, cache_dtype: str, rank: int, ranks: int) -> tuple[PlanModel, Any]:
     """Returns this rank's layers of a model, and what the leader compares."""
     staged = stage_of(model, cache_dtype, rank, ranks)
     return staged.model, staged.facts

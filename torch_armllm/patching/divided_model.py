@@ -30,9 +30,15 @@ def divided_model(model: Any, kv_cache_dtype: str | None, group: RankGroup) -> P
         group: the ranks.
 
     Raises:
-        ValueError: the model has no native plan, or an output layer that cannot be shared out.
+        ValueError: the model has no native plan, an output layer that cannot be shared out, or no experts to
+            share out whole.
     """
     whole = divisible_model(model, "tensor_parallel_size")
+    if group.whole_experts and "moe" not in whole.plan.program.opcodes:
+        raise ValueError(
+            f"enable_expert_parallel is for models with quantized experts, and {whole.name} has none: leave "
+            "it out"
+        )
     remove_plan(model)
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     with released_tracing_memory():
