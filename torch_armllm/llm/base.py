@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping
 from functools import cached_property
@@ -32,6 +33,7 @@ from torch_armllm.llm.loader import (
     resolve_auto,
     verify_checksums,
 )
+from torch_armllm.llm.ray_loader import load_on_ray
 from torch_armllm.llm.replica_loader import load_replicas
 from torch_armllm.llm.staged_loader import load_staged_engine
 from torch_armllm.plan.plan_model import PlanModel
@@ -140,6 +142,8 @@ class LLMBase:
         load_one = load_engine if config.ranks == 1 else load_divided_engine
         if config.pipeline_parallel_size > 1:
             load_one = load_staged_engine
+        if config.distributed_executor_backend == "ray":
+            load_one = functools.partial(load_on_ray, load_one)
 
         def load(config: EngineConfig) -> LoadedEngine:
             return load_one(

@@ -7,12 +7,11 @@ import os
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_armllm.engine.errors import RankFailedError
-from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader
+from torch_armllm.engine.execution.rank_failures import RankFailures
+from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.llm.child_process import ChildProcess
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.shared_memory import GroupMemory
@@ -37,6 +36,7 @@ class RankProcesses:
 
     Attributes:
         memory: shared by all ranks.
+        on_failure: calls a method, which is kept weakly, with the error once a rank has failed.
         seconds_to_answer: time after which a rank that holds up the others in a step is killed.
     """
 
@@ -50,8 +50,8 @@ class RankProcesses:
     ) -> None:
         self._kind = "pipeline stage" if links else "tensor parallel rank"
         self.memory = GroupMemory(len(cores))
-        self._reasons: list[str] = []
-        self._on_failure: list[weakref.WeakMethod[OnFailure]] = []
+        self._failures = RankFailures()
+        self.on_failure = self._failures.on_failure
         self._closed = threading.Event()
         self._finder: threading.Thread | None = None
         self._stacks = {rank: os.memfd_create(f"stacks of rank {rank}") for rank in range(1, len(cores))}
@@ -115,11 +115,8 @@ class RankProcesses:
             self._fail(rank, reason)
 
     def _fail(self, rank: int, reason: str) -> None:
-        self._reasons.append(f"{self._kind} {rank} has failed: {reason}")
         self.memory.fail(rank)
-        for kept in self._on_failure:
-            if (method := kept()) is not None:
-                method(RankFailedError(self._reasons[0]))
+        self._failures.add(f"{self._kind} {rank} has failed: {reason}")
 
     def _find_silent(self) -> None:
         """Waits for ranks that hold up the others, and kills them."""
@@ -151,16 +148,10 @@ class RankProcesses:
 
     def failure(self) -> str | None:
         """Returns the reason why a rank has failed; None if all are well."""
-        if self._reasons:
-            return self._reasons[0]
+        if self._failures.first is not None:
+            return self._failures.first
         failed = self.memory.failed_rank
         return None if failed is None else f"{self._kind} {failed} has failed"
-
-    def on_failure(self, method: OnFailure) -> None:
-        """Calls a method, which is kept weakly, with the error once a rank has failed."""
-        self._on_failure.append(weakref.WeakMethod(method))
-        if self._reasons:
-            method(RankFailedError(self._reasons[0]))
 
     def fail(self) -> None:
         """Ends the exchanges of all ranks, as this one has failed."""
