@@ -18,6 +18,7 @@ from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.llm.rank_processes import RankProcesses
+from torch_armllm.parallel.rank_place import RankPlace
 
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60)), [5, 6, 7] * 9 + [9]]
 OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "progress": False, "threads": 1}
@@ -53,6 +54,23 @@ def test_two_ranks_return_the_tokens_and_logprobs_of_one_and_end_with_the_engine
     del two
     gc.collect()
     assert ended(process)
+
+
+@pytest.mark.slow
+def test_ranks_with_whole_experts_return_the_tokens_of_one(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 320, "num_experts": 5, "moe_intermediate_size": 48}
+    tiny("qwen3_moe", torch.bfloat16, **sizes).save_pretrained(tmp_path)
+    one = run(load(tmp_path, 1, enable_expert_parallel=True), temperature=0.9, seed=3, logprobs=2)
+    several = run(load(tmp_path, 3, enable_expert_parallel=True), temperature=0.9, seed=3, logprobs=2)
+    for expected, found in zip(one, several, strict=True):
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert found.outputs[0].logprobs == expected.outputs[0].logprobs
+
+
+@pytest.mark.slow
+def test_a_model_without_experts_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="for models with quantized experts, and LlamaForCausalLM has none"):
+        load(folder, 2, enable_expert_parallel=True)
 
 
 def _run_often(llm: LLM) -> None:
@@ -94,10 +112,10 @@ def test_a_rank_that_does_not_answer_is_killed_and_ends_the_engine(
 def test_a_rank_tells_its_stack(folder: Path) -> None:
     settings: dict[str, Any] = {
         **{"model": str(folder), "dtype": "auto", "quantization": None, "kv_cache_dtype": "auto"},
-        **{"hf_overrides": None, "threads": 1, "pin_threads": False},
+        **{"hf_overrides": None, "threads": 1, "pin_threads": False, "whole_experts": False},
     }
     cpus = sorted(os.sched_getaffinity(0))
-    processes = RankProcesses([cpus, cpus], settings)
+    processes = RankProcesses([cpus, cpus], RankPlace(0, 2, 1), settings)
     try:
         processes.receive()
         assert "rank_process.py" in processes.stack_of(1)

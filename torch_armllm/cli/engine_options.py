@@ -34,6 +34,8 @@ _SETTINGS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
+    "enable_expert_parallel",
+    "distributed_executor_backend",
     "threads",
     "pin_threads",
     "speculative_config",
@@ -241,6 +243,17 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         metavar="N",
         help="number of processes that compute the layers of a model one after another, for machines whose "
         "connection is slow (default: 1)",
+    )
+    group.add_argument(
+        "--enable-expert-parallel",
+        action=switch,
+        help="let each tensor parallel rank compute whole experts, not some columns of all (default: off)",
+    )
+    group.add_argument(
+        "--distributed-executor-backend",
+        choices=("mp", "ray"),
+        help="what starts the processes of --tensor-parallel-size and --pipeline-parallel-size: mp, on this "
+        "machine; ray, as actors of a Ray cluster (default: mp)",
     )
     group.add_argument(
         "--pin-threads",

@@ -78,6 +78,10 @@ class EngineConfig:
             tensor_parallel_size, each stage has so many ranks.
         data_parallel_size: number of processes with an engine each, between which requests are shared out;
             each has the whole model, or its ranks, and the other settings are those of each.
+        enable_expert_parallel: each tensor parallel rank computes whole experts, and not some columns of
+            all; the results have the same bits. A single rank has all experts.
+        distributed_executor_backend: ``mp`` starts the ranks and stages as processes of this machine, unless
+            ``torchrun`` has started them; ``ray`` starts them as actors of a Ray cluster.
         threads: number of compute threads of a process; None: one for each physical core that it may use.
         pin_threads: pins the threads to their cores; None: pins them if they fill all of those cores.
 
@@ -117,6 +121,8 @@ class EngineConfig:
     tensor_parallel_size: int | Literal["auto"] = "auto"
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    distributed_executor_backend: Literal["mp", "ray"] = "mp"
     threads: int | None = None
     pin_threads: bool | None = None
 
@@ -135,6 +141,11 @@ class EngineConfig:
     def ranks(self) -> int:
         """Number of processes that compute together."""
         return self.tensor_ranks * self.pipeline_parallel_size
+
+    @property
+    def has_stages_only(self) -> bool:
+        """True if each stage of the pipeline is a single process."""
+        return self.pipeline_parallel_size > 1 and self.tensor_parallel_size in ("auto", 1)
 
     @property
     def most_pictures(self) -> int:

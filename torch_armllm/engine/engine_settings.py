@@ -46,5 +46,7 @@ class EngineSettings(TypedDict, total=False):
     tensor_parallel_size: int | Literal["auto"]
     pipeline_parallel_size: int
     data_parallel_size: int
+    enable_expert_parallel: bool
+    distributed_executor_backend: Literal["mp", "ray"]
     threads: int | None
     pin_threads: bool | None

@@ -133,14 +133,15 @@ def _load_with_processes(
     """Starts a process for each part but the first, loads that one, and builds the engine of all."""
     place = RankPlace(0, config.tensor_ranks, config.pipeline_parallel_size)
     cores = rank_cpus(place.size)
-    threads = {"threads": config.threads, "pin_threads": config.pin_threads}
+    own = {"threads": config.threads, "pin_threads": config.pin_threads}
+    own |= {"whole_experts": config.enable_expert_parallel}
     sockets = rings(place.tensor_ranks, place.stages) if place.stages > 1 else []
     links = [[each.fileno() for each in pair] for pair in sockets]
-    processes = RankProcesses(cores, place, settings | threads, links)
+    processes = RankProcesses(cores, place, settings | own, links)
     for pair in sockets[1:]:  # once their process has ended, a connection is to end too
         for each in pair:
             each.close()
-    group = processes.memory.group(place)
+    group = processes.memory.group(place, config.enable_expert_parallel)
     link = StageLink(*sockets[0], group=group) if sockets else None
 
     def close() -> None:
@@ -179,7 +180,7 @@ def _load_launched(
     place = others.place
     agree(others.gather(described()))
     loaded = load_patched(**settings, progress=progress and place.rank == 0)
-    group = others.open_group()
+    group = others.open_group(config.enable_expert_parallel)
     part = rank_part(loaded, config.kv_cache_dtype, place, group)
     del loaded
     facts = others.gather(part.facts)

@@ -73,7 +73,7 @@ class LaunchedRanks:
         self._opened: list[NetworkExchange | StageLink] = []
         self._leader: RankLeader | None = None
 
-    def open_group(self) -> RankGroup | None:
+    def open_group(self, whole_experts: bool) -> RankGroup | None:
         """Returns the ranks of this process's stage, which gather columns; None if it is the only one."""
         place = self.place
         if place.tensor_ranks == 1:
@@ -81,7 +81,9 @@ class LaunchedRanks:
         sockets = [self._rows[rank] for rank in place.members]
         exchange = NetworkExchange(place.tensor_rank, sockets, _EXCHANGE_SECONDS)
         self._opened.append(exchange)
-        return RankGroup(place.tensor_rank, place.tensor_ranks, exchange.communicator)
+        return RankGroup(
+            place.tensor_rank, place.tensor_ranks, exchange.communicator, whole_experts=whole_experts
+        )
 
     def open_link(self, group: RankGroup | None) -> StageLink:
         """Returns the connections of a stage, whose ranks are given, to those before and after it."""
@@ -131,5 +133,5 @@ class LaunchedRanks:
                 follow(self.place.rank, NetworkMailbox(self._messages), executor)
         except RuntimeError as error:
             logger.error("rank %d ends: %s", self.place.rank, error)
-            sys.exit(1)
+            raise SystemExit(1) from error
         sys.exit(0)

@@ -60,10 +60,11 @@ def _run(place: RankPlace, memory: GroupMemory, connection: Connection, links: l
     settings = connection.recv()
     team = ThreadTeam(choose_threads(settings.pop("threads"), settings.pop("pin_threads")))
     team.settle()
+    whole_experts = settings.pop("whole_experts")
     model = load_patched(**settings, progress=False)
     connection.send(("loaded", described()))
     connection.recv()
-    group = memory.group(place)
+    group = memory.group(place, whole_experts)
     part = rank_part(model, settings["kv_cache_dtype"], place, group)
     del model
     connection.send(("built", part.facts))

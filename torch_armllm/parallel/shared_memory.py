@@ -49,12 +49,13 @@ class GroupMemory:
         self.exchanges = memory[:first].split(each)
         self.mail = memory[first:]
 
-    def group(self, place: RankPlace) -> RankGroup | None:
+    def group(self, place: RankPlace, whole_experts: bool = False) -> RankGroup | None:
         """Opens the communicator of a process's stage, and returns its ranks; None if the stage has one."""
         if place.tensor_ranks == 1:
             return None
         own = place.tensor_rank, place.tensor_ranks
-        return RankGroup(*own, open_communicator(self.exchanges[place.stage], *own, BUFFER_BYTES))
+        communicator = open_communicator(self.exchanges[place.stage], *own, BUFFER_BYTES)
+        return RankGroup(*own, communicator, whole_experts=whole_experts)
 
     def fail(self, rank: int) -> None:
         """Ends the exchanges that are under way, on all ranks, because a rank has failed."""
