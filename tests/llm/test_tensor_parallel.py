@@ -47,6 +47,8 @@ def test_two_ranks_return_the_tokens_and_logprobs_of_one_and_end_with_the_engine
     before = set(pids())
     two = load(folder, 2)
     (process,) = set(pids()) - before
+    two.sleep()  # on both ranks
+    two.wake_up()
     for settings in ({"temperature": 0}, {"temperature": 0.9, "seed": 3, "logprobs": 2}, {"temperature": 0}):
         for expected, found in zip(run(one, **settings), run(two, **settings), strict=True):
             assert found.outputs[0].token_ids == expected.outputs[0].token_ids

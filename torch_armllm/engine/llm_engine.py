@@ -30,7 +30,6 @@ from torch_armllm.lora.adapter_table import AdapterTable, PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.plan.expert_store import ExpertCounts
 from torch_armllm.plan.step_result import StepResult
-from torch_armllm.system.huge_pages import release_pages
 
 
 class Runner(Protocol):
@@ -46,9 +45,8 @@ class Runner(Protocol):
         """Bytes of the KV cache."""
         ...
 
-    @property
-    def cache_tensors(self) -> GenericSequence[Tensor]:
-        """The memory of the KV cache and of recurrent states."""
+    def release_cache(self) -> int:
+        """Gives the memory of the KV cache back to the system until it is written; returns its bytes."""
         ...
 
     def compute(self, step: Step, best: bool = False) -> StepResult:
@@ -246,7 +244,7 @@ class LLMEngine:
 
         Its contents are lost: the prefix cache has to be reset before.
         """
-        return release_pages(self.runner.cache_tensors)
+        return self.runner.release_cache()
 
     def has_unfinished_requests(self) -> bool:
         """True if there is anything to compute."""

@@ -48,8 +48,10 @@ class ModuleRunner:
 
     kv_bytes: int = 0
     """Always 0: the model's own caches are not counted."""
-    cache_tensors: tuple[Tensor, ...] = ()
-    """Always empty, for the same reason."""
+
+    def release_cache(self) -> int:
+        """Releases nothing: the model's own caches end with their sequences."""
+        return 0
 
     def __init__(
         self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: ThreadTeam | None = None

@@ -11,6 +11,7 @@ import torch
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.rank_leader import RankLeader
+from torch_armllm.engine.execution.step_message import Signal
 from torch_armllm.engine.step import Step
 from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.plan.servable_model import ServableModel
@@ -97,7 +98,7 @@ class PipelineRunner(PlanRunner):
         """
         try:
             if self._shares_logits:
-                self._led.ask_for_logits()
+                self._led.tell(Signal.LOGITS)
             hidden = self._link.receive(self._rows.popleft())
             with self._at_work, torch.no_grad():
                 logits = self.logits(hidden)

@@ -10,6 +10,7 @@ from torch_armllm.engine.execution.adapter_rows import AdapterRows
 from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader, RankWatch
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.step_message import Signal
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import Step
@@ -79,6 +80,12 @@ class PlanRunner(StepExecutor):
         """Calls a method, which is kept weakly, once a tensor parallel rank has failed, if there are any."""
         if self._leader is not None:
             self._leader.on_failure(method)
+
+    def release_cache(self) -> int:
+        """Gives the memory of the KV cache back on all ranks; returns the bytes of this one."""
+        if self._leader is not None:
+            self._leader.tell(Signal.RELEASE)
+        return super().release_cache()
 
     def execute(self, step: Step) -> Tensor:
         """Computes a step.

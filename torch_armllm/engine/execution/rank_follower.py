@@ -36,6 +36,8 @@ def follow(rank: int, mailbox: Inbox, executor: StepExecutor) -> None:
             return
         if message is Signal.LOGITS:
             executor.compute_logits()
+        elif message is Signal.RELEASE:
+            executor.release_cache()
         else:
             executor.copy(*message.copies)
             executor.run(message.inputs, message.rows, message.best)

@@ -63,13 +63,13 @@ class RankLeader:
         self.on_failure = on_failure
         self._has_failed = False
 
-    def ask_for_logits(self) -> None:
-        """Lets the other ranks of a pipeline's first stage compute logits of the oldest step under way.
+    def tell(self, signal: Signal) -> None:
+        """Sends a message without a step.
 
         Raises:
             RankFailedError: a rank has failed.
         """
-        self._post(signal_message(Signal.LOGITS))
+        self._post(signal_message(signal))
 
     def watched_by(self, watch: RankWatch) -> None:
         """Lets another say which rank has failed."""

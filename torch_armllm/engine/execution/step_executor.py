@@ -18,6 +18,7 @@ from torch_armllm.plan.program import schemes_of
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step import Plan, StepInputs
 from torch_armllm.plan.step_result import StepResult
+from torch_armllm.system.huge_pages import release_pages
 
 
 class StepExecutor:
@@ -78,6 +79,10 @@ class StepExecutor:
     def cache_tensors(self) -> list[Tensor]:
         """The memory of the KV cache and of recurrent states."""
         return [tensor for tensor in (*self.cache, *self.states) if tensor is not None]
+
+    def release_cache(self) -> int:
+        """Gives the memory of the KV cache back to the system until it is written; returns its bytes."""
+        return release_pages(self.cache_tensors)
 
     def copy(
         self,

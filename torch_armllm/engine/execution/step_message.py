@@ -27,6 +27,8 @@ class Signal(IntEnum):
     """Ends the rank."""
     LOGITS = 1
     """Lets a rank of a pipeline's first stage compute its logits of the oldest step under way."""
+    RELEASE = 2
+    """Lets a rank give the memory of its KV cache back to the system."""
 
 
 _MOVES = ("copy", "swap_out", "swap_in")
