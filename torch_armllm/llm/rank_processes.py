@@ -59,7 +59,7 @@ class RankProcesses:
         self.memory = GroupMemory(*grid)
         self._failures = RankFailures()
         self.on_failure = self._failures.on_failure
-        self._found, self._closed = threading.Event(), threading.Event()
+        self._closed = threading.Event()
         self._finder: threading.Thread | None = None
         self._stacks = {rank: os.memfd_create(f"stacks of rank {rank}") for rank in range(1, len(cores))}
         self._children: dict[int, ChildProcess] = {}
@@ -120,14 +120,13 @@ class RankProcesses:
         except (EOFError, OSError):
             kind, reason = "failed", self._children[rank].reason()
         if kind == "lost":
-            self._found.wait(_SECONDS_TO_FIND)
+            self._failures.wait(_SECONDS_TO_FIND)
         if not self._closed.is_set():
             self._fail(rank, reason)
 
     def _fail(self, rank: int, reason: str) -> None:
         self.memory.fail(rank)
         self._failures.add(f"{self._name(rank)} has failed: {reason}")
-        self._found.set()
 
     def _find_silent(self) -> None:
         """Waits for ranks that hold up the others, and kills them."""
@@ -161,7 +160,7 @@ class RankProcesses:
         """Returns the reason why another rank has failed; None if all are well."""
         failed = self.memory.failed_rank
         if failed is not None and self._finder is not None:
-            self._found.wait(_SECONDS_TO_FIND)
+            self._failures.wait(_SECONDS_TO_FIND)
         if self._failures.first is not None:
             return self._failures.first
         return f"{self._name(failed)} has failed" if failed else None

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -84,9 +83,8 @@ class RayRanks:
                 self._places[rank] = ray.get(actor.place.remote())
         except RayError as error:
             self.close()
-            raise ValueError(
-                f"{self._name(len(self._places) + 1)} does not start: {_reason(error)}"
-            ) from error
+            name = self._name(len(self._places) + 1)
+            raise ValueError(f"{name} does not start: {_reason(error)}") from error
         for rank, place in self._places.items():
             logger.info("%s: %s", self._name(rank), place)
 
@@ -149,10 +147,7 @@ class RayRanks:
 
     def awaited_failure(self) -> str | None:
         """Returns the reason why a rank has failed, once Ray tells it; None if all are well."""
-        end = time.monotonic() + _SECONDS_TO_HEAR
-        while self._failures.first is None and not self._closed.is_set() and time.monotonic() < end:
-            time.sleep(_SECONDS_TO_HEAR / 100)
-        return self._failures.first
+        return self._failures.wait(_SECONDS_TO_HEAR)
 
     def fail(self) -> None:
         """Ends the other ranks, as a step has failed here: because of one of them, or of this one."""

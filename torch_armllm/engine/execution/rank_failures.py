@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 from torch_armllm.engine.errors import RankFailedError
@@ -13,6 +14,7 @@ class RankFailures:
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
+        self._found = threading.Event()
         self._methods: list[weakref.WeakMethod[OnFailure]] = []
 
     @property
@@ -20,9 +22,15 @@ class RankFailures:
         """The first reason; None if all ranks are well."""
         return self._reasons[0] if self._reasons else None
 
+    def wait(self, seconds: float) -> str | None:
+        """Waits for the first reason, for some time, and returns it."""
+        self._found.wait(seconds)
+        return self.first
+
     def add(self, reason: str) -> None:
         """Adds a reason, and tells it."""
         self._reasons.append(reason)
+        self._found.set()
         for kept in self._methods:
             if (method := kept()) is not None:
                 method(RankFailedError(self._reasons[0]))
