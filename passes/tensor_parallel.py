@@ -1,8 +1,9 @@
 """Tensor parallelism: each rank computes some output columns of the quantized layers, and some heads.
 
 A rank's columns are gathered behind each layer, so that every rank has all activations, with the bits that
-one rank alone computes: no sum is divided.  Attention whose heads can be shared out needs no exchange between
-its projections and its result, and a rank's KV cache holds its own heads only.
+one rank alone computes: no sum is divided.  Of experts each rank has columns of all, or some whole ones.
+Attention whose heads can be shared out needs no exchange between its projections and its result, and a
+rank's KV cache holds its own heads only.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if is_op(node, *QUANTIZED, armllm.int4_gated_linear.default):
             count += _divide_linear(module, group, node)
         elif is_op(node, armllm.int4_moe.default):
-            count += _divide_experts(module, group, node)
+            count += (_share_out_experts if group.whole_experts else _divide_experts)(module, group, node)
     module.graph.eliminate_dead_code()
     return count
 
@@ -105,6 +106,27 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
     _set_arguments(node, communicator=group.communicator, inner_columns=columns[0], outer_columns=columns[1])
     drop_unused(module, *old)
     _gather(module, group, node, columns[1])
+    return 1
+
+
+def _share_out_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
+    """Lets a rank compute some whole experts; the op itself exchanges their results."""
+    old = [str(node.args[place].target) for place in (3, 4)]
+    weights = [_constant(module, node.args[place]) for place in (3, 4)]
+    experts = len(weights[0])
+    if experts < group.size:
+        raise ValueError(
+            f"enable_expert_parallel: a layer has {experts} experts, and there are {group.size} ranks: give "
+            f"tensor_parallel_size = {experts} at most, or leave enable_expert_parallel out"
+        )
+    own = group.share(experts)
+    for place, name, weight in zip((3, 4), old, weights, strict=True):
+        node.update_arg(
+            place, new_constant(module, node, f"{name}_rank", weight[own.start : own.stop].clone())
+        )
+    counts = [len(part) for part in shares(experts, group.size)]
+    _set_arguments(node, communicator=group.communicator, rank_experts=counts)
+    drop_unused(module, *old)
     return 1
 
 

@@ -34,6 +34,7 @@ def int4_moe(
     communicator: int = 0,
     inner_columns: Sequence[int] = (),
     outer_columns: Sequence[int] = (),
+    rank_experts: Sequence[int] = (),
 ) -> Tensor:
     """Weighted sum over each token's experts of ``down(act(gate(x)) · up(x))``.
 
@@ -68,12 +69,14 @@ def int4_moe(
         inner_columns: of the I columns, those of each rank, one rank after another: multiples of 16 but for
             the last.
         outer_columns: likewise, of the H columns of the result.
+        rank_experts: in place of columns, the number of experts of each rank, one rank after another.  A
+            rank's weights are those of its own experts, its biases are those of all.
 
     Returns:
-        A tensor of the shape and dtype of ``x``, with a rank's own columns.  Tokens and intermediate
-        rows are quantized to INT8; everything else is float32 and is rounded once, at the end.  With an exact
-        scheme a token's result has the same bits alone and in any batch, for every kernel variant, thread
-        count and number of ranks.
+        A tensor of the shape and dtype of ``x``; with ``outer_columns`` it has a rank's own columns.  Tokens
+        and intermediate rows are quantized to INT8; everything else is float32 and is rounded once, at the
+        end.  With an exact scheme a token's result has the same bits alone and in any batch, for every kernel
+        variant, thread count and number of ranks.
 
     Raises:
         RuntimeError: a shape, dtype, scheme or activation is wrong, or an id is out of range; the message
@@ -99,6 +102,7 @@ def int4_moe(
         communicator,
         list(inner_columns),
         list(outer_columns),
+        list(rank_experts),
     )
     return result
 
@@ -124,6 +128,7 @@ def _int4_moe_fake(
     communicator: int = 0,
     inner_columns: Sequence[int] = (),
     outer_columns: Sequence[int] = (),
+    rank_experts: Sequence[int] = (),
 ) -> Tensor:
-    columns = outer_columns[rank_of(communicator)] if communicator else x.shape[-1]
+    columns = outer_columns[rank_of(communicator)] if communicator and outer_columns else x.shape[-1]
     return x.new_empty((*x.shape[:-1], columns))

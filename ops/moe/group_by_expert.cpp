@@ -87,14 +87,16 @@ struct AllSteps {
 AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& kernels, int64_t gate_up_panels,
                    int64_t down_panels) {
   const int64_t threads = m.grouping->threads, wanted = threads * kTilesPerThread;
+  const RankShare own = expert_share(a);
   const auto gemm_chunks = [&](int64_t step) {
     int64_t chunks = 0;
-    for (int64_t e = 0; e < a.experts; ++e)
+    for (int64_t e = own.first; e < own.first + own.count; ++e)
       if (m.count[e] > kernels.gemv_tokens) chunks += ceil_div(m.count[e], step);
     return chunks;
   };
   int64_t gemv_experts = 0;
-  for (int64_t e = 0; e < a.experts; ++e) gemv_experts += m.count[e] > 0 && m.count[e] <= kernels.gemv_tokens;
+  for (int64_t e = own.first; e < own.first + own.count; ++e)
+    gemv_experts += m.count[e] > 0 && m.count[e] <= kernels.gemv_tokens;
 
   const int64_t widest = round_up(kernels.gemm_panels, 2);
   int64_t rows = round_up(kMostRows, kernels.gemm_tokens);
@@ -114,6 +116,9 @@ AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& ke
 
 }  // namespace
 
+// Parts of the experts that are laid out one after another.
+int64_t parts_of(const MoeArgs& a) { return std::max<int64_t>(1, int64_t(a.rank_experts.size())); }
+
 DownPasses down_passes(const MoeArgs& a) { return passes_of(a, most_rows(a)); }
 
 MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
@@ -126,6 +131,7 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   m.next_row = carve.take<int64_t>(a.experts);
   m.pair_row = carve.take<int32_t>(pairs);
   m.row_expert = carve.take<int32_t>(rows);
+  m.rank_row = carve.take<int64_t>(parts_of(a) + 1);
   m.intermediate = carve.take_rows(rows, a.intermediate, a.scheme);
   m.gated_stride = round_up(a.intermediate, kPanel);
   m.passes = passes_of(a, rows);
@@ -156,9 +162,10 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   g = Grouping{};
   g.threads = team_size();
   const AllSteps steps = steps_for(a, m, kernels, gate_up_panels, passes.step);
+  const RankShare own = expert_share(a);
   // Long tiles come first: a thread that starts a long tile last would keep all others waiting.
-  for (const bool gemm : {true, false}) {
-    for (int64_t e = 0; e < a.experts; ++e) {
+  const auto lay_out = [&](bool gemm, int64_t begin, int64_t end) {
+    for (int64_t e = begin; e < end; ++e) {
       const int64_t rows = m.count[e];
       if (rows == 0 || (rows > kernels.gemv_tokens) != gemm) continue;
       ExpertRows& x = m.expert[g.experts];
@@ -174,15 +181,26 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
       x.gate_up_tile = g.gate_up_tiles;
       x.down_tile = g.down_tiles;
       x.down_rest_tile = g.down_rest_tiles;
-      g.gate_up_tiles += x.gate_up.count();
-      g.down_tiles += x.down.count();
-      g.down_rest_tiles += x.down_rest.count();
+      if (own.has(e)) {
+        g.gate_up_tiles += x.gate_up.count();
+        g.down_tiles += x.down.count();
+        g.down_rest_tiles += x.down_rest.count();
+      }
       m.next_row[e] = g.rows;
       const int64_t padded = round_up(rows, x.block);
       std::fill(m.row_expert + g.rows, m.row_expert + g.rows + padded, int32_t(g.experts));
       g.rows += padded;
       ++g.experts;
     }
+  };
+  // All ranks lay out the rows of all experts alike, and those of a rank's experts side by side.
+  int64_t begin = 0;
+  m.rank_row[0] = 0;
+  for (int64_t rank = 0; rank < parts_of(a); ++rank) {
+    const int64_t end = a.rank_experts.empty() ? a.experts : begin + a.rank_experts[rank];
+    for (const bool gemm : {true, false}) lay_out(gemm, begin, end);
+    begin = end;
+    m.rank_row[rank + 1] = g.rows;
   }
   for (int64_t p = 0; p < pairs; ++p) m.pair_row[p] = known(a.ids[p]) ? int32_t(m.next_row[a.ids[p]]++) : -1;
 }

@@ -58,6 +58,7 @@ struct MoeMemory {
   int64_t* next_row;    // [args.experts]
   int32_t* pair_row;    // [tokens · top_k]; −1: the id is out of range
   int32_t* row_expert;  // [rows]: index into `expert`
+  int64_t* rank_row;    // [ranks + 1]: first row of each rank's experts, and the end; one rank has all
   QuantRows hidden, intermediate;
   float* gated;    // [rows][gated_stride]: act(gate) · up
   float* down[2];  // [rows][down_stride] for even and odd passes; share memory with `hidden` and `gated`

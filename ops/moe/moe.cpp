@@ -20,6 +20,16 @@ constexpr int64_t kCombineTokens = 16;    // most tokens per tile of the weighte
 
 enum Phase : int { kSort, kQuantize, kGateUp, kRequantize, kDown };
 
+// Rows of the experts that this process computes.
+struct OwnRows {
+  int64_t first, end;
+  OwnRows(const MoeArgs& a, const MoeMemory& m) {
+    const int64_t part = a.rank_experts.empty() ? 0 : a.communicator->rank();
+    first = m.rank_row[part], end = m.rank_row[part + 1];
+  }
+  int64_t count() const { return end - first; }
+};
+
 // Address of row m of an expert.  The row's chunks of 8 bytes are 8 · x.block bytes from each other.
 int8_t* row_values(const Activations& x, int64_t m) {
   return x.values + m / x.block * x.block * x.groups * kGroup + m % x.block * 8;
@@ -59,9 +69,10 @@ void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
   }
   const float scale = kernels.quantize(row_of_token, a.rotated ? DType::f32 : a.x.type, a.hidden, groups,
                                        values, 8, group_sums);
+  const OwnRows own(a, m);
   for (int64_t j = 0; j < a.top_k; ++j) {
     const int64_t row = m.pair_row[token * a.top_k + j];
-    if (row < 0) continue;
+    if (row < own.first || row >= own.end) continue;
     const ExpertRows& e = m.expert[m.row_expert[row]];
     const Activations x = m.hidden.of(e);
     put_row(x, row - e.first_row, values);
@@ -71,7 +82,8 @@ void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
   }
 }
 
-void zero_padding(const MoeMemory& m, const ExpertRows& e) {
+void zero_padding(const MoeArgs& a, const MoeMemory& m, const ExpertRows& e) {
+  if (!expert_share(a).has(e.expert)) return;
   const Activations x = m.hidden.of(e);
   for (int64_t row = e.rows; row < round_up(e.rows, e.block); ++row) zero_row(x, row);
 }
@@ -112,8 +124,9 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
   const LinearKernels& kernels = *variant().linear;
   const ExpertRows& e = expert_of_tile(m, &ExpertRows::gate_up_tile, index);
   const Activations x = m.hidden.of(e);
-  const ColumnShare inner = inner_share(a);
+  const RankShare inner = inner_share(a);
   const int64_t bias = e.expert * (a.gated ? 2 : 1) * a.intermediate + inner.first;
+  const int64_t index_of_weight = e.expert - expert_share(a).first;
   const GatedEpilogue epilogue{
       bias_at(a.gate_up_bias, a.bias_type, bias),
       bias_at(a.gate_up_bias, a.bias_type, bias + (a.gated ? a.intermediate : 0)),
@@ -123,11 +136,12 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
       a.up_limit,
       inner.count,
       Rows{m.gated + e.first_row * m.gated_stride + inner.first, m.gated_stride, DType::f32}};
-  multiply_tile(
-      kernels, e.gate_up, a.scheme, a.gate_up + e.expert * a.gate_up_expert_stride, a.gate_up_panel_stride, x,
-      index - e.gate_up_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
-        (a.gated ? apply_gated_epilogue : finish_ungated)(epilogue, acc, panel, panels, x.scales[row], row);
-      });
+  multiply_tile(kernels, e.gate_up, a.scheme, a.gate_up + index_of_weight * a.gate_up_expert_stride,
+                a.gate_up_panel_stride, x, index - e.gate_up_tile,
+                [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+                  (a.gated ? apply_gated_epilogue : finish_ungated)(epilogue, acc, panel, panels,
+                                                                    x.scales[row], row);
+                });
 }
 
 int64_t down_tiles(const MoeMemory& m, int64_t pass) {
@@ -143,11 +157,12 @@ void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index
   const Activations x = m.intermediate.of(e);
   const int64_t first_panel = pass * passes.step;
   float* out = m.down[pass % 2] + e.first_row * m.down_stride;
-  const ColumnShare outer = outer_share(a);
+  const RankShare outer = outer_share(a);
   multiply_tile(
       kernels, rest ? e.down_rest : e.down, a.scheme,
-      a.down + e.expert * a.down_expert_stride + first_panel * a.down_panel_stride, a.down_panel_stride, x,
-      index - e.*first_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+      a.down + (e.expert - expert_share(a).first) * a.down_expert_stride + first_panel * a.down_panel_stride,
+      a.down_panel_stride, x, index - e.*first_tile,
+      [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
         const int64_t column = (first_panel + panel) * kPanel,
                       n = std::min(panels * kPanel, outer.count - column);
         kernels.epilogue(acc, n, x.scales[row],
@@ -227,13 +242,15 @@ void down_phase_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t
 // Reads experts with rows that are not in memory.
 void require_experts(const MoeArgs& a, const MoeMemory& m) {
   if (open_expert_stores.load(std::memory_order_relaxed) == 0) return;
-  std::vector<int64_t> experts(m.grouping->experts);
-  for (size_t e = 0; e < experts.size(); ++e) experts[e] = m.expert[e].expert;
+  const RankShare own = expert_share(a);
+  std::vector<int64_t> experts;
+  for (int64_t e = 0; e < m.grouping->experts; ++e)
+    if (own.has(m.expert[e].expert)) experts.push_back(m.expert[e].expert - own.first);
   require_stored(a.gate_up, experts);
 }
 
-int64_t requantize_step(const MoeMemory& m) {
-  return std::clamp<int64_t>(m.grouping->rows / (8 * m.grouping->threads), 1, 16);
+int64_t requantize_step(const MoeMemory& m, const OwnRows& own) {
+  return std::clamp<int64_t>(own.count() / (8 * m.grouping->threads), 1, 16);
 }
 
 }  // namespace
@@ -242,14 +259,23 @@ int64_t QuantMoe::scratch_bytes(const MoeArgs& args) { return MoeMemory::at(args
 
 // The columns of act(gate) · up that ranks compute are gathered before they are quantized.
 int QuantMoe::gather_phases() const {
-  if (args.communicator == nullptr) return 0;
+  if (args.inner_columns.empty()) return 0;
   gather_.args.communicator = args.communicator;
   gather_.args.columns = args.inner_columns;
   gather_.args.x.type = gather_.args.out.type = DType::f32;
   return gather_.phases_of(most_rows(args));
 }
 
-int QuantMoe::phases() const { return kDown + gather_phases() + int(down_passes(args).count()) + 1; }
+// A pass of `down`, and the exchanges of its rows.
+int QuantMoe::phases_of_pass() const {
+  if (args.rank_experts.empty()) return 1;
+  const int64_t columns = std::min(down_passes(args).step * kPanel, args.hidden);
+  return 1 + GatherRows::phases_of(*args.communicator, columns * int64_t(sizeof(float)), most_rows(args));
+}
+
+int QuantMoe::phases() const {
+  return kDown + gather_phases() + int(down_passes(args).count()) * phases_of_pass() + 1;
+}
 
 int64_t QuantMoe::tiles(int phase) const {
   if (args.tokens == 0) return 0;
@@ -261,6 +287,13 @@ int64_t QuantMoe::tiles(int phase) const {
     gather_.args.out = Rows{m.gated, m.gated_stride, DType::f32};
     return gather_.tiles(gathering);
   }
+  const int at = phase - rounds - kDown, each = at < 0 ? 1 : phases_of_pass();
+  if (at >= 0 && at % each != 0) {
+    const int64_t pass = at / each, left = args.hidden - pass * m.passes.step * kPanel;
+    gather_rows_.args = {Rows{m.down[pass % 2], m.down_stride, DType::f32},
+                         std::min(m.passes.step * kPanel, left), m.rank_row, args.communicator};
+    return gather_rows_.tiles(at % each - 1);
+  }
   switch (phase - rounds) {
     case kSort:
       return 1;
@@ -268,10 +301,12 @@ int64_t QuantMoe::tiles(int phase) const {
       return args.tokens <= kOneTileTokens ? 0 : args.tokens + m.grouping->experts;
     case kGateUp:
       return m.grouping->gate_up_tiles;
-    case kRequantize:
-      return ceil_div(m.grouping->rows, requantize_step(m));
+    case kRequantize: {
+      const OwnRows own(args, m);
+      return ceil_div(own.count(), requantize_step(m, own));
+    }
     default:
-      return down_phase_tiles(args, m, phase - rounds - kDown);
+      return down_phase_tiles(args, m, at / each);
   }
 }
 
@@ -279,28 +314,31 @@ void QuantMoe::tile(int phase, int64_t index) {
   const MoeMemory m = MoeMemory::at(args, args.scratch);
   const int gathering = phase - kRequantize;
   const int rounds =
-      phase < kRequantize || args.communicator == nullptr ? 0 : gather_.phases_of(most_rows(args));
+      phase < kRequantize || args.inner_columns.empty() ? 0 : gather_.phases_of(most_rows(args));
   if (gathering >= 0 && gathering < rounds) return gather_.tile(gathering, index);
+  const int at = phase - rounds - kDown, each = at < 0 ? 1 : phases_of_pass();
+  if (at >= 0 && at % each != 0) return gather_rows_.tile(at % each - 1, index);
   switch (phase - rounds) {
     case kSort:
       group_pairs(args, m);
       require_experts(args, m);
       if (args.tokens > kOneTileTokens) return;
       for (int64_t t = 0; t < args.tokens; ++t) place_token(args, m, t);
-      for (int64_t e = 0; e < m.grouping->experts; ++e) zero_padding(m, m.expert[e]);
+      for (int64_t e = 0; e < m.grouping->experts; ++e) zero_padding(args, m, m.expert[e]);
       return;
     case kQuantize:
       return index < args.tokens ? place_token(args, m, index)
-                                 : zero_padding(m, m.expert[index - args.tokens]);
+                                 : zero_padding(args, m, m.expert[index - args.tokens]);
     case kGateUp:
       return gate_up_tile(args, m, index);
     case kRequantize: {
-      const int64_t step = requantize_step(m), end = std::min((index + 1) * step, m.grouping->rows);
-      for (int64_t row = index * step; row < end; ++row) requantize_row(args, m, row);
+      const OwnRows own(args, m);
+      const int64_t step = requantize_step(m, own), begin = own.first + index * step;
+      for (int64_t row = begin; row < std::min(begin + step, own.end); ++row) requantize_row(args, m, row);
       return;
     }
     default:
-      return down_phase_tile(args, m, phase - rounds - kDown, index);
+      return down_phase_tile(args, m, at / each, index);
   }
 }
 

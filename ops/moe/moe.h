@@ -2,6 +2,7 @@
 #pragma once
 
 #include "collective/gather_columns.h"
+#include "collective/gather_rows.h"
 #include "linear/quant_linear.h"
 #include "runtime/task_set.h"
 #include "runtime/types.h"
@@ -63,6 +64,9 @@ struct MoeKernels {
 //
 // Of tensor parallel ranks, each computes some columns of act(gate) · up and some of the result.  Its weights
 // have the panels of these columns only; its biases are whole.
+//
+// Or each rank has some whole experts.  The rows of `down` are exchanged, so that every rank adds up all rows
+// of a token in the order of j: sums of each rank's rows would be rounded in another order.
 struct MoeArgs {
   Rows x, out;
   const int32_t* ids = nullptr;    // [tokens][top_k]
@@ -86,22 +90,30 @@ struct MoeArgs {
   const void* down_bias = nullptr;                    // [experts][hidden]
   std::shared_ptr<Communicator> communicator;         // null: this process computes all columns
   std::vector<int64_t> inner_columns, outer_columns;  // of each rank: of `intermediate` and of `hidden`
+  std::vector<int64_t> rank_experts;                  // of each rank; empty: all ranks have all experts
   DType bias_type = DType::f32;
   void* scratch = nullptr;
 };
 
-// Columns that this process computes.
-struct ColumnShare {
+// Columns or experts that this process computes.
+struct RankShare {
   int64_t first, count;
+  bool has(int64_t index) const { return index >= first && index < first + count; }
 };
 
-inline ColumnShare share_of(const MoeArgs& args, const std::vector<int64_t>& columns, int64_t all) {
-  if (args.communicator == nullptr) return {0, all};
+inline RankShare share_of(const MoeArgs& args, const std::vector<int64_t>& counts, int64_t all) {
+  if (counts.empty()) return {0, all};
   const int64_t rank = args.communicator->rank();
-  return {first_column(columns, rank), columns[rank]};
+  return {first_column(counts, rank), counts[rank]};
 }
-inline ColumnShare inner_share(const MoeArgs& a) { return share_of(a, a.inner_columns, a.intermediate); }
-inline ColumnShare outer_share(const MoeArgs& a) { return share_of(a, a.outer_columns, a.hidden); }
+inline RankShare inner_share(const MoeArgs& a) { return share_of(a, a.inner_columns, a.intermediate); }
+inline RankShare outer_share(const MoeArgs& a) { return share_of(a, a.outer_columns, a.hidden); }
+inline RankShare expert_share(const MoeArgs& a) { return share_of(a, a.rank_experts, a.experts); }
+
+// True if a row of the results fits a buffer for exchanges.
+inline bool fits_exchange(const MoeArgs& a) {
+  return a.hidden <= a.communicator->buffer_bytes() / int64_t(sizeof(float));
+}
 
 class QuantMoe final : public TaskSet {
  public:
@@ -113,8 +125,10 @@ class QuantMoe final : public TaskSet {
 
  private:
   int gather_phases() const;
+  int phases_of_pass() const;
 
-  mutable GatherColumns gather_;  // of act(gate) · up
+  mutable GatherColumns gather_;    // of act(gate) · up
+  mutable GatherRows gather_rows_;  // of `down`, in a pass
 };
 
 }  // namespace armllm

@@ -1,4 +1,5 @@
 // int4_moe
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,21 @@ void check_ranks(const MoeArgs& a, const std::vector<int64_t>& columns, int64_t 
   }
   STD_TORCH_CHECK(int64_t(columns.size()) == a.communicator->ranks() && sum == all, name, " has ", sum,
                   " columns of ", columns.size(), " ranks; there are ", all, " of ", a.communicator->ranks());
+}
+
+void check_rank_experts(const MoeArgs& a, int64_t own) {
+  int64_t sum = 0;
+  for (const int64_t each : a.rank_experts) {
+    STD_TORCH_CHECK(each > 0, "rank_experts: a rank has ", each, " experts; it needs at least one");
+    sum += each;
+  }
+  const Communicator& ranks = *a.communicator;
+  STD_TORCH_CHECK(int64_t(a.rank_experts.size()) == ranks.ranks(), "rank_experts has ", a.rank_experts.size(),
+                  " numbers for ", ranks.ranks(), " ranks");
+  STD_TORCH_CHECK(own == a.rank_experts[ranks.rank()], "gate_up holds ", own, " experts; rank ", ranks.rank(),
+                  " has ", a.rank_experts[ranks.rank()]);
+  STD_TORCH_CHECK(fits_exchange(a), "rows of ", a.hidden, " do not fit the communicator's buffers of ",
+                  ranks.buffer_bytes(), " bytes");
 }
 
 int64_t choices_per_token(const Tensor& t, const char* name, int64_t tokens) {
@@ -74,8 +90,8 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
                 int64_t intermediate, std::string scheme, std::string activation, double limit,
                 std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
                 bool weigh_input, int64_t identity_experts, double up_limit, bool rotated,
-                int64_t communicator, std::vector<int64_t> inner_columns,
-                std::vector<int64_t> outer_columns) {
+                int64_t communicator, std::vector<int64_t> inner_columns, std::vector<int64_t> outer_columns,
+                std::vector<int64_t> rank_experts) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
   QuantMoe set;
@@ -100,7 +116,12 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
                   intermediate);
   STD_TORCH_CHECK(identity_experts >= 0, "identity_experts must not be negative, not ", identity_experts);
   a.identity_experts = identity_experts;
-  if (communicator != 0) {
+  if (communicator != 0 && !rank_experts.empty()) {
+    STD_TORCH_CHECK(inner_columns.empty() && outer_columns.empty(),
+                    "ranks have columns of all experts, or whole experts: give one of both");
+    a.communicator = communicator_of(communicator);
+    a.rank_experts = std::move(rank_experts);
+  } else if (communicator != 0) {
     a.communicator = communicator_of(communicator);
     a.inner_columns = std::move(inner_columns);
     a.outer_columns = std::move(outer_columns);
@@ -115,6 +136,10 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   STD_TORCH_CHECK(a.experts >= 1, "gate_up holds no experts");
   STD_TORCH_CHECK(down.size(0) == a.experts, "gate_up and down must hold the same number of experts, not ",
                   a.experts, " and ", down.size(0));
+  if (!a.rank_experts.empty()) {
+    check_rank_experts(a, a.experts);
+    a.experts = std::accumulate(a.rank_experts.begin(), a.rank_experts.end(), int64_t{0});
+  }
   a.top_k = choices_per_token(expert_ids, "expert_ids", a.tokens);
   STD_TORCH_CHECK(choices_per_token(expert_weights, "expert_weights", a.tokens) == a.top_k,
                   "expert_weights has ", last_size(expert_weights), " columns, but expert_ids has ", a.top_k);

@@ -249,6 +249,7 @@ Instruction build(const fields::moe& op) {
     a.inner_columns.push_back(part.inner);
     a.outer_columns.push_back(part.outer);
   }
+  for (const fields::expert_count& part : op.rank_experts) a.rank_experts.push_back(part.experts);
   a.experts = op.experts;
   a.identity_experts = op.identity_experts;
   a.top_k = op.top_k;

@@ -91,6 +91,19 @@ void check_ranks(const Checks& c, const fields::moe& op, int64_t ranks) {
       "plan: the columns of ", op.ranks.size(), " ranks are not those of the experts");
 }
 
+void check_rank_experts(const Checks& c, const fields::moe& op, const Communicator& communicator) {
+  double all = 0;
+  for (const fields::expert_count& part : op.rank_experts) {
+    c.positive(part.experts, "the experts of a rank");
+    all += part.experts;
+  }
+  STD_TORCH_CHECK(static_cast<int64_t>(op.rank_experts.size()) == communicator.ranks() && all == op.experts &&
+                      op.ranks.empty(),
+                  "plan: the experts of ", op.rank_experts.size(), " ranks are not those of the layer");
+  STD_TORCH_CHECK(op.hidden <= communicator.buffer_bytes() / int64_t(sizeof(float)), "plan: rows of ",
+                  op.hidden, " do not fit the buffers that ranks exchange");
+}
+
 }  // namespace
 
 void check_fields(const Checks& c, const fields::embed& op) {
@@ -217,9 +230,14 @@ void check_fields(const Checks& c, const fields::moe& op) {
                   "plan: rotated experts have ", op.hidden, " and ", op.intermediate,
                   " features, which are no whole groups");
   const int64_t parts = op.gated ? 2 : 1;
-  int64_t inner = op.intermediate, outer = op.hidden;
-  if (op.communicator != 0) {
-    const std::shared_ptr<Communicator> communicator = communicator_of(op.communicator);
+  int64_t inner = op.intermediate, outer = op.hidden, experts = op.experts;
+  if (op.communicator == 0) {
+    STD_TORCH_CHECK(op.ranks.empty() && op.rank_experts.empty(),
+                    "plan: the ranks of experts do not communicate");
+  } else if (const auto communicator = communicator_of(op.communicator); !op.rank_experts.empty()) {
+    check_rank_experts(c, op, *communicator);
+    experts = op.rank_experts[communicator->rank()].experts;
+  } else {
     check_ranks(c, op, communicator->ranks());
     inner = op.ranks[communicator->rank()].inner;
     outer = op.ranks[communicator->rank()].outer;
@@ -228,9 +246,9 @@ void check_fields(const Checks& c, const fields::moe& op) {
   c.rows(op.out, outer);
   c.packed(op.ids, op.top_k, ElementType::i32);
   c.packed(op.weights, op.top_k, ElementType::f32);
-  c.panels(op.gate_up, op.experts, op.gate_up_expert_stride, parts * panels_of(inner),
-           op.gate_up_panel_stride, op.scheme, op.hidden);
-  c.panels(op.down, op.experts, op.down_expert_stride, panels_of(outer), op.down_panel_stride, op.scheme,
+  c.panels(op.gate_up, experts, op.gate_up_expert_stride, parts * panels_of(inner), op.gate_up_panel_stride,
+           op.scheme, op.hidden);
+  c.panels(op.down, experts, op.down_expert_stride, panels_of(outer), op.down_panel_stride, op.scheme,
            op.intermediate);
   c.floats(op.gate_up_bias, double(op.experts) * parts * op.intermediate);
   c.floats(op.down_bias, double(op.experts) * op.hidden);

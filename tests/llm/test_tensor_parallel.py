@@ -55,6 +55,23 @@ def test_two_ranks_return_the_tokens_and_logprobs_of_one_and_end_with_the_engine
     assert ended(process)
 
 
+@pytest.mark.slow
+def test_ranks_with_whole_experts_return_the_tokens_of_one(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 320, "num_experts": 5, "moe_intermediate_size": 48}
+    tiny("qwen3_moe", torch.bfloat16, **sizes).save_pretrained(tmp_path)
+    one = run(load(tmp_path, 1, enable_expert_parallel=True), temperature=0.9, seed=3, logprobs=2)
+    several = run(load(tmp_path, 3, enable_expert_parallel=True), temperature=0.9, seed=3, logprobs=2)
+    for expected, found in zip(one, several, strict=True):
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert found.outputs[0].logprobs == expected.outputs[0].logprobs
+
+
+@pytest.mark.slow
+def test_a_model_without_experts_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="for models with quantized experts, and LlamaForCausalLM has none"):
+        load(folder, 2, enable_expert_parallel=True)
+
+
 def _run_often(llm: LLM) -> None:
     for _ in range(100):
         run(llm, temperature=0)

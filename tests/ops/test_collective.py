@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 import torch
@@ -181,6 +182,25 @@ def test_a_rank_that_failed_ends_the_exchange() -> None:
             collective.gather_columns(torch.zeros(1, 1), handles[0], [1, 1])
 
 
+def _experts(
+    experts: int, hidden: int, inner: int, scheme: str, gated: bool
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Returns packed random weights of experts, and their biases."""
+    packer = scheme_named("int8" if scheme == "i8" else scheme)
+
+    def packed(rows: int, columns: int) -> Tensor:
+        return quantize_matrices(list(torch.randn(experts, rows, columns)), packer)[0]
+
+    gate_up, down = packed(inner, hidden), packed(hidden, inner)
+    if gated:
+        gate_up = interleave_panels(gate_up, packed(inner, hidden))
+    biases = (
+        torch.randn(experts, 2, inner) if gated else torch.randn(experts, inner),
+        torch.randn(experts, hidden),
+    )
+    return gate_up, down, biases
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     ranks=st.sampled_from((2, 3)),
@@ -204,18 +224,7 @@ def test_ranks_compute_the_bits_of_whole_experts(
     experts, (hidden, inner) = 5, sizes
     if inner < 16 * ranks:
         ranks = 2
-    packer = scheme_named("int8" if scheme == "i8" else scheme)
-
-    def packed(rows: int, columns: int) -> Tensor:
-        return quantize_matrices(list(torch.randn(experts, rows, columns)), packer)[0]
-
-    gate_up, down = packed(inner, hidden), packed(hidden, inner)
-    if gated:
-        gate_up = interleave_panels(gate_up, packed(inner, hidden))
-    biases = (
-        torch.randn(experts, 2, inner) if gated else torch.randn(experts, inner),
-        torch.randn(experts, hidden),
-    )
+    gate_up, down, biases = _experts(experts, hidden, inner, scheme, gated)
     x, weights = torch.randn(tokens, hidden), torch.rand(tokens, 3)
     ids = torch.randint(0, experts + identities, (tokens, 3))
     rest = "silu", 7.0, *biases, gated, weigh_input, identities
@@ -239,3 +248,84 @@ def test_ranks_compute_the_bits_of_whole_experts(
             )
 
         assert torch.equal(torch.cat(at_once(ranks, work), 1), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranks=st.sampled_from((1, 2, 3, 5)),
+    tokens=st.sampled_from((0, 1, 2, 9, 60, 200)),
+    sizes=st.sampled_from(((48, 96), (80, 50), (100, 33))),
+    scheme=st.sampled_from(("g32iz", "g32i", "g32", "i8")),
+    gated=st.booleans(),
+    weigh_input=st.booleans(),
+    identities=st.sampled_from((0, 2)),
+    routing=st.sampled_from(("even", "one expert", "one rank has none")),
+    by_network=st.booleans(),
+)
+def test_ranks_with_whole_experts_compute_the_bits_of_one(
+    ranks: int,
+    tokens: int,
+    sizes: tuple[int, int],
+    scheme: str,
+    gated: bool,
+    weigh_input: bool,
+    identities: int,
+    routing: str,
+    by_network: bool,
+) -> None:
+    torch.manual_seed(tokens + sizes[0])
+    experts, (hidden, inner) = 7, sizes
+    gate_up, down, biases = _experts(experts, hidden, inner, scheme, gated)
+    x, weights = torch.randn(tokens, hidden), torch.rand(tokens, 3)
+    first = len(shares(experts, ranks)[0]) if routing == "one rank has none" and ranks > 1 else 0
+    ids = torch.randint(first, experts + identities, (tokens, 3))
+    if routing == "one expert":
+        ids.fill_(4)
+    rest = "silu", 7.0, *biases, gated, weigh_input, identities
+    expected = int4_moe(x, ids, weights, gate_up, down, inner, scheme, *rest)
+    parts = shares(experts, ranks)
+    opened = network_communicators(ranks, 1 << 12) if by_network else communicators(ranks, 1 << 12)
+    with opened as found:
+        handles = found if isinstance(found, list) else found[1]
+
+        def work(rank: int) -> list[Tensor]:
+            own = (each[parts[rank].start : parts[rank].stop] for each in (gate_up, down))
+            given = x, ids, weights, *own, inner, scheme, *rest
+            counts = {"communicator": handles[rank], "rank_experts": [len(part) for part in parts]}
+            return [int4_moe(*given, **counts) for _ in range(2)]
+
+        for found in at_once(ranks, work):
+            assert all(torch.equal(each, expected) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("counts", "hidden", "message"),
+    [
+        ({"rank_experts": [3, 4]}, 48, "has 2 numbers for 1 ranks"),
+        ({"rank_experts": [4]}, 48, "gate_up holds 3 experts; rank 0 has 4"),
+        ({"rank_experts": [0]}, 48, "a rank has 0 experts"),
+        ({"rank_experts": [3], "inner_columns": [48]}, 48, "give one of both"),
+        ({"rank_experts": [3]}, 1040, "rows of 1040 do not fit the communicator's buffers of 4096 bytes"),
+    ],
+)
+def test_wrong_shares_of_experts_are_refused(counts: dict[str, list[int]], hidden: int, message: str) -> None:
+    gate_up, down, _ = _experts(3, hidden, 48, "g32i", True)
+    x, ids, weights = torch.randn(2, hidden), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
+    with communicators(1, 1 << 12) as (_, (handle,)), pytest.raises(RuntimeError, match=message):
+        int4_moe(x, ids, weights, gate_up, down, 48, "g32i", communicator=handle, **counts)
+
+
+def test_experts_whose_results_take_several_passes_and_rounds() -> None:
+    torch.manual_seed(0)
+    gate_up, down, _ = _experts(4, 1280, 32, "g32i", False)
+    x, weights, ids = torch.randn(900, 1280), torch.rand(900, 2), torch.randint(0, 4, (900, 2))
+    rest: dict[str, Any] = {"scheme": "g32i", "gated": False}
+    expected = int4_moe(x, ids, weights, gate_up, down, 32, **rest)
+    with communicators(2, 1 << 18) as (_, handles):
+
+        def work(rank: int) -> Tensor:
+            own = (each[2 * rank : 2 * rank + 2] for each in (gate_up, down))
+            counts = {"communicator": handles[rank], "rank_experts": [2, 2]}
+            return int4_moe(x, ids, weights, *own, 32, **rest, **counts)
+
+        assert all(torch.equal(found, expected) for found in at_once(2, work))

@@ -63,7 +63,7 @@ SURVEYED = {
 
 
 def check_ranks(
-    model: Any, ranks: int, shared_bytes: int = 1 << 20
+    model: Any, ranks: int, shared_bytes: int = 1 << 20, whole_experts: bool = False
 ) -> tuple[NativePlan, list[tuple[NativePlan, Shape, bool]]]:
     """Compares the ranks of a quantized model with a single process, whose plan it returns, and theirs."""
     quantize(model, Recipe.of("int4"), progress=False)
@@ -72,7 +72,8 @@ def check_ranks(
     whole, shape, _ = built(model, None)
     expected = sample_hidden(whole, shape, ids, positions)
     with communicators(ranks, 1 << 12, shared_bytes=shared_bytes) as (_, handles):
-        parts = [built(model, RankGroup(r, ranks, handles[r], least_columns=32)) for r in range(ranks)]
+        groups = [RankGroup(r, ranks, handles[r], 32, whole_experts) for r in range(ranks)]
+        parts = [built(model, group) for group in groups]
         assert all("gather_columns" in plan.opcodes for plan, _, _ in parts)
 
         def work(rank: int) -> Tensor:
@@ -109,6 +110,36 @@ def test_ranks_share_out_latent_heads_and_states(family: str, ranks: int) -> Non
     assert {i: group.sizes for i, group in enumerate(groups)} == SURVEYED[family, ranks]
     for opcode in ("mla_attention", "gated_delta_rule", "selective_scan", "causal_conv"):
         assert all(plan.opcodes.count(opcode) == whole.opcodes.count(opcode) for plan, _, _ in parts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("qwen3_moe", 2), ("qwen3_moe", 3), ("deepseek_v3", 2), ("deepseek_v3", 3)]
+)
+def test_ranks_with_whole_experts_have_the_bits_of_one(family: str, ranks: int) -> None:
+    model = tiny_model(family) if family == "deepseek_v3" else tiny(family)
+    if family == "deepseek_v3" and ranks == 3:  # all tokens have the same experts, and two ranks have none
+        model.model.layers[1].mlp.gate.e_score_correction_bias[4:6] += 9
+    whole, parts = check_ranks(model, ranks, whole_experts=True)
+    experts = [_experts_of(part[0]) for part in parts]
+    assert [sum(each) for each in zip(*experts, strict=True)] == _experts_of(whole)
+    assert all(max(each) - min(each) <= 1 for each in zip(*experts, strict=True))
+
+
+def _experts_of(plan: NativePlan) -> list[int]:
+    """Returns the experts of each layer whose weights are in a plan."""
+    return [c.shape[0] for c in plan.program.constants if c.dtype == torch.uint8 and c.dim() == 3]
+
+
+@torch.no_grad()
+def test_more_ranks_than_experts_are_refused() -> None:
+    model = tiny("qwen3_moe", num_experts=2)
+    quantize(model, Recipe.of("int4"), progress=False)
+    with (
+        communicators(3) as (_, handles),
+        pytest.raises(ValueError, match="2 experts, and there are 3 ranks: give tensor_parallel_size = 2"),
+    ):
+        built(model, RankGroup(0, 3, handles[0], whole_experts=True))
 
 
 @pytest.mark.parametrize(

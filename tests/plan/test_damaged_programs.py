@@ -83,6 +83,7 @@ def experts(count: int, stride: int) -> torch.Tensor:
         gate_up_panel_stride=packed.stride(1), down_panel_stride=packed.stride(1), scheme="i8", experts=count,
         identity_experts=0, top_k=1, hidden=WIDTH, intermediate=WIDTH, activation="silu", limit=0.0,
         up_limit=0.0, gated=False, weigh_input=False, rotated=False, communicator=0, ranks=[],
+        rank_experts=[],
     )  # fmt: skip
     return run(program, out)
 

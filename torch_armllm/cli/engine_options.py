@@ -34,6 +34,7 @@ _SETTINGS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
+    "enable_expert_parallel",
     "threads",
     "pin_threads",
     "speculative_config",
@@ -241,6 +242,11 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         metavar="N",
         help="number of processes that compute the layers of a model one after another, for machines whose "
         "connection is slow (default: 1)",
+    )
+    group.add_argument(
+        "--enable-expert-parallel",
+        action=switch,
+        help="let each tensor parallel rank compute whole experts, not some columns of all (default: off)",
     )
     group.add_argument(
         "--pin-threads",

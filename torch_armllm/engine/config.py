@@ -78,6 +78,8 @@ class EngineConfig:
             tensor_parallel_size, each stage has so many ranks.
         data_parallel_size: number of processes with an engine each, between which requests are shared out;
             each has the whole model, or its ranks, and the other settings are those of each.
+        enable_expert_parallel: each tensor parallel rank computes whole experts, and not some columns of
+            all; the results have the same bits. A single rank has all experts.
         threads: number of compute threads of a process; None: one for each physical core that it may use.
         pin_threads: pins the threads to their cores; None: pins them if they fill all of those cores.
 
@@ -117,6 +119,7 @@ class EngineConfig:
     tensor_parallel_size: int | Literal["auto"] = "auto"
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     threads: int | None = None
     pin_threads: bool | None = None
 

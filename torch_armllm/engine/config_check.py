@@ -44,6 +44,7 @@ _SWITCHES = (
     "enable_chunked_prefill",
     "enable_prefix_caching",
     "enable_lora",
+    "enable_expert_parallel",
     "disable_log_stats",
     "pin_threads",
 )

@@ -46,5 +46,6 @@ class EngineSettings(TypedDict, total=False):
     tensor_parallel_size: int | Literal["auto"]
     pipeline_parallel_size: int
     data_parallel_size: int
+    enable_expert_parallel: bool
     threads: int | None
     pin_threads: bool | None

@@ -134,6 +134,7 @@ def _load_with_processes(
     place = RankPlace(0, config.tensor_ranks, config.pipeline_parallel_size)
     cores = rank_cpus(place.size)
     threads = {"threads": config.threads, "pin_threads": config.pin_threads}
+    threads |= {"whole_experts": config.enable_expert_parallel}
     sockets = rings(place.tensor_ranks, place.stages) if place.stages > 1 else []
     links = [[each.fileno() for each in pair] for pair in sockets]
     processes = RankProcesses(cores, place, settings | threads, links)
@@ -156,7 +157,7 @@ def _load_with_processes(
         loaded = load_patched(**settings, progress=progress)
         agree([described(), *processes.receive()])
         processes.send("build")
-        part = rank_part(loaded, config.kv_cache_dtype, place, group)
+        part = rank_part(loaded, config.kv_cache_dtype, place, group, config.enable_expert_parallel)
         del loaded
         facts = [part.facts, *processes.receive()]
         ranks = DividedRanks(processes, place, part, facts, link, config)
@@ -180,7 +181,7 @@ def _load_launched(
     agree(others.gather(described()))
     loaded = load_patched(**settings, progress=progress and place.rank == 0)
     group = others.open_group()
-    part = rank_part(loaded, config.kv_cache_dtype, place, group)
+    part = rank_part(loaded, config.kv_cache_dtype, place, group, config.enable_expert_parallel)
     del loaded
     facts = others.gather(part.facts)
     link = others.open_link(group) if place.stages > 1 else None

@@ -11,7 +11,6 @@ _ONE_PROCESS = (
 )
 NO_CODE = "code of a checkpoint is never run: leave it out, and load a model whose class is in transformers"
 _PARALLEL = (
-    "enable_expert_parallel",
     "distributed_executor_backend",
     "disable_custom_all_reduce",
 )

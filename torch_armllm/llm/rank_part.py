@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch_armllm.kv_cache.shapes import Shape
@@ -45,10 +45,14 @@ class RankPart:
     facts: PartFacts
 
 
-def rank_part(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankPart:
+def rank_part(
+    model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None, whole_experts: bool
+) -> RankPart:
     """Returns a process's part of a patched model; all ranks of a stage call this at the same time."""
     from torch_armllm.patching.divided_model import divided_model  # imports transformers
 
+    if group is not None:
+        group = replace(group, whole_experts=whole_experts)
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     divided = divided_model(model, cache, place, group)
     part = divided.part

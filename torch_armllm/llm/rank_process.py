@@ -60,11 +60,12 @@ def _run(place: RankPlace, memory: GroupMemory, connection: Connection, links: l
     settings = connection.recv()
     team = ThreadTeam(choose_threads(settings.pop("threads"), settings.pop("pin_threads")))
     team.settle()
+    whole_experts = settings.pop("whole_experts")
     model = load_patched(**settings, progress=False)
     connection.send(("loaded", described()))
     connection.recv()
     group = memory.group(place)
-    part = rank_part(model, settings["kv_cache_dtype"], place, group)
+    part = rank_part(model, settings["kv_cache_dtype"], place, group, whole_experts)
     del model
     connection.send(("built", part.facts))
     sizes: dict[str, Any] = connection.recv()

@@ -16,12 +16,14 @@ class RankGroup:
         communicator: handle of the communicator through which they exchange columns.
         least_columns: layers with fewer output columns are computed as a whole by every rank, as an exchange
             would take longer.
+        whole_experts: each rank computes whole experts, and not columns of all.
     """
 
     rank: int
     size: int
     communicator: int
     least_columns: int = 256
+    whole_experts: bool = False
 
     def share(self, count: int) -> range:
         """Returns this rank's part of ``count`` things."""

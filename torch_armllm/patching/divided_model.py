@@ -51,10 +51,15 @@ def divided_model(
         group: the ranks of this process's stage, all of which call this at the same time; None: it is one.
 
     Raises:
-        ValueError: the model has no native plan, or cannot be divided so.
+        ValueError: the model has no native plan, cannot be divided so, or has no experts to share out whole.
     """
     setting = "tensor_parallel_size" if place.stages == 1 else "pipeline_parallel_size"
     whole = divisible_model(model, setting)
+    if group is not None and group.whole_experts and "moe" not in whole.plan.program.opcodes:
+        raise ValueError(
+            f"enable_expert_parallel is for models with quantized experts, and {whole.name} has none: leave "
+            "it out"
+        )
     remove_plan(model)
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     stage = None

@@ -20,6 +20,7 @@ def _moe(
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
     gated: bool = True, weigh_input: bool = False, identity_experts: int = 0, up_limit: float = 7.0,
     rotated: bool = False, communicator: int = 0, inner_columns: Any = (), outer_columns: Any = (),
+    rank_experts: Any = (),
 ) -> Operand:  # fmt: skip
     rows, expert_ids, expert_weights = low.rows(x), low.rows(ids), low.rows(weights)
     if (
@@ -51,7 +52,7 @@ def _moe(
         gate_up_panel_stride=gate_up_panels.stride(1),
         down_panel_stride=down_panels.stride(1),
         scheme=scheme,
-        experts=gate_up_panels.shape[0],
+        experts=sum(rank_experts) or gate_up_panels.shape[0],
         identity_experts=identity_experts,
         top_k=expert_ids.width,
         hidden=rows.width,
@@ -64,6 +65,7 @@ def _moe(
         rotated=rotated,
         communicator=communicator,
         ranks=[{"inner": i, "outer": o} for i, o in zip(inner_columns, outer_columns, strict=True)],
+        rank_experts=[{"experts": count} for count in rank_experts],
     )
     return out
 
