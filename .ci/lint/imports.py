@@ -31,6 +31,7 @@ FUNCTION_LEVEL = {
     "torch_armllm/__init__.py": "public names are imported at first use: transformers takes seconds",
     "torch_armllm/cli/*.py": "`--help` answers without importing torch",
     "torch_armllm/transformers_plugin/*.py": "runs while transformers' own registry is being imported",
+    "torch_armllm/llm/ray_loader.py": "ray is an optional package",
     "ops/variants.py": "triton is an optional package, and imported where its variant is selected",
     **dict.fromkeys(
         (

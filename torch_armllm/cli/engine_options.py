@@ -35,6 +35,7 @@ _SETTINGS = (
     "pipeline_parallel_size",
     "data_parallel_size",
     "enable_expert_parallel",
+    "distributed_executor_backend",
     "threads",
     "pin_threads",
     "speculative_config",
@@ -247,6 +248,12 @@ def add_engine_options(parser: Parser, max_num_seqs: int = 64) -> None:
         "--enable-expert-parallel",
         action=switch,
         help="let each tensor parallel rank compute whole experts, not some columns of all (default: off)",
+    )
+    group.add_argument(
+        "--distributed-executor-backend",
+        choices=("mp", "ray"),
+        help="what starts the processes of --tensor-parallel-size and --pipeline-parallel-size: mp, on this "
+        "machine; ray, as actors of a Ray cluster (default: mp)",
     )
     group.add_argument(
         "--pin-threads",

@@ -80,6 +80,8 @@ class EngineConfig:
             each has the whole model, or its ranks, and the other settings are those of each.
         enable_expert_parallel: each tensor parallel rank computes whole experts, and not some columns of
             all; the results have the same bits. A single rank has all experts.
+        distributed_executor_backend: ``mp`` starts the ranks and stages as processes of this machine, unless
+            ``torchrun`` has started them; ``ray`` starts them as actors of a Ray cluster.
         threads: number of compute threads of a process; None: one for each physical core that it may use.
         pin_threads: pins the threads to their cores; None: pins them if they fill all of those cores.
 
@@ -120,6 +122,7 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    distributed_executor_backend: Literal["mp", "ray"] = "mp"
     threads: int | None = None
     pin_threads: bool | None = None
 

@@ -19,6 +19,7 @@ MAX_RANKS = 64
 MAX_THREADS = 1024
 """More threads than this fail to start on common systems, and end the process."""
 MAX_BYTES = 1 << 50
+EXECUTOR_BACKENDS = ("mp", "ray")
 MAX_LORAS = 1 << 10
 MAX_LORA_RANK = 1 << 10
 
@@ -79,6 +80,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     state_dtype = settings["state_dtype"]
     if not (isinstance(state_dtype, str) and state_dtype in STATE_DTYPES):
         raise ValueError(f"state_dtype = {state_dtype!r}: give {' or '.join(STATE_DTYPES)}")
+    backend = settings["distributed_executor_backend"]
+    if not (isinstance(backend, str) and backend in EXECUTOR_BACKENDS):
+        raise ValueError(f"distributed_executor_backend = {backend!r}: give {' or '.join(EXECUTOR_BACKENDS)}")
     _check_objects(given)
 
 

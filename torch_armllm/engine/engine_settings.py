@@ -47,5 +47,6 @@ class EngineSettings(TypedDict, total=False):
     pipeline_parallel_size: int
     data_parallel_size: int
     enable_expert_parallel: bool
+    distributed_executor_backend: Literal["mp", "ray"]
     threads: int | None
     pin_threads: bool | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping
 from functools import cached_property
@@ -32,6 +33,7 @@ from torch_armllm.llm.loader import (
     resolve_auto,
     verify_checksums,
 )
+from torch_armllm.llm.ray_loader import load_on_ray
 from torch_armllm.llm.replica_loader import load_replicas
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
@@ -137,6 +139,8 @@ class LLMBase:
             return
         config = with_ranks(model, config)
         load_one = load_engine if config.ranks == 1 else load_divided_engine
+        if config.distributed_executor_backend == "ray":
+            load_one = functools.partial(load_on_ray, load_one)
 
         def load(config: EngineConfig) -> LoadedEngine:
             return load_one(

@@ -5,17 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-_ONE_PROCESS = (
-    "give tensor_parallel_size or pipeline_parallel_size, whose processes are started on one machine, or by "
-    "torchrun on several; leave it out"
-)
 NO_CODE = "code of a checkpoint is never run: leave it out, and load a model whose class is in transformers"
-_PARALLEL = (
-    "distributed_executor_backend",
-    "disable_custom_all_reduce",
-)
 REASONS = {
-    **dict.fromkeys(_PARALLEL, _ONE_PROCESS),
+    "disable_custom_all_reduce": "ranks exchange columns in one way only: leave it out",
     **dict.fromkeys(
         ("enforce_eager", "compilation_config", "max_seq_len_to_capture"),
         "there are no CUDA graphs: a step always runs as one native plan; leave it out",

@@ -131,5 +131,5 @@ class LaunchedRanks:
                 follow(self.place.rank, NetworkMailbox(self._messages), executor)
         except RuntimeError as error:
             logger.error("rank %d ends: %s", self.place.rank, error)
-            sys.exit(1)
+            raise SystemExit(1) from error
         sys.exit(0)

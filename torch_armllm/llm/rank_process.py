@@ -60,7 +60,7 @@ def _run(place: RankPlace, memory: GroupMemory, connection: Connection, links: l
     settings = connection.recv()
     team = ThreadTeam(choose_threads(settings.pop("threads"), settings.pop("pin_threads")))
     team.settle()
-    whole_experts = settings.pop("whole_experts")
+    whole_experts = settings.pop("whole_experts", False)
     model = load_patched(**settings, progress=False)
     connection.send(("loaded", described()))
     connection.recv()

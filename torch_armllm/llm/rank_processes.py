@@ -7,13 +7,12 @@ import os
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch_armllm.engine.errors import RankFailedError
-from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader
+from torch_armllm.engine.execution.rank_failures import RankFailures
+from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.llm.child_process import ChildProcess
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.rank_place import RankPlace
@@ -42,6 +41,7 @@ class RankProcesses:
 
     Attributes:
         memory: shared by all ranks.
+        on_failure: calls a method, which is kept weakly, with the error once a rank has failed.
         seconds_to_answer: time after which a rank that holds up the others in a step is killed.
     """
 
@@ -57,9 +57,9 @@ class RankProcesses:
         self._leader = leader
         grid = leader.tensor_ranks, leader.stages
         self.memory = GroupMemory(*grid)
-        self._reasons: list[str] = []
-        self._on_failure: list[weakref.WeakMethod[OnFailure]] = []
-        self._found, self._closed = threading.Event(), threading.Event()
+        self._failures = RankFailures()
+        self.on_failure = self._failures.on_failure
+        self._closed = threading.Event()
         self._finder: threading.Thread | None = None
         self._stacks = {rank: os.memfd_create(f"stacks of rank {rank}") for rank in range(1, len(cores))}
         self._children: dict[int, ChildProcess] = {}
@@ -120,17 +120,13 @@ class RankProcesses:
         except (EOFError, OSError):
             kind, reason = "failed", self._children[rank].reason()
         if kind == "lost":
-            self._found.wait(_SECONDS_TO_FIND)
+            self._failures.wait(_SECONDS_TO_FIND)
         if not self._closed.is_set():
             self._fail(rank, reason)
 
     def _fail(self, rank: int, reason: str) -> None:
-        self._reasons.append(f"{self._name(rank)} has failed: {reason}")
-        self._found.set()
         self.memory.fail(rank)
-        for kept in self._on_failure:
-            if (method := kept()) is not None:
-                method(RankFailedError(self._reasons[0]))
+        self._failures.add(f"{self._name(rank)} has failed: {reason}")
 
     def _find_silent(self) -> None:
         """Waits for ranks that hold up the others, and kills them."""
@@ -164,16 +160,10 @@ class RankProcesses:
         """Returns the reason why another rank has failed; None if all are well."""
         failed = self.memory.failed_rank
         if failed is not None and self._finder is not None:
-            self._found.wait(_SECONDS_TO_FIND)
-        if self._reasons:
-            return self._reasons[0]
+            self._failures.wait(_SECONDS_TO_FIND)
+        if self._failures.first is not None:
+            return self._failures.first
         return f"{self._name(failed)} has failed" if failed else None
-
-    def on_failure(self, method: OnFailure) -> None:
-        """Calls a method, which is kept weakly, with the error once a rank has failed."""
-        self._on_failure.append(weakref.WeakMethod(method))
-        if self._reasons:
-            method(RankFailedError(self._reasons[0]))
 
     def fail(self) -> None:
         """Ends the exchanges of all ranks, as this one has failed."""

@@ -62,6 +62,10 @@ def _refusal(model: object, tokenizer: object, config: EngineConfig) -> str | No
         return "a scheduling_policy stays in this process: leave it out"
     if config.trace is not None:
         return "steps of replicas are not traced yet: leave trace out"
+    if config.distributed_executor_backend == "ray":
+        return (
+            "replicas are processes of this machine, and Ray's are those of torch_armllm.serve_ray: run that"
+        )
     if launched_ranks() is not None:
         return "torchrun starts ranks, and replicas start themselves: run the program without it"
     return None

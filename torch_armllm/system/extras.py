@@ -22,6 +22,7 @@ EXTRAS = {
     "llguidance": "structured",
     "triton": "triton",
     "argcomplete": "completion",
+    "ray": "ray",
 }
 """The extra that installs an optional package, by the name under which it is imported."""
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from torch_armllm.engine.execution.adapter_rows import AdapterRows
-from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader
+from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader, RankWatch
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam
@@ -69,6 +69,11 @@ class PlanRunner(StepExecutor):
     def is_divided(self) -> bool:
         """True if several processes compute the steps together."""
         return self._leader is not None
+
+    def watched_by(self, watch: RankWatch) -> None:
+        """Lets another process than the leader's own say which rank has failed, if there are any."""
+        if self._leader is not None:
+            self._leader.watched_by(watch)
 
     def on_failure(self, method: OnFailure) -> None:
         """Calls a method, which is kept weakly, once a tensor parallel rank has failed, if there are any."""

@@ -24,6 +24,23 @@ class Outbox(Protocol):
         ...
 
 
+class RankWatch(Protocol):
+    """Watches the other ranks; its methods are the arguments of `RankLeader`."""
+
+    def failure(self) -> str | None:
+        """Returns the reason why a rank has failed; None if all are well."""
+        ...
+
+    def fail(self) -> None:
+        """Ends the other ranks."""
+        ...
+
+    @property
+    def on_failure(self) -> Callable[[OnFailure], None]:
+        """Keeps a method weakly, and calls it with the error once a rank has failed."""
+        ...
+
+
 class RankLeader:
     """Sends steps to the other ranks.
 
@@ -53,6 +70,10 @@ class RankLeader:
             RankFailedError: a rank has failed.
         """
         self._post(signal_message(Signal.LOGITS))
+
+    def watched_by(self, watch: RankWatch) -> None:
+        """Lets another say which rank has failed."""
+        self._failure, self._fail, self.on_failure = watch.failure, watch.fail, watch.on_failure
 
     def send(self, step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> None:
         """Sends a step, which all ranks then compute.

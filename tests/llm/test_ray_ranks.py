@@ -1,0 +1,154 @@
+"""Ranks and stages that are actors of a local Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.models import tiny
+from torch_armllm import LLM, SamplingParams
+from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.system import extras
+
+PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60))]
+OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "progress": False, "kv_cache_memory": 1 << 20}
+RAY: dict[str, Any] = {"distributed_executor_backend": "ray", "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    ray = pytest.importorskip("ray", reason="needs the extra ray")
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 256, "intermediate_size": 320, "num_experts": 5, "moe_intermediate_size": 48}
+    tiny("qwen3_moe", torch.bfloat16, **sizes).save_pretrained(path)
+    return path
+
+
+def run(llm: LLM) -> list[Any]:
+    params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.9, seed=3, logprobs=2)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+
+def _run_often(llm: LLM) -> None:
+    for _ in range(100):
+        run(llm)
+
+
+def groups(ray: Any) -> list[str]:
+    """Returns the states of all placement groups."""
+    return [group["state"] for group in ray.util.placement_group_table().values()]
+
+
+def actors() -> list[int]:
+    """Returns the processes of all ranks that are actors."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # of processes that end
+            if b"ray::RankActor" in file.read_bytes():
+                found.append(int(file.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 3, "enable_expert_parallel": True},
+        {"pipeline_parallel_size": 2},
+    ],
+)
+def test_actors_return_the_tokens_and_logprobs_of_one(
+    cluster: Any, folder: Path, settings: dict[str, Any]
+) -> None:
+    expected = run(LLM(str(folder), tensor_parallel_size=1, threads=1, **OPTIONS))
+    llm = LLM(str(folder), **settings, **RAY, **OPTIONS)
+    assert groups(cluster).count("CREATED") == 1
+    assert run(llm) == expected
+    assert not torch.distributed.is_initialized() and "MASTER_ADDR" not in os.environ
+    del llm
+    gc.collect()
+    assert set(groups(cluster)) == {"REMOVED"}
+
+
+@pytest.mark.slow
+def test_an_actor_that_dies_ends_the_engine_with_its_name(cluster: Any, folder: Path) -> None:
+    llm = LLM(str(folder), tensor_parallel_size=2, **RAY, **OPTIONS)
+    run(llm)
+    (process,) = actors()
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(RankFailedError, match=rf"rank 1 has failed: Ray actor, process {process} on .*died"):
+        _run_often(llm)
+    del llm
+    gc.collect()
+    assert set(groups(cluster)) == {"REMOVED"}
+
+
+@pytest.mark.slow
+def test_a_cluster_with_too_few_cpus_is_refused_with_the_numbers(
+    cluster: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch_armllm.llm import ray_places
+
+    with pytest.raises(ValueError, match="4 ranks of 1 threads each need 4 CPUs, and the Ray cluster has 3"):
+        LLM(str(folder), tensor_parallel_size=4, **RAY, **OPTIONS)
+    monkeypatch.setattr(ray_places, "_SECONDS_TO_RESERVE", 1)
+    busy = cluster.remote(num_cpus=2)(_Busy).remote()
+    cluster.get(busy.ping.remote(), timeout=60)
+    with pytest.raises(ValueError, match="of the Ray cluster's 3 CPUs 1 are free after 1 s"):
+        LLM(str(folder), tensor_parallel_size=2, **RAY, **OPTIONS)
+    cluster.kill(busy)
+
+
+class _Busy:
+    def ping(self) -> None:
+        """Answers."""
+
+
+@pytest.mark.slow
+def test_an_error_of_loading_is_that_of_rank_0(cluster: Any, folder: Path, tmp_path: Path) -> None:
+    tiny("llama", hidden_size=256).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="for models with quantized experts"):
+        LLM(str(tmp_path), tensor_parallel_size=2, enable_expert_parallel=True, **RAY, **OPTIONS)
+    assert set(groups(cluster)) <= {"REMOVED"}
+
+
+def test_ray_that_is_missing_is_an_error_with_the_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda package: package != "ray")
+    with pytest.raises(ImportError, match=r'needs ray: pip install "torch_armllm\[ray\]"'):
+        LLM(str(folder), tensor_parallel_size=2, **RAY, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "give one of them, at least 2"),
+        ({"tensor_parallel_size": 2, "enable_lora": True}, "adapters are not shared out"),
+        ({"data_parallel_size": 2}, "torch_armllm.serve_ray"),
+        ({"distributed_executor_backend": "uni"}, "distributed_executor_backend = 'uni': give mp or ray"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_anything_starts(
+    folder: Path, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda package: True)
+    with pytest.raises(ValueError, match=message):
+        LLM(str(folder), **{**RAY, **OPTIONS, **settings})

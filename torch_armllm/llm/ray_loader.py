@@ -1,0 +1,95 @@
+"""Loading of a model on ranks that are actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.llm.launched_ranks import launched_ranks
+from torch_armllm.llm.loader import LoadedEngine
+from torch_armllm.llm.rank_start import why_not_divided
+from torch_armllm.system.extras import require_extra
+from torch_armllm.system.host import physical_cores
+
+SETTING = "distributed_executor_backend = 'ray'"
+_loads = threading.Lock()
+"""Ranks meet by environment variables, which a process has once."""
+
+
+def load_on_ray(
+    load: Callable[..., LoadedEngine], model: Any, tokenizer: Any, *, config: EngineConfig, **settings: Any
+) -> LoadedEngine:
+    """Loads a model on several ranks: the first is this process, the others are actors of a Ray cluster.
+
+    Args:
+        load: loader of ranks that ``torchrun`` has started.
+        model: the folder, or a name on the model hub, which all machines can read.
+        tokenizer: see `torch_armllm.llm.loader.load_engine`.
+        config: of the engine.
+        settings: further arguments of ``load``.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ValueError: a setting or the model does not allow it, the cluster has too few CPUs, or a rank has
+            failed.
+    """
+    require_extra("ray", "ray", SETTING)
+    if (reason := _refusal(model, config)) is not None:
+        raise ValueError(f"{SETTING}: {reason}")
+    from torch_armllm.llm.ray_places import Needs, connect, machines  # ray is an optional package
+    from torch_armllm.llm.ray_ranks import RayRanks
+
+    folder = Path(model).expanduser()
+    model = str(folder.absolute()) if folder.is_dir() else model
+    connect()
+    only_stages = config.tensor_parallel_size in ("auto", 1)
+    spread = only_stages and len(machines()) > 1
+    ranks_here = -(-config.ranks // len(machines())) if spread else config.ranks
+    threads = config.threads or max(1, len(physical_cores()) // ranks_here)
+    # actors of a machine do not know of each other: none may pin threads to cores
+    config = replace(config, threads=threads, pin_threads=False)
+    # rank 0 alone schedules and samples
+    followers = replace(config, logits_processors=(), scheduling_policy=None, trace=None)
+    others = settings | {"config": followers, "skip_tokenizer_init": True, "progress": False}
+    with _loads:
+        ranks = RayRanks(
+            Needs(config.ranks, threads, spread), "pipeline stage" if only_stages else "tensor parallel rank"
+        )
+        try:
+            with ranks.meeting(load, model, others):
+                loaded = load(model, tokenizer, config=config, **settings)
+        except BaseException as error:
+            # a connection that breaks; other errors say what is wrong here
+            reason = ranks.awaited_failure() if isinstance(error, RuntimeError) else None
+            ranks.close()
+            if reason is not None:
+                raise ValueError(reason) from error
+            raise
+        finally:
+            if dist.is_initialized():  # ranks have met, and have connections of their own
+                dist.destroy_process_group()
+    runner = loaded.engine.runner
+    assert isinstance(runner, PlanRunner)
+    runner.watched_by(ranks)
+    weakref.finalize(loaded.engine, ranks.close)
+    return loaded
+
+
+def _refusal(model: Any, config: EngineConfig) -> str | None:
+    """Returns the reason why Ray cannot start ranks; None if it may."""
+    if config.ranks == 1:
+        return (
+            "it starts the ranks of tensor_parallel_size or pipeline_parallel_size: give one of them, at "
+            "least 2, or leave it out"
+        )
+    if launched_ranks() is not None:
+        return "torchrun has started this process already: run the program without it"
+    return why_not_divided(model, config)
