@@ -146,7 +146,7 @@ class RayRanks:
         return self._failures.first
 
     def fail(self) -> None:
-        """Ends the other ranks, as a step has failed on this one: if it was for another, that is the reason."""
+        """Ends the other ranks, as a step has failed here: because of one of them, or of this one."""
         if self.awaited_failure() is None:
             self._closed.set()
             self._kill()
