@@ -129,6 +129,17 @@ def test_another_model_takes_the_place_of_one_without_a_gap(base: str, folder: P
     assert {model["id"]: model["max_model_len"] for model in models} == {"tiny": 64, "other": 512}
 
 
+@pytest.mark.slow
+def test_a_replica_has_ranks_in_a_placement_group_of_its_own(base: str, folder: Path) -> None:
+    expected = _post(base, prompt="a").json()["choices"][0]["text"]
+    engine = {**ENGINE, "tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    serve.run(application([RayModel(str(folder), "ranks", cores=1, max_replicas=1, engine=engine)]))
+    (group,) = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
+    assert [bundle["CPU"] for bundle in group["bundles"].values()] == [1, 1]
+    assert group["strategy"] == "PACK"
+    assert _post(base, prompt="a", model="ranks").json()["choices"][0]["text"] == expected
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -136,6 +147,7 @@ def test_another_model_takes_the_place_of_one_without_a_gap(base: str, folder: P
         ({"min_replicas": 9}, "min_replicas = 9: give 0 to max_replicas, 4"),
         ({"engine": {"max_model_length": 5}}, "unknown setting 'max_model_length'"),
         ({"engine": {"data_parallel_size": 2}}, "give max_replicas"),
+        ({"engine": {"distributed_executor_backend": "ray"}}, "starts ranks of a replica: give"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_starts(fields: dict[str, Any], message: str) -> None:

@@ -143,6 +143,11 @@ class EngineConfig:
         return self.tensor_ranks * self.pipeline_parallel_size
 
     @property
+    def has_stages_only(self) -> bool:
+        """True if each stage of the pipeline is a single process."""
+        return self.pipeline_parallel_size > 1 and self.tensor_parallel_size in ("auto", 1)
+
+    @property
     def most_pictures(self) -> int:
         """Most pictures of a prompt."""
         return (self.limit_mm_per_prompt or {}).get("image", 8)

@@ -50,8 +50,7 @@ def load_on_ray(
     folder = Path(model).expanduser()
     model = str(folder.absolute()) if folder.is_dir() else model
     connect()
-    only_stages = config.tensor_parallel_size in ("auto", 1)
-    spread = only_stages and len(machines()) > 1
+    spread = config.has_stages_only and len(machines()) > 1
     ranks_here = -(-config.ranks // len(machines())) if spread else config.ranks
     threads = config.threads or max(1, len(physical_cores()) // ranks_here)
     # actors of a machine do not know of each other: none may pin threads to cores
@@ -60,9 +59,8 @@ def load_on_ray(
     followers = replace(config, logits_processors=(), scheduling_policy=None, trace=None)
     others = settings | {"config": followers, "skip_tokenizer_init": True, "progress": False}
     with _loads:
-        ranks = RayRanks(
-            Needs(config.ranks, threads, spread), "pipeline stage" if only_stages else "tensor parallel rank"
-        )
+        kind = "pipeline stage" if config.has_stages_only else "tensor parallel rank"
+        ranks = RayRanks(Needs(config.ranks, threads, spread), kind)
         try:
             with ranks.meeting(load, model, others):
                 loaded = load(model, tokenizer, config=config, **settings)

@@ -13,6 +13,7 @@ import time
 import ray
 from ray import serve
 
+from torch_armllm.engine.config_check import EXECUTOR_BACKENDS
 from torch_armllm.serve_ray.application import RayModel, application
 
 
@@ -33,12 +34,23 @@ def main() -> None:
         "--idle", type=float, default=300, help="seconds of lower load after which a replica ends (300)"
     )
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks of each replica (1)")
+    parser.add_argument(
+        "--pipeline-parallel-size", type=int, default=1, help="stages of each replica, in place of ranks (1)"
+    )
+    parser.add_argument(
+        "--distributed-executor-backend",
+        choices=EXECUTOR_BACKENDS,
+        default="mp",
+        help="what starts the ranks: mp, on the replica's machine; ray, as actors of the cluster (mp)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="TCP port to listen at (8000)")
     options = parser.parse_args()
     engine = {
         "kv_cache_memory": options.cache_mb << 20,
         "tensor_parallel_size": options.tensor_parallel_size,
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "distributed_executor_backend": options.distributed_executor_backend,
     }
     names = ("cores", "min_replicas", "max_replicas", "running", "idle")
     given = {name: getattr(options, name) for name in names}

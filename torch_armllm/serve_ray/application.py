@@ -50,8 +50,14 @@ class RayModel:
         if not 0 <= self.min_replicas <= self.max_replicas:
             most = self.max_replicas
             raise ValueError(f"min_replicas = {self.min_replicas}: give 0 to max_replicas, {most}")
-        if engine_config(self.settings).data_parallel_size > 1:
+        config = engine_config(self.settings)
+        if config.data_parallel_size > 1:
             raise ValueError("data_parallel_size is Ray Serve's number of replicas here: give max_replicas")
+        if config.distributed_executor_backend == "ray" and config.ranks == 1:
+            raise ValueError(
+                "distributed_executor_backend = 'ray' starts ranks of a replica: give tensor_parallel_size "
+                "or pipeline_parallel_size, at least 2, or leave it out"
+            )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -83,12 +89,22 @@ def application(models: Sequence[RayModel]) -> Application:
     return front.bind(handles)
 
 
+def _places(model: RayModel) -> dict[str, Any]:
+    """Returns the options of a deployment that reserve CPUs for all ranks of each replica."""
+    config = engine_config(model.settings)
+    if config.distributed_executor_backend == "mp":  # ranks are processes of the replica's machine
+        return {"ray_actor_options": {"num_cpus": config.ranks * model.cores}}
+    return {
+        "ray_actor_options": {"num_cpus": model.cores},  # those of rank 0, in the first bundle
+        "placement_group_bundles": [{"CPU": model.cores}] * config.ranks,
+        "placement_group_strategy": "SPREAD" if config.has_stages_only else "PACK",
+    }
+
+
 def _deployment(name: str, model: RayModel) -> Application:
-    ranks = int(model.settings["tensor_parallel_size"])
     deployment = serve.deployment(
         ModelReplica,
         name=f"model {name}".replace("/", " ").replace("#", " "),
-        ray_actor_options={"num_cpus": ranks * model.cores},
         autoscaling_config={
             "min_replicas": model.min_replicas,
             "max_replicas": model.max_replicas,
@@ -98,5 +114,6 @@ def _deployment(name: str, model: RayModel) -> Application:
         max_ongoing_requests=3 * model.running,
         graceful_shutdown_timeout_s=60,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRequestRouter),
+        **_places(model),
     )
     return deployment.bind(name, model.source, model.settings, 2 * model.running)
