@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from tests.support.models import tiny
+from tests.support.server_live import live, until
+from tests.support.tiny_server import checkpoint
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.system import extras
 
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60))]
@@ -98,6 +102,18 @@ def test_an_actor_that_dies_ends_the_engine_with_its_name(cluster: Any, folder: 
     del llm
     gc.collect()
     assert set(groups(cluster)) == {"REMOVED"}
+
+
+@pytest.mark.slow
+def test_a_server_is_unhealthy_once_an_actor_is_killed(cluster: Any, tmp_path: Path) -> None:
+    options = {"kv_cache_memory": 4 << 20, "progress": False, "tensor_parallel_size": 2}
+    with live(AsyncLLM(str(checkpoint(tmp_path)), **options, **RAY)) as server:
+        (process,) = actors()
+        assert httpx.get(f"{server.base}/health").status_code == 200
+        os.kill(process, signal.SIGKILL)
+        until(lambda: httpx.get(f"{server.base}/health").status_code == 503, 30)
+        assert f"rank 1 has failed: Ray actor, process {process}" in str(server.llm.dead_error)
+        until(lambda: set(groups(cluster)) == {"REMOVED"}, 30)  # another engine may have the CPUs
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ billions of them does not end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def rope(heads: int, stride: int, size: int, name: str) -> torch.Tensor:
     return run(program, rows)
 
 
-def experts(count: int, stride: int) -> torch.Tensor:
+def experts(count: int, stride: int, communicator: int = 0, rank_experts: Sequence[int] = ()) -> torch.Tensor:
     """Runs two experts, or more that share the bytes of one."""
     generator = torch.Generator().manual_seed(0)
     program, rows = begun()
@@ -82,8 +83,8 @@ def experts(count: int, stride: int) -> torch.Tensor:
         gate_up_bias=NOTHING, down_bias=NOTHING, gate_up_expert_stride=stride, down_expert_stride=stride,
         gate_up_panel_stride=packed.stride(1), down_panel_stride=packed.stride(1), scheme="i8", experts=count,
         identity_experts=0, top_k=1, hidden=WIDTH, intermediate=WIDTH, activation="silu", limit=0.0,
-        up_limit=0.0, gated=False, weigh_input=False, rotated=False, communicator=0, ranks=[],
-        rank_experts=[],
+        up_limit=0.0, gated=False, weigh_input=False, rotated=False, communicator=communicator,
+        ranks=[], rank_experts=[{"experts": each} for each in rank_experts],
     )  # fmt: skip
     return run(program, out)
 
@@ -149,6 +150,21 @@ def test_experts_that_overlap_are_refused() -> None:
     for count, stride in ((MANY, 0), (3, size // 2)):
         with pytest.raises(RuntimeError, match="bytes of a memory of .*: the plan is damaged"):
             experts(count, stride)
+
+
+def test_experts_of_ranks_that_are_not_those_of_the_layer_are_refused() -> None:
+    size = WIDTH // 16 * (16 * 4 + WIDTH * 16)
+    with communicators(1) as (_, (handle,)), communicators(1, 64) as (_, (small,)):
+        assert experts(2, size, handle, [2]).shape == (3, WIDTH)
+        for counts in ([1], [3], [1, 1], [0]):
+            with pytest.raises(RuntimeError, match="experts of"):
+                experts(2, size, handle, counts)
+        with pytest.raises(RuntimeError, match="bytes of a memory of .*: the plan is damaged"):
+            experts(MANY, size, handle, [MANY])
+        with pytest.raises(RuntimeError, match="do not fit the buffers that ranks exchange"):
+            experts(2, size, small, [2])
+    with pytest.raises(RuntimeError, match="the ranks of experts do not communicate"):
+        experts(2, size, 0, [2])
 
 
 @pytest.mark.parametrize("top_k", [0, 65537])

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -70,7 +71,7 @@ class RayRanks:
         self._kind, self._size = kind, needs.ranks
         self._failures = RankFailures()
         self.on_failure = self._failures.on_failure
-        self._closed, self._failed = threading.Event(), threading.Event()
+        self._closed = threading.Event()
         self._group, self._is_own = reserve(needs)
         self._actors: dict[int, Any] = {}
         self._places: dict[int, str] = {}
@@ -133,8 +134,7 @@ class RayRanks:
 
     def _fail(self, reason: str) -> None:
         self._failures.add(reason)
-        self._failed.set()
-        self._kill()  # so that no exchange waits for them
+        self._end()  # so that no exchange waits for them, and another engine has the CPUs
 
     def failure(self) -> str | None:
         """Returns the reason why a rank has failed; None if all are well."""
@@ -142,26 +142,28 @@ class RayRanks:
 
     def awaited_failure(self) -> str | None:
         """Returns the reason why a rank has failed, once Ray tells it; None if all are well."""
-        self._failed.wait(_SECONDS_TO_HEAR)
+        end = time.monotonic() + _SECONDS_TO_HEAR
+        while self._failures.first is None and not self._closed.is_set() and time.monotonic() < end:
+            time.sleep(_SECONDS_TO_HEAR / 100)
         return self._failures.first
 
     def fail(self) -> None:
         """Ends the other ranks, as a step has failed here: because of one of them, or of this one."""
         if self.awaited_failure() is None:
-            self._closed.set()
-            self._kill()
-
-    def _kill(self) -> None:
-        for actor in self._actors.values() if ray.is_initialized() else ():
-            with contextlib.suppress(Exception):  # the cluster may have gone
-                ray.kill(actor)
+            self.close()
 
     def close(self) -> None:
         """Ends the other ranks and gives their CPUs back."""
         self._closed.set()
-        self._kill()
-        if self._is_own and ray.is_initialized():
-            with contextlib.suppress(Exception):  # it goes with the cluster
+        self._end()
+
+    def _end(self) -> None:
+        if not ray.is_initialized():  # Ray would start a new cluster
+            return
+        with contextlib.suppress(Exception):  # the cluster may have gone
+            for actor in self._actors.values():
+                ray.kill(actor)
+            if self._is_own:
                 remove_placement_group(self._group)
 
 
