@@ -1,10 +1,10 @@
 """Rates of a model on two processes of one thread, beside one process with two threads.
 
-    python -m bench.parallel --shape 1b [--stages] [--ranks 2] [--rounds 5]
+    python -m bench.parallel --shape 1b [--stages | --whole-experts] [--ranks 2] [--rounds 5]
     python -m bench.parallel --exchange [--rounds 200]
 
-The processes are tensor parallel ranks, or stages of a pipeline with ``--stages``, whose prompts are computed
-in chunks of 128 tokens.  Weights are random; both engines hold the same.  They take turns.  Prints a JSON
+The processes are tensor parallel ranks, which have whole experts with ``--whole-experts``, or stages of a
+pipeline with ``--stages``, whose prompts are computed in chunks of 128 tokens.  Weights are random; both engines hold the same.  They take turns.  Prints a JSON
 line for each kind of load: tokens a second (medians), the median of the ratios of neighboring rounds, and if
 the tokens are the same.  With ``--exchange``, two pinned processes gather columns of one token: microseconds
 of one exchange as an instruction of a plan, by the bytes of the whole row.
@@ -92,7 +92,12 @@ def compare(one: LLM, several: LLM, load: str, rounds: int) -> dict[str, float |
 
 
 def measure(
-    shape: str, ranks: int, rounds: int, stages: bool, report: Callable[[str], object] = print
+    shape: str,
+    ranks: int,
+    rounds: int,
+    stages: bool,
+    whole_experts: bool,
+    report: Callable[[str], object] = print,
 ) -> None:
     """Measures all loads of a shape."""
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +108,7 @@ def measure(
         if stages:
             settings |= {"pipeline_parallel_size": ranks, "max_num_batched_tokens": _CHUNK}
         else:
-            settings |= {"tensor_parallel_size": ranks}
+            settings |= {"tensor_parallel_size": ranks, "enable_expert_parallel": whole_experts}
         several = LLM(folder, threads=1, **settings)
         for load in LOADS:
             report(json.dumps({"shape": shape, "load": load, **compare(one, several, load, rounds)}))
@@ -145,7 +150,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", default="1b", choices=SHAPES)
-    parser.add_argument("--stages", action="store_true", help="a pipeline, in place of tensor parallel ranks")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--stages", action="store_true", help="a pipeline, in place of tensor parallel ranks")
+    kinds.add_argument("--whole-experts", action="store_true", help="whole experts, in place of columns")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--exchange", action="store_true")
@@ -159,7 +166,7 @@ def main() -> None:
         with subprocess.Popen([*command, "--rank", "1", str(file)], pass_fds=[file]):
             print(json.dumps(exchange(0, file, options.rounds)))
     else:
-        measure(options.shape, options.ranks, options.rounds, options.stages)
+        measure(options.shape, options.ranks, options.rounds, options.stages, options.whole_experts)
 
 
 if __name__ == "__main__":
