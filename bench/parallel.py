@@ -4,10 +4,11 @@
     python -m bench.parallel --exchange [--rounds 200]
 
 The processes are tensor parallel ranks, which have whole experts with ``--whole-experts``, or stages of a
-pipeline with ``--stages``, whose prompts are computed in chunks of 128 tokens.  Weights are random; both engines hold the same.  They take turns.  Prints a JSON
-line for each kind of load: tokens a second (medians), the median of the ratios of neighboring rounds, and if
-the tokens are the same.  With ``--exchange``, two pinned processes gather columns of one token: microseconds
-of one exchange as an instruction of a plan, by the bytes of the whole row.
+pipeline with ``--stages``, whose prompts are computed in chunks of 128 tokens.  Weights are random; both
+engines hold the same.  They take turns.  Prints a JSON line for each kind of load: tokens a second (medians),
+the median of the ratios of neighboring rounds, and if the tokens are the same.  With ``--exchange``, two
+pinned processes gather columns of one token: microseconds of one exchange as an instruction of a plan, by the
+bytes of the whole row.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class EngineConfig:
     @property
     def has_stages_only(self) -> bool:
         """True if each stage of the pipeline is a single process."""
-        return self.pipeline_parallel_size > 1 and self.tensor_parallel_size in ("auto", 1)
+        return self.pipeline_parallel_size > 1 and self.tensor_ranks == 1
 
     @property
     def most_pictures(self) -> int:

@@ -16,6 +16,7 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.llm.launched_ranks import launched_ranks
 from torch_armllm.llm.loader import LoadedEngine
 from torch_armllm.llm.rank_start import why_not_divided
+from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.system.extras import require_extra
 from torch_armllm.system.host import physical_cores
 
@@ -59,8 +60,8 @@ def load_on_ray(
     followers = replace(config, logits_processors=(), scheduling_policy=None, trace=None)
     others = settings | {"config": followers, "skip_tokenizer_init": True, "progress": False}
     with _loads:
-        kind = "pipeline stage" if config.has_stages_only else "tensor parallel rank"
-        ranks = RayRanks(Needs(config.ranks, threads, spread), kind)
+        place = RankPlace(0, config.tensor_ranks, config.pipeline_parallel_size)
+        ranks = RayRanks(Needs(config.ranks, threads, spread), place)
         try:
             with ranks.meeting(load, model, others):
                 loaded = load(model, tokenizer, config=config, **settings)

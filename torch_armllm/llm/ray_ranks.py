@@ -7,8 +7,8 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from torch_armllm.engine.execution.rank_failures import RankFailures
 from torch_armllm.llm.ray_places import Needs, bundles_in_order, reserve
+from torch_armllm.parallel.rank_place import RankPlace
 
 _SECONDS_TO_HEAR = 10.0
 """Time in which Ray tells that an actor has died, once a connection to it breaks."""
@@ -61,14 +62,14 @@ class RayRanks:
 
     Args:
         needs: of the ranks.
-        kind: of a rank, for errors.
+        leader: place of this process.
 
     Raises:
         ValueError: the cluster has too few CPUs, or a rank does not start.
     """
 
-    def __init__(self, needs: Needs, kind: str) -> None:
-        self._kind, self._size = kind, needs.ranks
+    def __init__(self, needs: Needs, leader: RankPlace) -> None:
+        self._leader = leader
         self._failures = RankFailures()
         self.on_failure = self._failures.on_failure
         self._closed = threading.Event()
@@ -82,9 +83,13 @@ class RayRanks:
                 self._places[rank] = ray.get(actor.place.remote())
         except RayError as error:
             self.close()
-            raise ValueError(f"{kind} {len(self._places) + 1} does not start: {_reason(error)}") from error
+            name = self._name(len(self._places) + 1)
+            raise ValueError(f"{name} does not start: {_reason(error)}") from error
         for rank, place in self._places.items():
-            logger.info("%s %d: %s", kind, rank, place)
+            logger.info("%s: %s", self._name(rank), place)
+
+    def _name(self, rank: int) -> str:
+        return str(replace(self._leader, rank=rank))
 
     def _start(self, bundle: int, threads: int) -> Any:
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
@@ -103,7 +108,7 @@ class RayRanks:
         common = {
             "MASTER_ADDR": ray.util.get_node_ip_address(),
             "MASTER_PORT": str(_free_port()),
-            "WORLD_SIZE": str(self._size),
+            "WORLD_SIZE": str(self._leader.size),
             "TORCHELASTIC_RUN_ID": "ray",
         }
         results = {
@@ -130,7 +135,7 @@ class RayRanks:
         except Exception as error:  # any that an actor raises
             reason = _reason(error)
         if not self._closed.is_set():
-            self._fail(f"{self._kind} {rank} has failed: Ray actor, {self._places[rank]}: {reason}")
+            self._fail(f"{self._name(rank)} has failed: Ray actor, {self._places[rank]}: {reason}")
 
     def _fail(self, reason: str) -> None:
         self._failures.add(reason)
@@ -142,10 +147,7 @@ class RayRanks:
 
     def awaited_failure(self) -> str | None:
         """Returns the reason why a rank has failed, once Ray tells it; None if all are well."""
-        end = time.monotonic() + _SECONDS_TO_HEAR
-        while self._failures.first is None and not self._closed.is_set() and time.monotonic() < end:
-            time.sleep(_SECONDS_TO_HEAR / 100)
-        return self._failures.first
+        return self._failures.wait(_SECONDS_TO_HEAR)
 
     def fail(self) -> None:
         """Ends the other ranks, as a step has failed here: because of one of them, or of this one."""
