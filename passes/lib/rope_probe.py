@@ -238,7 +238,8 @@ def _fit_rotation(
 
 def halves_first(x: Tensor, parts: int) -> Tensor:
     """Returns heads ``(..., size)`` with the first halves of all their parts before the second ones."""
-    return x.unflatten(-1, (parts, 2, -1)).transpose(-3, -2).flatten(-3)
+    halves: Tensor = x.unflatten(-1, (parts, 2, -1))
+    return halves.transpose(-3, -2).flatten(-3)
 
 
 def _is_close(expected: Tensor, rotated: Tensor, x: Tensor) -> bool:

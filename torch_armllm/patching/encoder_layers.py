@@ -160,11 +160,11 @@ class LayersPlan:
         counts = counts[counts > 0]
         self.calls += 1
         rows = hidden.reshape(-1, hidden.shape[-1])
-        angles = () if self._angles is None else self._angles.read(named)
-        angles = tuple(t.float().repeat(len(rows) // max(len(t), 1), 1) for t in angles)
+        given = () if self._angles is None else self._angles.read(named)
+        angles = [t.float().repeat(len(rows) // max(len(t), 1), 1) for t in given]
         if kept is not None:
             rows, *angles = (t[kept.flatten()] for t in (rows, *angles))
-        computed = self._compute(rows, counts, [t.contiguous() for t in angles])
+        computed = self._compute(rows, counts, angles)
         if kept is not None:
             computed = hidden.masked_scatter(kept[..., None], computed)
         return self._result(computed.view(hidden.shape))
