@@ -19,6 +19,10 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3ImageProcessorPil,
+    Gemma3nAudioFeatureExtractor,
+    Gemma3nConfig,
+    Gemma3nForConditionalGeneration,
+    Gemma3nProcessor,
     Gemma3Processor,
     Gemma4AudioFeatureExtractor,
     Gemma4Config,
@@ -115,6 +119,7 @@ PLACEHOLDERS = {
     "qwen3_vl": "<|image_pad|>",
     "qwen3_5": "<|image_pad|>",
     "gemma3": "<start_of_image>",
+    "gemma3n": "<|image_pad|>",
     "gemma4": "<image_soft_token>",
     "internvl": "<IMG_CONTEXT>",
     "llama4": "<|image|>",
@@ -133,6 +138,8 @@ NEED_TORCHVISION = (
     "llama4",
 )
 """Kinds whose processors transformers makes with torchvision only."""
+NEED_TIMM = ("gemma3n",)
+"""Kinds whose vision towers are timm's, which needs torchvision too."""
 
 
 def picture(number: int, width: int = 33, height: int = 40) -> Image.Image:
@@ -155,6 +162,7 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "qwen3_vl": _qwen3_vl,
         "qwen3_5": _qwen3_5,
         "gemma3": _gemma3,
+        "gemma3n": _gemma3n,
         "gemma4": _gemma4,
         "gemma4_ahead": partial(_gemma4, ahead=True),
         "internvl": _internvl,
@@ -280,6 +288,14 @@ def _qwen2_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
         **_qwen_tokens(),
     )
     return Qwen2VLForConditionalGeneration(config), partial(_qwen_processor, Qwen2VLProcessor, tokenizer)
+
+
+def tower_model(kind: str) -> Any:
+    """Returns a tiny random Gemma 4 or Llama 4, without its processor, which needs torchvision."""
+    torch.manual_seed(1)
+    makers = {"gemma4": _gemma4, "gemma4_clipped": partial(_gemma4, clipped=True), "llama4": _llama4}
+    model, _ = makers[kind](_tokenizer())
+    return _randomized(model)
 
 
 def qwen_model(kind: str) -> Any:
@@ -416,8 +432,50 @@ def _gemma3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     return Gemma3ForConditionalGeneration(config), Gemma3Processor(images, tokenizer, template, 4)
 
 
-def _gemma4(tokenizer: PreTrainedTokenizerFast, ahead: bool = False) -> tuple[Any, Any]:
-    """Returns a Gemma 4 whose layers embed tokens too, or whose pictures' tokens attend to each other."""
+def _gemma3n(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """Returns a Gemma 3n, whose words from the end of a picture on are looked up in tables of their own."""
+    first = _IDS["<|image_pad|>"]
+    names = {"boi_token": "<start_of_image>", "eoi_token": "<|video_pad|>", "image_token": "<|image_pad|>"}
+    names |= {"boa_token": "<img>", "eoa_token": "</img>", "audio_token": "<video>"}
+    config = Gemma3nConfig(
+        text_config={
+            **{name: value for name, value in _TEXT.items() if name != "tie_word_embeddings"},
+            **{"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            **{"sliding_window": 32, "num_kv_shared_layers": 0, "laurel_rank": 8},
+            **{"vocab_size_per_layer_input": first, "hidden_size_per_layer_input": 8, "pad_token_id": 0},
+        },
+        vision_config={
+            **{"architecture": "test_efficientnet", "hidden_size": 256},
+            **{"vocab_size": 2, "vocab_offset": first},
+        },
+        audio_config={
+            **{"vocab_size": len(_VOCABULARY) - first - 2, "vocab_offset": first + 2, "hidden_size": 16},
+            **{"conf_num_attention_heads": 2, "conf_num_hidden_layers": 1, "input_feat_size": 16},
+            "sscp_conv_channel_size": [8, 8],
+        },
+        vision_soft_tokens_per_image=4,
+        boi_token_id=_IDS["<start_of_image>"],
+        eoi_token_id=_IDS["<|video_pad|>"],
+        image_token_id=first,
+        boa_token_id=_IDS["<img>"],
+        eoa_token_id=_IDS["</img>"],
+        audio_token_id=_IDS["<video>"],
+        tie_word_embeddings=False,
+    )
+    images = SiglipImageProcessorPil(size={"height": 64, "width": 64})
+    template = TEMPLATE.replace("IMAGE", "<|image_pad|>")
+    parts = (Gemma3nAudioFeatureExtractor(feature_size=16), images, _tokenizer(extra_special_tokens=names))
+    processor = Gemma3nProcessor(*parts, chat_template=template, image_seq_length=4)
+    return Gemma3nForConditionalGeneration(config), processor
+
+
+def _gemma4(
+    tokenizer: PreTrainedTokenizerFast, ahead: bool = False, clipped: bool = False
+) -> tuple[Any, Any]:
+    """Returns a Gemma 4 whose layers embed tokens too, or whose pictures' tokens attend to each other.
+
+    The linear layers of its tower may be clipped to ranges.
+    """
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
     names |= {"image_token": "<image_soft_token>", "audio_token": "<video>"}
     names |= {"boa_token": "<img>", "eoa_token": "</img>"}
@@ -431,7 +489,10 @@ def _gemma4(tokenizer: PreTrainedTokenizerFast, ahead: bool = False) -> tuple[An
             "hidden_size_per_layer_input": 0 if ahead else 8,
             "use_bidirectional_attention": "vision" if ahead else None,
         },
-        vision_config={**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4},
+        vision_config={
+            **{**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4},
+            "use_clipped_linears": clipped,
+        },
         boi_token_id=_IDS["<start_of_image>"],
         eoi_token_id=_IDS["<end_of_image>"],
         image_token_id=_IDS["<image_soft_token>"],
@@ -441,6 +502,10 @@ def _gemma4(tokenizer: PreTrainedTokenizerFast, ahead: bool = False) -> tuple[An
         tie_word_embeddings=False,
     )
     model = Gemma4ForConditionalGeneration(config)
+    bounds = {"input_min": -1.5, "input_max": 1.25, "output_min": -0.5, "output_max": 0.75}
+    for name, buffer in model.named_buffers():
+        if (bound := bounds.get(name.split(".")[-1])) is not None:
+            buffer.fill_(bound)
     return model, partial(_gemma4_processor, _tokenizer(extra_special_tokens=names))
 
 

@@ -17,14 +17,17 @@ from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForImageTextToText, AutoProcessor  # noqa: E402
 
 from tests.support.picture_folders import (  # noqa: E402
+    NEED_TIMM,
     NEED_TORCHVISION,
     PLACEHOLDERS,
     picture,
     picture_folder,
+    tower_model,
     unserved_model,
 )
 from torch_armllm import LLM, Recipe, SamplingParams, load, patch, unpatch  # noqa: E402
 from torch_armllm.checkpoint.quantize_folder import quantize_folder  # noqa: E402
+from torch_armllm.engine.pictures.tower import plan_tower  # noqa: E402
 from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward  # noqa: E402
 from torch_armllm.patching.state import patched_forward  # noqa: E402
 from torch_armllm.plan.native import NativePlan  # noqa: E402
@@ -37,6 +40,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param in NEED_TORCHVISION:
         pytest.importorskip("torchvision", reason="needs torchvision")
+    if request.param in NEED_TIMM:
+        pytest.importorskip("timm", reason="needs the extra timm")
     return picture_folder(tmp_path_factory.mktemp(request.param) / request.param, request.param)
 
 
@@ -163,8 +168,8 @@ def tower_of(llm: LLM) -> EncoderLayersForward:
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_layers_of_towers_are_plans(folder: Path, quantization: str | None) -> None:
-    if folder.name in ("gemma4", "llama4"):
-        pytest.skip("its layers take positions, which plans do not know")
+    if folder.name in NEED_TIMM:
+        pytest.skip("its tower is made of convolutions, which plans do not compute")
     settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
     llm = LLM(str(folder), quantization=quantization, **settings)
     forward = tower_of(llm)
@@ -177,6 +182,41 @@ def test_layers_of_towers_are_plans(folder: Path, quantization: str | None) -> N
     assert all(isinstance(plan.plan, NativePlan) for plan in forward.plans)
     assert all(plan.calls >= 3 for plan in forward.plans)  # twice for the first prompt, which is checked
     assert forward.base.forward is forward
+
+
+def places_of(count: int, width: int) -> torch.Tensor:
+    """Returns the columns and rows of patches in rows of a width, and padding, ``(count, 2)``."""
+    numbers = torch.arange(count)
+    return torch.stack([numbers % width, numbers // width], -1)
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_clipped", "llama4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plans_of_towers_compute_what_their_modules_do(kind: str, dtype: torch.dtype) -> None:
+    """Patches turn by a row and a column; pictures of Gemma 4 are padded to the largest."""
+    model = tower_model(kind)
+    tower = model.vision_model if kind == "llama4" else model.model.vision_tower
+    for parameter in tower.parameters():  # a buffer of complex numbers stays as it is
+        parameter.data = parameter.data.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    if kind == "llama4":
+        inputs = [torch.randn(3, 3, 32, 32, generator=generator).to(dtype)]
+    else:
+        places = torch.full((3, 36, 2), -1)
+        for number, (count, width) in enumerate([(36, 6), (27, 9), (18, 3)]):
+            places[number, :count] = places_of(count, width)
+        inputs = [torch.rand(3, 36, 48, generator=generator).to(dtype), places]
+    forward = plan_tower(tower, model.config)
+    assert forward is not None and all(isinstance(plan.plan, NativePlan) for plan in forward.plans)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = tower(*inputs).last_hidden_state.float()
+        with forward.by_modules("the test compares with them"):
+            warnings.simplefilter("ignore")
+            wanted = tower(*inputs).last_hidden_state.float()
+    assert forward.calls == 1
+    bound = 1e-5 if dtype == torch.float32 else 4e-2
+    assert (found - wanted).norm() < bound * wanted.norm() and wanted.std(0).min() > 0
 
 
 @pytest.mark.parametrize(("chosen", "ends"), [(-1, [2]), (-2, [1, 2]), (1, [1, 2])])
@@ -361,6 +401,27 @@ def test_quantized_plans_compute_what_quantized_modules_do(placed: Path, quantiz
     check_quantized(placed, quantization, torch.float32, 2e-3)
 
 
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_gemma3n_takes_pictures_when_it_is_quantized(tmp_path: Path, quantization: str) -> None:
+    pytest.importorskip("timm", reason="needs the extra timm")
+    check_quantized(picture_folder(tmp_path / "gemma3n", "gemma3n"), quantization, torch.float32, 2e-3)
+
+
+def test_towers_of_timm_name_the_extra_that_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_timm(*_: Any, **__: Any) -> None:
+        raise ImportError("Gemma3nVisionConfig requires the timm library but it was not found")
+
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}')
+    monkeypatch.setattr("torch_armllm.checkpoint.model_config.AutoConfig.from_pretrained", without_timm)
+    for read in (LLM, load):
+        with pytest.raises(
+            ImportError, match=r'vision tower of .* needs timm: pip install "torch_armllm\[timm'
+        ):
+            read(str(tmp_path))
+
+
 def test_llama4_takes_pictures_beside_experts(tmp_path: Path) -> None:
     pytest.importorskip("torchvision", reason="needs torchvision")
     check_quantized(picture_folder(tmp_path / "llama4", "llama4_moe"), "int8", torch.float32, 2e-3)
@@ -446,7 +507,7 @@ def test_folders_are_quantized_as_models_in_memory(
 ) -> None:
     if importance is None and folder.name == "gemma4":
         pytest.skip("its layers do not run one at a time, so a folder's get no input statistics")
-    if importance is None and folder.name.startswith("paligemma"):
+    if importance is None and folder.name.startswith(("paligemma", "gemma3n")):
         pytest.skip("its input statistics differ where its layers run one at a time")
     recipe = Recipe(importance=importance, head=None)
     quantize_folder(folder, tmp_path / "out", recipe, progress=False)
