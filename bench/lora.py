@@ -27,13 +27,13 @@ from torch_armllm.benchmark.model_shapes import shape_of
 from torch_armllm.benchmark.random_model import save_random_model
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.lora.dtypes import LORA_DTYPES
-from torch_armllm.lora.slots import LoraSlots, slots_of
+from torch_armllm.lora.slots import LoraSlots, head_slots, slots_of
 
 _STEPS = 32
 
 
 def save_adapter(layers: dict[str, LoraSlots], rank: int, folder: Path, seed: int) -> None:
-    """Writes an adapter of all layers in PEFT's format."""
+    """Writes an adapter of linear layers in PEFT's format."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, layer in layers.items():
@@ -76,7 +76,10 @@ def measure(options: argparse.Namespace, scratch: Path) -> None:
         lora_dtype=options.lora_dtype,
         **settings,
     )
-    layers = slots_of(llm.model)
+    head = head_slots(llm.model)
+    layers = {
+        n: each for n, each in slots_of(llm.model).items() if type(each) is LoraSlots and each is not head
+    }
     requests = []
     for number in range(options.batch):
         path = scratch / f"adapter-{number}"

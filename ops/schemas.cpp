@@ -42,8 +42,9 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved=False, bool unzip=False) -> ()");
   // embedding
   m.def("split_embedding(Tensor ids, Tensor weight, Tensor rest, str dtype, str scheme=\"i8\", bool rotated=False) -> Tensor");
-  // lora: low-rank additions to a linear layer's result, by row
+  // lora: low-rank additions to the result of a linear layer or an embedding, by row
   m.def("lora_linear(Tensor base, Tensor x, Tensor a, Tensor b, Tensor ranks, Tensor adapters) -> Tensor");
+  m.def("lora_embedding(Tensor base, Tensor ids, Tensor a, Tensor b, Tensor ranks, Tensor adapters) -> Tensor");
   // activation
   m.def("gated_act(Tensor gate, Tensor up, str activation) -> Tensor");
   // attention

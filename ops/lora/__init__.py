@@ -1,11 +1,21 @@
-"""Low-rank additions to the results of linear layers (LoRA); each row has an adapter of its own, or none."""
+"""Low-rank additions to the results of linear layers and embeddings (LoRA).
+
+Each row has an adapter of its own, or none.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["lora_blocks", "lora_integers", "lora_linear", "reference_lora_linear"]
+__all__ = [
+    "lora_blocks",
+    "lora_embedding",
+    "lora_integers",
+    "lora_linear",
+    "reference_lora_embedding",
+    "reference_lora_linear",
+]
 
 BLOCK = 64
 """Columns of the second factor that are adjacent for all ranks, so that memory is read in long runs."""
@@ -81,6 +91,46 @@ def reference_lora_linear(
     return out.view(base.shape).to(base.dtype)
 
 
+def lora_embedding(
+    base: Tensor, ids: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor
+) -> Tensor:
+    """Returns ``base + A[s][id] · B[s]``, where each row's slot s is its number in ``adapters``.
+
+    Sums are float32, as in :func:`lora_linear`; the result is rounded once.
+
+    Args:
+        base: ``(..., N)`` in float32, bfloat16 or float16: the embeddings of ``ids``.
+        ids: int64 ``(...)``.
+        a: ``(slots, V, R)`` in any of these dtypes, contiguous: a row for each id.
+        b: ``(slots, ⌈N / 64⌉, R, 64)``, as in :func:`lora_linear`, in any of these dtypes or as integers.
+        ranks: int32 ``(slots,)``: ranks in use, at most R; 0: the adapter has no part in the embedding.
+        adapters: int32 ``(L,)``: slot of each row, −1 for none.  Rows from L on have none.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of ``base``.
+
+    Raises:
+        RuntimeError: shapes or dtypes do not fit; a row's slot, a rank or the id of a row with an adapter is
+            out of range.
+    """
+    out: Tensor = torch.ops.armllm.lora_embedding(base, ids, a, b, ranks, adapters)
+    return out
+
+
+def reference_lora_embedding(
+    base: Tensor, ids: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor
+) -> Tensor:
+    """Reference of :func:`lora_embedding` in float32 PyTorch."""
+    out, flat = base.float().reshape(-1, base.shape[-1]).clone(), ids.flatten().tolist()
+    columns = _numbers(b).transpose(-2, -3).flatten(-2)[..., : base.shape[-1]]
+    for row, slot in enumerate(adapters[: len(flat)].tolist()):
+        if slot >= 0:
+            rank = int(ranks[slot])
+            out[row] += a[slot, flat[row], :rank].float() @ columns[slot, :rank]
+    return out.view(base.shape).to(base.dtype)
+
+
+@torch.library.register_fake("armllm::lora_embedding")
 @torch.library.register_fake("armllm::lora_linear")
 def _(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor) -> Tensor:
     return base.new_empty(base.shape)

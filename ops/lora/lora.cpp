@@ -41,6 +41,9 @@ void Lora::group_rows(const LoraArgs& args) const {
     const int64_t rank = args.ranks[slot];
     STD_TORCH_CHECK(rank >= 0 && rank <= args.most_rank, "adapter ", slot, " has the rank ", rank,
                     "; it must lie in 0 … ", args.most_rank);
+    if (args.ids != nullptr)
+      STD_TORCH_CHECK(args.ids[row] >= 0 && args.ids[row] < args.vocab_size, "token ", row, " has id ",
+                      args.ids[row], ", but the vocabulary is 0 to ", args.vocab_size - 1);
     if (rank > 0) rows_.push_back(static_cast<int32_t>(row));
   }
   const auto slot_of = [&](int32_t row) { return args.adapters[row]; };
@@ -56,6 +59,7 @@ void Lora::group_rows(const LoraArgs& args) const {
 
 const char* Lora::Work::factor(int phase, int64_t tile) const {
   const LoraArgs& a = *args;
+  if (phase == 0 && a.ids != nullptr) return nullptr;  // rows of a table are anywhere
   if (phase == 0) return a.a + (group.slot * a.most_rank + tile * kLoraRanks) * a.row_bytes(a.in_features);
   const int64_t blocks =
       group.slot * ceil_div(a.out_features, kLoraBlock) + tile * (kLoraColumns / kLoraBlock);
@@ -72,7 +76,8 @@ int64_t Lora::tiles(int phase) const {
     for (const LoraArgs& args : parts) group_rows(args);
     int64_t ends[2] = {};
     for (Work& work : work_) {
-      work.ends[0] = ends[0] += ceil_div(work.args->ranks[work.group.slot], kLoraRanks);
+      const bool looks_up = work.args->ids != nullptr;
+      work.ends[0] = ends[0] += looks_up ? 1 : ceil_div(work.args->ranks[work.group.slot], kLoraRanks);
       work.ends[1] = ends[1] += ceil_div(work.args->out_features, kLoraColumns);
     }
   }
@@ -89,7 +94,9 @@ void Lora::tile(int phase, int64_t index) {
   const char* ahead = !is_last                  ? work->factor(phase, index + 1)
                       : work + 1 != work_.end() ? (work + 1)->factor(phase, 0)
                                                 : nullptr;
-  if (phase == 0) {
+  if (phase == 0 && args.ids != nullptr) {
+    variant().lora->look_up(args, group);
+  } else if (phase == 0) {
     const int64_t first = index * kLoraRanks, left = args.ranks[group.slot] - first;
     variant().lora->shrink(args, group, first, std::min(left, kLoraRanks), ahead);
   } else {

@@ -1,4 +1,5 @@
-// Low-rank additions to the results of linear layers: each row of tokens may have an adapter of its own.
+// Low-rank additions to the results of linear layers and embeddings: each row of tokens may have an adapter
+// of its own.
 #pragma once
 
 #include <vector>
@@ -20,9 +21,15 @@ struct __attribute__((packed)) LoraIntegers {  // where a tensor begins, its sca
 };
 
 // out[t] += (x[t] · A[s]ᵀ) · B[s] with s = adapters[t].  Rows of −1, and those past `listed`, stay.
+//
+// Of an embedding, `ids` in the place of x say which row of a table the product with A is.
 struct LoraArgs {
   Rows x, out;
-  const char* a = nullptr;            // [slots][most_rank][in_features]
+  const char* a = nullptr;       // [slots][most_rank][in_features]
+  const char* table = nullptr;   // [slots][vocab_size][most_rank], in the place of a
+  const int64_t* ids = nullptr;  // [tokens]; null: a linear layer
+  DType table_type = DType::f32;
+  int64_t vocab_size = 0;
   const char* b = nullptr;            // [slots][blocks of kLoraBlock columns][most_rank][kLoraBlock]
   const int32_t* ranks = nullptr;     // [slots]; 0: the adapter leaves this layer alone
   const int32_t* adapters = nullptr;  // [listed]: slot of each row
@@ -51,6 +58,8 @@ struct LoraKernels {
   // scratch[row][rank] = x[row] · A[slot][rank], for `ranks` ranks.
   void (*shrink)(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
                  const char* ahead);
+  // scratch[row] = table[slot][ids[row]]
+  void (*look_up)(const LoraArgs& args, const LoraGroup& group);
   // Adds scratch[row] · B[slot] to `columns` columns of out, rounded once.
   void (*expand)(const LoraArgs& args, const LoraGroup& group, int64_t first_column, int64_t columns,
                  const char* ahead);

@@ -203,6 +203,24 @@ void expand_as(const LoraArgs& args, const LoraGroup& group, int64_t first_colum
   });
 }
 
+template <typename W>
+void look_up_as(const LoraArgs& args, const LoraGroup& group) {
+  const W* table = reinterpret_cast<const W*>(args.table) + group.slot * args.vocab_size * args.most_rank;
+  for (int64_t i = 0; i < group.count; ++i) {
+    const int32_t row = group.rows[i];
+    const W* from = table + args.ids[row] * args.most_rank;
+    float* to = sums_of(args, row);
+    for_blocks(args.ranks[group.slot], [&](int64_t r, int lanes) ARMLLM_INLINE {
+      store_lanes(to + r, load_lanes(from + r, lanes), lanes);
+    });
+  }
+}
+
+void look_up(const LoraArgs& args, const LoraGroup& group) {
+  with_type(args.table_type,
+            [&](auto w) { look_up_as<std::remove_cv_t<std::remove_pointer_t<decltype(w)>>>(args, group); });
+}
+
 void shrink(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
             const char* ahead) {
   with_type(args.x.type, [&](auto x) {
@@ -226,6 +244,6 @@ void expand(const LoraArgs& args, const LoraGroup& group, int64_t first_column, 
 
 }  // namespace
 
-const LoraKernels lora = {shrink, expand};
+const LoraKernels lora = {shrink, look_up, expand};
 
 }  // namespace armllm::ARMLLM_VARIANT

@@ -65,6 +65,16 @@ Instruction norm(const Fields& op) {
   });
 }
 
+// Additions whose parts share their scratch memory.
+template <class Bind>
+Instruction additions(std::unique_ptr<Lora> task, Bind bind) {
+  Lora* raw = task.get();
+  Instruction instruction = simple(std::move(task), bind);
+  instruction.scratch_bytes = [raw] { return Lora::scratch_bytes(raw->parts); };
+  instruction.set_scratch = [raw](void* scratch) { raw->set_scratch(scratch); };
+  return instruction;
+}
+
 }  // namespace
 
 Instruction build(const fields::embed& op) {
@@ -184,7 +194,6 @@ Instruction build(const fields::dense_linear& op) {
 
 Instruction build(const fields::lora& op) {
   auto task = std::make_unique<Lora>();
-  Lora* raw = task.get();
   for (const fields::adapted_layer& layer : op.layers) {
     LoraArgs a;
     a.integers = op.integers;
@@ -196,7 +205,7 @@ Instruction build(const fields::lora& op) {
     a.out_features = layer.out_features;
     task->parts.push_back(a);
   }
-  Instruction instruction = simple(std::move(task), [op](Lora& t, const Frame& frame) {
+  return additions(std::move(task), [op](Lora& t, const Frame& frame) {
     for (size_t i = 0; i < op.layers.size(); ++i) {
       const fields::adapted_layer& layer = op.layers[i];
       LoraArgs& a = t.parts[i];
@@ -209,9 +218,30 @@ Instruction build(const fields::lora& op) {
       a.tokens = frame.tokens;
     }
   });
-  instruction.scratch_bytes = [raw] { return Lora::scratch_bytes(raw->parts); };
-  instruction.set_scratch = [raw](void* scratch) { raw->set_scratch(scratch); };
-  return instruction;
+}
+
+Instruction build(const fields::lora_embed& op) {
+  auto task = std::make_unique<Lora>();
+  LoraArgs a;
+  a.integers = op.integers;
+  if (!op.integers) a.type = op.b.dtype();
+  a.table_type = op.table.dtype();
+  a.slots = op.slots;
+  a.most_rank = op.most_rank;
+  a.listed = op.listed;
+  a.vocab_size = op.vocab_size;
+  a.out_features = op.width;
+  task->parts.push_back(a);
+  return additions(std::move(task), [op](Lora& t, const Frame& frame) {
+    LoraArgs& a = t.parts[0];
+    a.ids = frame.pointer<int64_t>(op.ids);
+    a.out = frame.rows(op.out);
+    a.table = frame.address(op.table);
+    a.b = frame.address(op.b);
+    a.ranks = frame.pointer<int32_t>(op.ranks);
+    a.adapters = frame.pointer<int32_t>(op.adapters);
+    a.tokens = frame.tokens;
+  });
 }
 
 Instruction build(const fields::meet& op) {

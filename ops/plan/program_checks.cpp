@@ -191,6 +191,26 @@ void check_fields(const Checks& c, const fields::lora& op) {
   }
 }
 
+void check_fields(const Checks& c, const fields::lora_embed& op) {
+  for (int64_t size : {op.slots, op.most_rank, op.listed, op.vocab_size, op.width})
+    c.positive(size, "a size of adapters");
+  c.written({op.out});
+  c.packed(op.ids, 1, ElementType::i64);
+  c.rows(op.out, op.width);
+  const double ranks = double(op.slots) * op.most_rank;
+  const int64_t blocks = ceil_div(op.width, kLoraBlock);
+  c.floats(op.table, ranks * op.vocab_size);
+  if (op.integers) {
+    c.constant(op.b, ranks * blocks * sizeof(LoraIntegers));
+  } else {
+    c.floats(op.b, ranks * blocks * kLoraBlock);
+  }
+  c.vector(op.ranks, op.slots, ElementType::i32);
+  c.vector(op.adapters, op.listed, ElementType::i32);
+  c.needed(op.ids, "ids"), c.needed(op.out, "out"), c.needed(op.table, "table"), c.needed(op.b, "b");
+  c.needed(op.ranks, "ranks"), c.needed(op.adapters, "adapters");
+}
+
 void check_fields(const Checks& c, const fields::meet& op) {
   c.positive(op.bytes_per_token, "the bytes of a token that ranks share");
   c.share(communicator_of(op.communicator), op.bytes_per_token);

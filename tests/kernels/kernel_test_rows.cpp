@@ -231,6 +231,31 @@ void test_lora(const LoraKernels& tested, const LoraKernels& truth, const char* 
           }
 }
 
+void test_look_up(const LoraKernels& tested, const LoraKernels& truth, const char* name, Report& report) {
+  Random random(18);
+  constexpr int64_t kTokens = 4;
+  const int32_t rows[] = {0, 2}, ranks[] = {3, 19};
+  const int64_t ids[] = {3, -1, 0};
+  for (DType type : kTypes)
+    for (int64_t slot : {0, 1}) {
+      Values table(type, 2 * kTokens * ranks[1], random);
+      Values sums[2] = {Values(DType::f32, 3 * ranks[1]), Values(DType::f32, 3 * ranks[1])};
+      for (int i = 0; i < 2; ++i) {
+        LoraArgs args;
+        args.table = static_cast<const char*>(table.data());
+        args.table_type = type;
+        args.ids = ids;
+        args.vocab_size = kTokens;
+        args.ranks = ranks;
+        args.most_rank = ranks[1];
+        args.scratch = sums[i].data();
+        (i ? truth : tested).look_up(args, {rows, 2, slot});
+      }
+      report.expect(sums[0].same(sums[1]),
+                    text("%s lora table type %d slot %ld", name, int(type), long(slot)));
+    }
+}
+
 void test_combine(const MoeKernels& tested, const MoeKernels& truth, const char* name, Report& report) {
   Random random(15);
   for (DType type : kTypes)
@@ -313,6 +338,7 @@ void test_rows(const Variant& tested, const Variant& truth, Report& report) {
   test_route(*tested.moe, *truth.moe, tested.name, report);
   test_dense(*tested.dense, *truth.dense, tested.name, report);
   test_lora(*tested.lora, *truth.lora, tested.name, report);
+  test_look_up(*tested.lora, *truth.lora, tested.name, report);
   test_combine(*tested.moe, *truth.moe, tested.name, report);
   test_widen(*tested.moe, *truth.moe, tested.name, report);
   test_sample(*tested.sample, *truth.sample, tested.name, report);

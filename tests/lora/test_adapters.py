@@ -99,7 +99,7 @@ def test_logits_are_those_of_peft_on_the_same_quantized_base(llm: LLM, folder: P
 def test_integers_are_close_to_floats(llm: LLM, folder: Path) -> None:
     tokens = PROMPTS[3]
     integers = make(folder, lora_dtype="int8")
-    assert next(iter(slots_of(integers.model).values())).a.dtype == torch.int8
+    assert {layer.b.dtype for layer in slots_of(integers.model).values()} == {torch.int8}
     expected, base = (logprobs(llm, each, tokens) for each in (request(folder, 0), None))
     found = logprobs(integers, request(folder, 0), tokens)
     assert 0 < (found - expected).norm() < 0.1 * (expected - base).norm()
@@ -118,7 +118,7 @@ def test_integers_are_close_to_floats(llm: LLM, folder: Path) -> None:
 def test_numbers_of_adapters(dtype: torch.dtype, setting: str, expected: torch.dtype) -> None:
     llm = LLM(tiny("llama", dtype), quantization=Recipe(importance=False), enable_lora=True,
               lora_dtype=setting, skip_tokenizer_init=True, progress=False)  # type: ignore[arg-type]  # fmt: skip
-    assert {layer.a.dtype for layer in slots_of(llm.model).values()} == {expected}
+    assert {layer.b.dtype for layer in slots_of(llm.model).values()} == {expected}
 
 
 def test_unknown_numbers_are_refused(folder: Path) -> None:
@@ -232,9 +232,9 @@ WRONG: dict[str, tuple[dict[str, Any], Any, str]] = {
     "name": ({}, lambda t: t.update(x=torch.ones(1)), "tensor 'x'"),
     "module": (
         {},
-        lambda t: t.update({"base_model.model.lm_head.lora_A.weight": torch.ones(8, 64),
-                            "base_model.model.lm_head.lora_B.weight": torch.ones(97, 8)}),
-        "lm_head, which is no quantized",
+        lambda t: t.update({"base_model.model.score.lora_A.weight": torch.ones(8, 64),
+                            "base_model.model.score.lora_B.weight": torch.ones(97, 8)}),
+        "score, which is no quantized",
     ),
     "shape": ({}, lambda t: t.update({QUERY + "A.weight": torch.ones(8, 65)}), "another model"),
 }  # fmt: skip
@@ -291,10 +291,12 @@ def test_patched_models_get_slots_unless_their_channels_are_scaled(folder: Path)
 
 def test_rows_have_no_adapter_between_steps(llm: LLM, folder: Path) -> None:
     layers = slots_of(llm.model)
-    assert {name.rsplit(".", 1)[-1] for name in layers} == set(ALL)
+    assert {name.rsplit(".", 1)[-1] for name in layers} == {*ALL, "embed_tokens", "lm_head"}
     run(llm, PROMPTS, [None, request(folder, 0), None, request(folder, 1)])
     rows = layers["model.layers.0.self_attn.q_proj"].adapters
+    of_logits = layers.pop("lm_head").adapters
     assert bool((rows == -1).all()) and all(layer.adapters is rows for layer in layers.values())
+    assert bool((of_logits == -1).all()) and of_logits is not rows
 
 
 def test_layers_that_the_plan_does_not_compute_are_refused(tmp_path: Path) -> None:

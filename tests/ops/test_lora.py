@@ -107,9 +107,91 @@ def test_rows_past_the_list_have_no_adapter_and_inputs_stay() -> None:
     assert torch.equal(lora.lora_linear(**turned), out)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.sampled_from((0, 1, 2, 7, 35)),
+    slots=st.sampled_from((1, 3)),
+    rank=st.sampled_from((1, 4, 16, 19)),
+    vocabulary=st.sampled_from((1, 5, 97)),
+    outputs=st.sampled_from((1, 17, 256, 300)),
+    dtype=st.sampled_from(FLOATS),
+    table_dtype=st.sampled_from(FLOATS),
+    factor_dtype=st.sampled_from((*FLOATS, torch.int8)),
+)
+def test_embeddings_match_reference_and_rows_have_the_bits_of_rows_alone(
+    tokens: int,
+    slots: int,
+    rank: int,
+    vocabulary: int,
+    outputs: int,
+    dtype: torch.dtype,
+    table_dtype: torch.dtype,
+    factor_dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(tokens + outputs)
+    base, ids = torch.randn(tokens, outputs).to(dtype), torch.randint(0, vocabulary, (tokens,))
+    table = torch.randn(slots, vocabulary, rank).to(table_dtype)
+    _, b = factors(slots, rank, 1, outputs, factor_dtype)
+    ranks = torch.randint(0, rank + 1, (slots,), dtype=torch.int32)
+    adapters = torch.randint(-1, slots, (tokens,), dtype=torch.int32)
+    expected = lora.reference_lora_embedding(base, ids, table, b, ranks, adapters)
+    results = []
+    for name in RUNNABLE:
+        with variants.use(name):
+            results.append(lora.lora_embedding(base, ids, table, b, ranks, adapters))
+            alone = [
+                lora.lora_embedding(base[t], ids[t], table, b, ranks, adapters[t : t + 1])
+                for t in range(tokens)
+            ]
+        torch.testing.assert_close(results[-1], expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        assert torch.equal(results[-1], torch.stack(alone) if alone else base)
+        assert torch.equal(results[-1], results[0])
+        untouched = adapters < 0
+        assert torch.equal(results[-1][untouched], base[untouched])
+
+
+def embeddings(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    given = arguments(dtype)
+    ids, table = torch.tensor([2, 9, 0, 1, 6]), torch.randn(2, 7, 3)
+    return {"base": given["base"], "ids": ids, "a": table, "b": given["b"], "ranks": given["ranks"],
+            "adapters": given["adapters"]}  # fmt: skip
+
+
+def test_ids_of_rows_without_an_adapter_are_not_read() -> None:
+    given = embeddings()
+    out = lora.lora_embedding(**given)
+    assert torch.equal(out[[1, 3, 4]], given["base"][[1, 3, 4]]) and not torch.equal(out[0], given["base"][0])
+    wide = {**given, "base": given["base"].view(1, 5, 9), "ids": given["ids"].view(1, 5)}
+    assert torch.equal(lora.lora_embedding(**wide)[0], out)
+    for wrong in (-1, 7):
+        given["ids"][2] = wrong
+        with pytest.raises(RuntimeError, match=f"token 2 has id {wrong}, but the vocabulary is 0 to 6"):
+            lora.lora_embedding(**given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"ids": torch.zeros(4, dtype=torch.int64)}, "must agree"),
+        ({"ids": torch.zeros(5, 1, dtype=torch.int64)}, "one more dimension"),
+        ({"ids": torch.zeros(5, dtype=torch.int32)}, "int64"),
+        ({"a": torch.randn(2, 7)}, r"\(slots, vocabulary, rank\)"),
+        ({"a": torch.zeros(2, 7, 3, dtype=torch.int8)}, "a must be float32"),
+        ({"b": torch.randn(2, 1, 4, 64)}, r"\(2, 1, 3, 64\)"),
+        ({"ranks": torch.full((2,), 4, dtype=torch.int32)}, "has the rank 4"),
+        ({"adapters": torch.full((5,), 2, dtype=torch.int32)}, "row 0 has the adapter 2"),
+    ],
+    ids=["rows", "dimensions", "int32", "table", "integers", "b", "rank", "slot"],
+)
+def test_wrong_arguments_of_embeddings(changed: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        lora.lora_embedding(**{**embeddings(), **changed})
+
+
 def test_schema() -> None:
     for dtype in (torch.float32, torch.int8):
         torch.library.opcheck(torch.ops.armllm.lora_linear.default, tuple(arguments(dtype).values()))
+        torch.library.opcheck(torch.ops.armllm.lora_embedding.default, tuple(embeddings(dtype).values()))
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "int4_gated_linear_q": lambda t: (*int8_rows(t), both(), 16, "g32i", "gelu", "float16"),
     "gather_columns": lambda t: (rows(t), one_rank(), [32]),
     "lora_linear": lambda t: (rows(t), rows(t), *adapters()),
+    "lora_embedding": lambda t: (rows(t), torch.arange(t) % 9, torch.randn(2, 9, 3), *adapters()[1:]),
     "dense_linear": lambda t: (rows(t), torch.randn(16, 32), torch.randn(16)),
     "int8_heads_linear": lambda t: (torch.randn(t, 2, 32), packed(16, 32, "int8", 2), 16),
     "dense_heads_linear": lambda t: (torch.randn(t, 2, 32), torch.randn(2, 16, 32)),

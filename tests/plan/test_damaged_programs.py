@@ -331,3 +331,63 @@ def test_adapters_that_fit_run() -> None:
 def test_adapters_past_their_memory_are_refused(damage: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         lora(**damage)
+
+
+def lora_embed(**damage: Any) -> torch.Tensor:
+    """Adds an adapter to embeddings, in place."""
+    program, rows = begun()
+    constants = {
+        "table": torch.randn(2, VOCABULARY, 3),
+        "b": torch.randn(2, 1, 3, 64),
+        "ranks": torch.tensor([3, 2], dtype=torch.int32),
+        "adapters": torch.tensor([1, -1], dtype=torch.int32),
+    }
+    sizes = {"slots": 2, "most_rank": 3, "listed": 2, "vocab_size": VOCABULARY, "width": WIDTH}
+    for name in constants.keys() & damage.keys():
+        constants[name] = damage.pop(name)
+    given = {n: program.constant(c) for n, c in constants.items()} | {"integers": False, **sizes, **damage}
+    program.emit("lora_embed", out=rows, **{"ids": IDS, **given})
+    return run(program, rows)
+
+
+def test_adapters_of_embeddings_that_fit_run() -> None:
+    assert lora_embed().shape == (3, WIDTH)
+    assert lora_embed(b=INTEGERS["b"], integers=True).shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"slots": 3}, "bytes of a memory"),
+        ({"most_rank": 4}, "bytes of a memory"),
+        ({"listed": MANY}, "bytes of a memory"),
+        ({"vocab_size": VOCABULARY + 1}, "bytes of a memory"),
+        ({"vocab_size": 0}, "a size of adapters is 0"),
+        ({"width": WIDTH + 1}, "bytes of a memory"),
+        ({"width": MANY}, "bytes of a memory"),
+        ({"ids": Operand("input", 0, torch.float32)}, "another element type"),
+        ({"table": torch.zeros(2, VOCABULARY, 3, dtype=torch.int64)}, "floating-point type"),
+        ({"ranks": torch.zeros(2, dtype=torch.int64)}, "another element type"),
+        ({"ranks": torch.tensor([3, 4], dtype=torch.int32)}, "has the rank 4"),
+        ({"adapters": torch.tensor([2, 0], dtype=torch.int32)}, "has the adapter 2"),
+        ({"b": torch.zeros(2, 1, 3, 67, dtype=torch.int8), "integers": True}, "bytes of a memory"),
+    ],
+    ids=[
+        "slots",
+        "rank",
+        "listed",
+        "tokens",
+        "no-tokens",
+        "width",
+        "wide",
+        "ids",
+        "table",
+        "int64",
+        "ranks",
+        "adapters",
+        "integer-b",
+    ],
+)
+def test_adapters_of_embeddings_past_their_memory_are_refused(damage: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        lora_embed(**damage)

@@ -179,7 +179,7 @@ def build_engine(
             runner = PlanRunner(
                 *(servable, memory.num_blocks),
                 kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
-                adapters=None if adapters is None else AdapterRows(adapters.rows),
+                adapters=None if adapters is None else AdapterRows(adapters.rows, adapters.logit_rows),
                 pictures=None if isinstance(pictures, str) else pictures.steps,
                 leader=leader,
                 **common,
@@ -274,7 +274,7 @@ def _adapter_table(model: Any, servable: ServableModel | None, config: EngineCon
     if not isinstance(plan, NativePlan):
         reason = why_not_captured(model) or "its graph runs node by node"
         raise ValueError(f"enable_lora needs a native plan, and {type(model).__name__} has none: {reason}")
-    from torch_armllm.lora.slots import slots_of  # imports modules that other engines do not need
+    from torch_armllm.lora.slots import head_slots, slots_of  # imports modules that others do not need
 
     read = {constant.data_ptr() for constant in plan.program.constants}
     layers = {name: slots for name, slots in slots_of(model).items() if slots.a.data_ptr() in read}
@@ -283,7 +283,10 @@ def _adapter_table(model: Any, servable: ServableModel | None, config: EngineCon
             "enable_lora needs slots for adapters, and this model was patched without: load it with "
             "LLM(folder, enable_lora=True)"
         )
-    return AdapterTable(layers, config.max_lora_rank)
+    head = head_slots(model)
+    if head is not None:  # another plan, or the layer itself, reads them
+        layers |= {name: slots for name, slots in slots_of(model).items() if slots is head}
+    return AdapterTable(layers, config.max_lora_rank, head)
 
 
 def _expert_store(servable: ServableModel | None) -> ExpertStore | None:

@@ -16,7 +16,8 @@ from torch import Tensor
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_FACTOR = re.compile(r"(.+)\.lora_(A|B)\.weight")
+_FACTOR = re.compile(r"(.+)\.lora_(A|B)\.weight|(.+)\.lora_embedding_(A|B)")
+_COPY = re.compile(r"(.+)\.base_layer\.weight")
 _UNSUPPORTED = {
     "use_dora": "DoRA rescales the base weight",
     "modules_to_save": "modules_to_save replaces whole modules",
@@ -45,9 +46,14 @@ class Adapter:
 
     Attributes:
         factors: for each module A ``(r, in_features)`` and B ``(r, out_features)``, transposed and scaled.
+        embeddings: those of the modules whose A has a column for each token.
+        copies: weights of the model itself that PEFT saves beside adapters of embeddings and heads, by the
+            names of their modules.
     """
 
     factors: Mapping[str, tuple[Tensor, Tensor]]
+    embeddings: frozenset[str]
+    copies: Mapping[str, Tensor]
 
 
 def read_adapter(folder: str | Path) -> Adapter:
@@ -61,15 +67,27 @@ def read_adapter(folder: str | Path) -> Adapter:
     config = _config(path)
     tensors = _tensors(path)
     parts: dict[str, dict[str, Tensor]] = {}
+    copies: dict[str, Tensor] = {}
+    embeddings: set[str] = set()
     for name, tensor in tensors.items():
+        copy = _COPY.fullmatch(name.removeprefix(_PREFIX))
+        if copy is not None:
+            copies[copy[1]] = tensor
+            continue
         match = _FACTOR.fullmatch(name.removeprefix(_PREFIX))
         if match is None:
             raise ValueError(f"{path / WEIGHTS} has the tensor {name!r}: only lora_A and lora_B of linear "
-                             "layers are supported")  # fmt: skip
-        parts.setdefault(match[1], {})[match[2]] = tensor
+                             "layers and of an embedding are supported")  # fmt: skip
+        module, factor = (match[1], match[2]) if match[1] else (match[3], match[4])
+        parts.setdefault(module, {})[factor] = tensor
+        if match[3]:
+            embeddings.add(module)
     if not parts:
         raise ValueError(f"{path / WEIGHTS} adapts no module")
-    return Adapter({module: _factors(path, module, pair, config) for module, pair in parts.items()})
+    factors = {module: _factors(path, module, pair, config) for module, pair in parts.items()}
+    for module in copies.keys() - factors.keys():
+        raise ValueError(f"{path / WEIGHTS} has the weight of {module}, which the adapter does not adapt")
+    return Adapter(factors, frozenset(embeddings), copies)
 
 
 def _config(path: Path) -> dict[str, Any]:

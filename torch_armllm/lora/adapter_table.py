@@ -54,14 +54,17 @@ class AdapterTable:
     Args:
         layers: slots by the names of their layers.
         max_rank: highest rank of an adapter.
+        head: the slots of the model's head, which are among the layers'; None: it has none.
     """
 
-    def __init__(self, layers: Mapping[str, LoraSlots], max_rank: int) -> None:
+    def __init__(self, layers: Mapping[str, LoraSlots], max_rank: int, head: LoraSlots | None = None) -> None:
         self._layers = layers
         self._max_rank = max_rank
-        first = next(iter(layers.values()))
+        first = next(layer for layer in layers.values() if layer is not head)
         self.rows = first.adapters
         """int32 ``(L,)``: slot of each row of a step; −1 for none."""
+        self.logit_rows = None if head is None else head.adapters
+        """int32 ``(L,)``: likewise of the rows that need logits; None: the head has no slots."""
         self._free = list(range(first.slots))[::-1]
         self._loaded: dict[int, LoadedAdapter] = {}  # the one that was not used for longest is the first
         self._prefixes = count(_FIRST_PREFIX, -1)
@@ -163,17 +166,23 @@ class AdapterTable:
         for name, (a, b) in adapter.factors.items():
             layer = self._layers.get(name)
             where = _adapts(request, name)
-            if layer is None:
+            if layer is None or (name in adapter.embeddings) != layer.reads_ids:
+                kind = "embedding of tokens" if name in adapter.embeddings else "quantized linear layer"
                 raise ValueError(
-                    f"{where}, which is no quantized linear layer of this model's plan: it is an adapter of "
-                    "another model, or one of the head, an embedding, experts or expanded latents, which are "
-                    "not supported"
+                    f"{where}, which is no {kind} of this model's plan: it is an adapter of another model, "
+                    "or one of experts, expanded latents or other embeddings, which are not supported"
                 )
             sizes, own = (a.shape[1], b.shape[1]), (layer.in_features, layer.out_features)
             if sizes != own:
                 raise ValueError(
                     f"{where} with {sizes[0]} inputs and {sizes[1]} outputs; this model's layer has {own[0]} "
                     f"and {own[1]}: it is an adapter of another model"
+                )
+            copy = adapter.copies.get(name)
+            if copy is not None and not layer.is_of(copy):
+                raise ValueError(
+                    f"{where} and brings a weight for it that is not this model's: it is an adapter of "
+                    "another model, or of one with other tokens"
                 )
             if len(a) > self._max_rank:
                 raise ValueError(f"{where} with rank {len(a)}; max_lora_rank is {self._max_rank}: raise it")

@@ -1,22 +1,30 @@
-"""Slots for adapters in the quantized linear layers of a model."""
+"""Slots for adapters in the quantized linear layers and the embedding of a model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.lora.dtypes import LoraDtype
-from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_integers, lora_linear
+from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_embedding, lora_integers, lora_linear
 from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
 from torch_armllm.system.huge_pages import prefer_huge
 
+Embedding: TypeAlias = nn.Embedding | TiedEmbedding
 _LINE = 64
 """Elements between the beginnings of factors: whole cache lines."""
+
+
+_ROWS = 4096
+"""Rows of a weight that are compared at a time."""
+_ROUNDING, _UNKNOWN_ERROR, _FLOAT_ERROR = 4.0, 0.1, 0.01
+"""Largest error of a row by that of the whole weight; what that is if unknown; and that of rounded floats."""
 
 
 class AdapterSlots(NamedTuple):
@@ -44,17 +52,21 @@ class LoraSlots(nn.Module):
             integers.
         in_features, out_features: sizes of the layer.
         ranks: int32 ``(slots,)``: ranks in use; 0: the slot's adapter leaves the layer alone.
-        adapters: int32 ``(L,)``: slot of each row of the step, −1 for none; one tensor for all layers.
+        adapters: int32 ``(L,)``: slot of each row of the step, −1 for none; one tensor for all layers, and
+            one for the head, whose rows are those that need logits.
     """
 
+    reads_ids = False
+    """True if the layer is an embedding."""
     a: Tensor
     b: Tensor
     ranks: Tensor
     adapters: Tensor
 
-    def __init__(self, a: Tensor, b: Tensor, in_features: int, out_features: int, rows: Tensor) -> None:
+    def __init__(self, layer: QuantLinear | Embedding, a: Tensor, b: Tensor, rows: Tensor) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self._layer = (layer,)  # in a tuple: it has this module
+        self.in_features, self.out_features = _sizes(layer)
         self.register_buffer("a", a, persistent=False)
         self.register_buffer("b", b, persistent=False)
         self.register_buffer("ranks", torch.zeros(len(a), dtype=torch.int32), persistent=False)
@@ -85,9 +97,78 @@ class LoraSlots(nn.Module):
         """Empties a slot."""
         self.ranks[slot] = 0
 
+    def is_of(self, weight: Tensor) -> bool:
+        """True if a float weight is the layer's own, row by row, but for rounding."""
+        (layer,) = self._layer
+        own: tuple[int, ...] = (self.out_features, self.in_features)
+        rounding = getattr(layer, "error", 0.0)
+        bound = _ROUNDING * (_UNKNOWN_ERROR if rounding is None else rounding) + _FLOAT_ERROR
+        if not isinstance(layer, QuantLinear):
+            own = own[::-1]
+        if weight.shape != own:
+            return False
+        parts = (slice(n, min(n + _ROWS, own[0])) for n in range(0, own[0], _ROWS))
+        return all(_are_close(weight[part], _rows_of(layer, part), bound) for part in parts)
+
+
+class EmbeddingSlots(LoraSlots):
+    """Adds to each embedding what the row's adapter says; see `LoraSlots`.
+
+    Attributes:
+        a: ``(slots, in_features, R)``: for each token a row of the first factor, in the model's dtype.
+        in_features: number of tokens.
+    """
+
+    reads_ids = True
+
+    def forward(self, base: Tensor, x: Tensor) -> Tensor:
+        """Returns embeddings ``base`` (…, out_features) of ids with their rows' adapters added."""
+        return lora_embedding(base, x.long(), self.a, self.b, self.ranks, self.adapters)
+
+    def prepare(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LoraSlots.prepare`; what multiplies embeddings within the layer multiplies adapters too."""
+        (layer,) = self._layer
+        scale = torch.as_tensor(getattr(layer, "embed_scale", 1.0)).to(self.a.dtype).float()
+        blocks = lora_blocks(b * scale)
+        packed = lora_integers(blocks) if self.b.dtype == torch.int8 else blocks.to(self.b.dtype)
+        return a.T.to(self.a.dtype).contiguous(), packed
+
+    def write(self, slot: int, a: Tensor, b: Tensor) -> None:
+        """Writes an adapter's factors, as `prepare` returns them, to a slot."""
+        rank = a.shape[1]
+        self.a[slot, :, :rank], self.b[slot, :, :rank], self.ranks[slot] = a, b, rank
+
+
+def _sizes(layer: QuantLinear | Embedding) -> tuple[int, int]:
+    """Returns the numbers of inputs, or of tokens, and of outputs."""
+    if isinstance(layer, QuantLinear):
+        return layer.in_features, layer.out_features
+    return layer.num_embeddings, layer.embedding_dim
+
+
+def _rows_of(layer: QuantLinear | Embedding, part: slice) -> Tensor:
+    """Returns rows of a layer's weight as floats."""
+    if isinstance(layer, QuantLinear):
+        return layer.dequantize(part)
+    if isinstance(layer, nn.Embedding):
+        return layer.weight[part].detach()
+    return layer.look_up(torch.arange(part.start, part.stop))
+
+
+def _add_adapters(module: Any, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+    """Adds adapters to the results of an embedding, as a hook."""
+    added: Tensor = module.lora(out, inputs[0])
+    return added
+
+
+def _are_close(a: Tensor, b: Tensor, bound: float) -> bool:
+    """True if no row of ``a`` differs from that of ``b`` by more than a part of its length."""
+    a, b = a.float(), b.float()
+    return bool(((a - b).norm(dim=-1) <= bound * b.norm(dim=-1) + 1e-6).all())
+
 
 def add_slots(model: Any, sizes: AdapterSlots) -> None:
-    """Gives the quantized linear layers of a model's base model slots for adapters.
+    """Gives the quantized linear layers of a model's base model, and its head and its embedding, slots.
 
     Args:
         model: a causal language model whose layers are quantized.
@@ -102,28 +183,51 @@ def add_slots(model: Any, sizes: AdapterSlots) -> None:
     layers = [m for m in base.modules() if isinstance(m, QuantLinear) and m.blocks == 1]
     if not layers:
         raise ValueError("enable_lora needs quantized linear layers, and this model has none")
-    adapters = torch.full((sizes.rows,), -1, dtype=torch.int32)
+    adapters, of_logits = (torch.full((sizes.rows,), -1, dtype=torch.int32) for _ in range(2))
+    head = model.get_output_embeddings()
+    if isinstance(head, QuantLinear):
+        layers.append(head)
     as_integers = sizes.dtype == "int8" or (sizes.dtype == "auto" and model.dtype != torch.float32)
+    kind = torch.int8 if as_integers else model.dtype
     shapes = [shape for layer in layers for shape in _shapes(layer, sizes, as_integers)]
-    factors = iter(_zeros(shapes, torch.int8 if as_integers else model.dtype))
+    factors = iter(_zeros(shapes, kind))
     for layer in layers:
         a, b = next(factors), next(factors)
-        layer.lora = LoraSlots(a, b, layer.in_features, layer.out_features, adapters)
+        rows = of_logits if layer is head else adapters
+        layer.lora = LoraSlots(layer, a, b, rows)
+    embedding = base.get_input_embeddings()
+    if isinstance(embedding, TiedEmbedding) or (
+        isinstance(embedding, nn.Embedding) and embedding.max_norm is None
+    ):
+        _add_embedding_slots(embedding, sizes, model.dtype, kind, adapters)
+
+
+def _add_embedding_slots(
+    embedding: Embedding, sizes: AdapterSlots, dtype: torch.dtype, kind: torch.dtype, rows: Tensor
+) -> None:
+    tokens, columns = _sizes(embedding)
+    (a,) = _zeros([(sizes.slots, tokens, sizes.rank)], dtype)
+    (b,) = _zeros([_b_shape(columns, sizes, kind == torch.int8)], kind)
+    if not isinstance(embedding.__dict__["_modules"].get("lora"), EmbeddingSlots):
+        embedding.register_forward_hook(_add_adapters)
+    embedding.lora = EmbeddingSlots(embedding, a, b, rows)
 
 
 def _shapes(
     layer: QuantLinear, sizes: AdapterSlots, as_integers: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the shapes of a layer's two factors."""
-    inputs, block = layer.in_features, BLOCK
-    if as_integers:
-        inputs, block = (lora_integers(torch.zeros(n)).shape[0] for n in (inputs, block))
-    return (sizes.slots, sizes.rank, inputs), (
-        sizes.slots,
-        -(-layer.out_features // BLOCK),
-        sizes.rank,
-        block,
-    )
+    inputs = _numbers(layer.in_features, as_integers)
+    return (sizes.slots, sizes.rank, inputs), _b_shape(layer.out_features, sizes, as_integers)
+
+
+def _b_shape(outputs: int, sizes: AdapterSlots, as_integers: bool) -> tuple[int, ...]:
+    return sizes.slots, -(-outputs // BLOCK), sizes.rank, _numbers(BLOCK, as_integers)
+
+
+def _numbers(count: int, as_integers: bool) -> int:
+    """Returns the elements that hold so many adjacent numbers of a factor."""
+    return lora_integers(torch.zeros(count)).shape[0] if as_integers else count
 
 
 def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
@@ -155,5 +259,11 @@ def _check_channels(model: Any) -> None:
 
 def slots_of(model: Any) -> dict[str, LoraSlots]:
     """Returns the slots of a model's layers, by the layers' names; none if it has no slots."""
-    layers = ((name, m) for name, m in model.named_modules() if isinstance(m, QuantLinear))
-    return {name: layer.lora for name, layer in layers if isinstance(layer.lora, LoraSlots)}
+    layers = ((name, getattr(module, "lora", None)) for name, module in model.named_modules())
+    return {name: slots for name, slots in layers if isinstance(slots, LoraSlots)}
+
+
+def head_slots(model: Any) -> LoraSlots | None:
+    """Returns the slots of a model's head; None if it has none."""
+    slots = getattr(model.get_output_embeddings(), "lora", None)
+    return slots if isinstance(slots, LoraSlots) else None

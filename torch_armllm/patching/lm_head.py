@@ -97,17 +97,22 @@ class LMHead:
 
 def weights_of(layer: nn.Module) -> HeadWeights | None:
     """Returns the weights of a layer that is one matrix product; None for any other layer."""
+    from torch_armllm.lora.slots import LoraSlots
     from torch_armllm.quant.modules.linear import QuantLinear
 
+    lora = None
     if type(layer) is QuantLinear and layer.order is None:
         weight, scheme = layer.weight_packed, layer.scheme
         digits, rotated = layer.digits, layer.rotated
+        lora = layer.lora if isinstance(layer.lora, LoraSlots) else None
     elif type(layer) is nn.Linear and layer.weight.dtype in _DENSE:
         weight, scheme, digits, rotated = layer.weight, None, 1, False
     else:
         return None
     bias = None if layer.bias is None else layer.bias.detach()
-    return HeadWeights(weight.detach(), bias, scheme, layer.out_features, digits=digits, rotated=rotated)
+    return HeadWeights(
+        weight.detach(), bias, scheme, layer.out_features, digits=digits, rotated=rotated, lora=lora
+    )
 
 
 def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.collective import gather_columns
+from torch_armllm.plan.add_adapters import add_adapters
 from torch_armllm.plan.expression import Expression, apply, number, pointwise_fields
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
@@ -142,6 +143,8 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int, columns: int, k
             digits=head.digits,
             rotated=head.rotated,
         )
+    if head.lora is not None:
+        add_adapters(program, hidden, logits, head.lora.a, head.lora.b, head.lora.ranks, head.lora.adapters)
     if head.scaling is not None:
         logits = _scaled(program, logits, head.scaling)
     best = program.allocate(1, torch.int64)

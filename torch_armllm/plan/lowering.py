@@ -224,14 +224,19 @@ class Lowering:
         """Returns a constant, or `NOTHING` for None."""
         if node is None:
             return NOTHING
-        tensor = constant(self.module, node)
-        if tensor is None:
-            raise Unlowerable("has a weight that is computed in each step")
+        tensor = self.held(node)
         if dtype is not None:
             tensor = tensor.to(dtype)
         if tensor.dim() < 2 and not tensor.is_contiguous():
             tensor = tensor.contiguous()
         return self.program.constant(tensor)
+
+    def held(self, node: Any) -> Tensor:
+        """Returns the value of a constant."""
+        tensor = constant(self.module, node)
+        if tensor is None:
+            raise Unlowerable("has a weight that is computed in each step")
+        return tensor
 
     def constant_value(self, node: Any) -> float:
         """Returns a number, given as such or as a constant of one value."""

@@ -198,9 +198,9 @@ def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[i
     at = found[0]
     rows = view_of(integers, all_of_them[at].fields["out"])
     if scale == 1.0:
-        return rows, all_of_them[at + 1]
+        return rows, _after_adapters(all_of_them, at)
     if (chosen := _choice(program, rows, at)) is not None:
-        return view_of(integers, all_of_them[chosen].fields["out"]), all_of_them[chosen + 1]
+        return view_of(integers, all_of_them[chosen].fields["out"]), _after_adapters(all_of_them, chosen)
     fields = all_of_them[at + 1].fields
     if (
         all_of_them[at + 1].opcode != "add"
@@ -209,7 +209,13 @@ def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[i
         or abs(program.floats[integers[fields["factor"]]] / scale - 1) > _ROUNDING
     ):
         raise ValueError("its plan multiplies embeddings at another place")
-    return view_of(integers, fields["out"]), all_of_them[at + 2]
+    return view_of(integers, fields["out"]), _after_adapters(all_of_them, at + 1)
+
+
+def _after_adapters(all_of_them: list[Placed], at: int) -> Placed:
+    """Returns the instruction after another one, and one that adds adapters, which pictures lack."""
+    following = all_of_them[at + 1]
+    return all_of_them[at + 2] if following.opcode == "lora_embed" else following
 
 
 def _choice(program: Encoded, rows: Sequence[int], after: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from torch_armllm.ops.linear import dense_linear, int4_linear, int8_linear
 from torch_armllm.ops.linear.packed_layout import PANEL
 from torch_armllm.parallel.rank_group import RankGroup, shares
 from torch_armllm.plan.native import NativePlan
+
+if TYPE_CHECKING:  # imports modules that an engine from the plan cache does not need
+    from torch_armllm.lora.slots import LoraSlots
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class HeadWeights:
     """An output layer that is one matrix product, and a scaling of its results.
 
     ``scheme`` is None for float weights.  With ``ranks`` the weight has the rows of this rank only, and all
-    ranks compute logits together.
+    ranks compute logits together.  ``lora`` adds adapters to the logits before they are scaled.
     """
 
     weight: Tensor
@@ -77,6 +81,7 @@ class HeadWeights:
     digits: int = 1
     rotated: bool = False
     ranks: HeadRanks | None = None
+    lora: LoraSlots | None = None
 
     @property
     def own_features(self) -> int:
@@ -85,6 +90,7 @@ class HeadWeights:
 
     def divided(self, group: RankGroup) -> HeadWeights:
         """Returns the part of a rank, in memory of its own; all ranks gather the logits of all parts."""
+        assert self.lora is None, "adapters are not shared out among ranks"
         step = 1 if self.scheme is None else PANEL
         parts = shares(-(-self.out_features // step), group.size)
         ends = [min(part.stop * step, self.out_features) for part in parts]
@@ -112,6 +118,8 @@ class HeadWeights:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Returns logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
         logits = self._product(hidden)
+        if self.lora is not None:
+            logits = self.lora(logits, hidden)
         if self.ranks is not None:
             logits = gather_columns(logits, self.ranks.communicator, self.ranks.columns)
         return logits if self.scaling is None else self.scaling(logits)

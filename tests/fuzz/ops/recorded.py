@@ -124,6 +124,11 @@ def pieces() -> Recorded:
     rest = p.constant(torch.randint(-127, 128, (VOCABULARY, width), generator=generator, dtype=torch.int8))
     p.emit("split_embed", out=embedded, ids=ids, weight=table, rest=rest, panel_stride=table.stride,
            scheme="i8", width=width, vocab_size=VOCABULARY, rotated=width % 32 == 0)  # fmt: skip
+    rows = p.constant(torch.randn(2, VOCABULARY, 4, generator=generator).bfloat16())
+    b = p.constant(torch.randn(2, 1, 4, 64, generator=generator).bfloat16())
+    ranks, slots = (p.constant(torch.tensor(n, dtype=torch.int32)) for n in ([4, 3], [1, -1, 0]))
+    p.emit("lora_embed", ids=ids, out=embedded, table=rows, b=b, ranks=ranks, adapters=slots, slots=2,
+           most_rank=4, listed=3, integers=False, vocab_size=VOCABULARY, width=width)  # fmt: skip
     permuted = p.allocate(width, torch.bfloat16, (heads, size))
     order = p.constant(torch.randperm(width, generator=generator).int())
     p.emit("reorder", x=embedded, permutation=order, out=permuted, width=width)
@@ -137,8 +142,6 @@ def pieces() -> Recorded:
     p.emit("dense_heads", x=wide, out=narrow, weight=dense, heads=heads, in_features=20, out_features=5,
            x_head_stride=20)  # fmt: skip
     a = p.constant(torch.randn(2, 4, 40, generator=generator).bfloat16())
-    b = p.constant(torch.randn(2, 1, 4, 64, generator=generator).bfloat16())
-    ranks, slots = (p.constant(torch.tensor(n, dtype=torch.int32)) for n in ([4, 3], [1, -1, 0]))
     layer = {"x": wide, "out": narrow, "a": a, "b": b, "ranks": ranks, "in_features": 40, "out_features": 10}
     p.emit("lora", adapters=slots, slots=2, most_rank=4, listed=3, integers=False, layers=[layer])
     norm = p.allocate(10, torch.bfloat16)

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import aten, constant
+from torch_armllm.plan.add_adapters import add_embedding_adapters
+from torch_armllm.plan.expression import Expression
 from torch_armllm.plan.lowering import Lowering, Writer
 from torch_armllm.plan.program import Operand
 
@@ -69,6 +71,20 @@ def _split_embedding(
     return out
 
 
+def _lora_embedding(
+    low: Lowering, node: Node, base: Node, ids: Any, a: Any, b: Any, ranks: Any, adapters: Any
+) -> Operand:
+    """Adds to the rows of an embedding, in place, if nothing else reads them, or to a copy of them."""
+    rows = low.rows(base)
+    places = (place for node, place in low.locations.items() if node is not base)
+    shared = any(isinstance(place, Operand) and place.storage is rows.storage for place in places)
+    if rows.storage is None or shared or len(base.users) > 1:
+        rows = low.compute(Expression(rows.inner, rows.dtype, operand=rows))
+    factors = (low.held(each) for each in (a, b, ranks, adapters))
+    add_embedding_adapters(low.program, low.rows(ids), rows, *factors)
+    return rows
+
+
 def _given_rows(low: Lowering, node: Node, ids: Node, columns: int, dtype: torch.dtype) -> Operand:
     """Reads the input that follows the tensors of the cache."""
     return Operand("input", len(low.inputs), dtype, (columns,), 0, columns)
@@ -82,6 +98,7 @@ def _token_types(low: Lowering, node: Node, ids: Node, count: int) -> Operand:
 WRITERS: dict[Any, Writer] = {
     aten.embedding.default: _embedding,
     armllm.split_embedding.default: _split_embedding,
+    armllm.lora_embedding.default: _lora_embedding,
     armllm.given_rows.default: _given_rows,
     armllm.token_types.default: _token_types,
 }

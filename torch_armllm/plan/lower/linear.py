@@ -8,8 +8,9 @@ import torch
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import aten, is_op
+from torch_armllm.plan.add_adapters import add_adapters
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import NOTHING, Field, Operand
+from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
@@ -131,27 +132,8 @@ def _lora_linear(
     """Adds to the rows of a layer's result, in place, as nothing else reads them."""
     if not _is_own(base):
         raise Unlowerable("adds an adapter to something else than a quantized layer's result")
-    rows, out = low.rows(x), low.rows(base)
-    factor = low.program.constants[(down := low.weight(a)).index]
-    listed = low.weight(adapters, torch.int32)
-    layer: dict[str, Field] = {
-        "x": rows,
-        "out": out,
-        "a": down,
-        "b": low.weight(b),
-        "ranks": low.weight(ranks, torch.int32),
-        "in_features": rows.width,
-        "out_features": out.width,
-    }
-    low.emit(
-        "lora",
-        adapters=listed,
-        slots=factor.shape[0],
-        most_rank=factor.shape[1],
-        listed=low.program.constants[listed.index].shape[0],
-        integers=factor.dtype == torch.int8,
-        layers=[layer],
-    )
+    factors = (low.held(each) for each in (a, b, ranks, adapters))
+    add_adapters(low.program, low.rows(x), low.rows(base), *factors)
     return low.same_rows(node, base)
 
 

@@ -101,9 +101,11 @@ class QuantLinear(nn.Module):
             return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias, *inputs)
         return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias, *inputs)
 
-    def dequantize(self) -> Tensor:
-        """Returns the dequantized float32 weight (out_features, in_features)."""
-        value = dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
+    def dequantize(self, rows: slice = slice(None)) -> Tensor:
+        """Returns the dequantized float32 weight (out_features, in_features), or rows of whole panels."""
+        first, last, _ = rows.indices(self.out_features)
+        panels = self.weight_packed[first // linear.PANEL : linear.panel_count(last)]
+        value = dequantize_matrix(panels, last - first, self.in_features, self.scheme)
         if self.rotated:
             value = linear.rotate_groups(value) / linear.GROUP
         if self.order is None:

@@ -67,6 +67,10 @@ class TiedEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Looks up int32 or int64 ids of any shape: ``(*ids.shape, embedding_dim)``."""
+        return self.look_up(input_ids)
+
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """See `forward`; hooks are not called."""
         if input_ids.dtype == torch.int32:  # transformers' continuous batching
             input_ids = input_ids.long()
         return split_embedding(

@@ -118,6 +118,13 @@ def _lora_linear(draw: Random) -> Call:
     }
 
 
+def _lora_embedding(draw: Random) -> Call:
+    call, tokens = _lora_linear(draw), draw.choice((1, 7))
+    rows, (slots, rank) = call.pop("x").shape[:-1], call["a"].shape[:2]
+    ids = Spec(rows, torch.int64, (0, tokens - 1))
+    return {**call, "ids": ids, "a": Spec((slots, tokens, rank), any_float(draw))}
+
+
 def _heads(draw: Random) -> tuple[Spec, int, int, int]:
     heads, k, n = draw.choice((1, 2, 3, 5)), draw.choice(WIDTHS), draw.choice(WIDTHS)
     return Spec((draw.choice(TOKENS), heads, k), any_float(draw)), heads, k, n
@@ -141,6 +148,7 @@ LINEAR: Makers = {
     "int4_gated_linear_q": _int4_gated_linear_q,
     "dense_linear": _dense_linear,
     "lora_linear": _lora_linear,
+    "lora_embedding": _lora_embedding,
     "int8_heads_linear": _int8_heads_linear,
     "dense_heads_linear": _dense_heads_linear,
 }
