@@ -24,6 +24,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("search_steps(Tensor values, Tensor steps, Tensor zeros, Tensor? factors, int lowest, int highest) -> Tensor");
   // moe
   m.def("int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True, bool weigh_input=False, int identity_experts=0, float up_limit=7.0, bool rotated=False, int communicator=0, int[] inner_columns=[], int[] outer_columns=[], int[] rank_experts=[]) -> Tensor");
+  m.def("int4_moe_lora(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, Tensor inner_a, Tensor inner_b, Tensor inner_ranks, Tensor outer_a, Tensor outer_b, Tensor outer_ranks, Tensor adapters, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True, int identity_experts=0, float up_limit=7.0, bool rotated=False) -> Tensor");
   m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1, float epsilon=1e-20, Tensor? token_ids=None, Tensor? choices=None) -> (Tensor, Tensor)");
   // experts in files: gate_up and down of each layer, and of each of them a file's index and the first byte;
   // counts are hits, misses, bytes read, nanoseconds waited, bytes resident and the budget

@@ -12,7 +12,11 @@ from torch_armllm.passes.lib.router import insert_route, recognize_router
 from torch_armllm.passes.lib.shared_router import recognize_shared_router
 from torch_armllm.passes.lib.table_router import recognize_table_router
 
-_EXPERTS = (torch.ops.armllm.int4_moe.default, torch.ops.armllm.experts.default)
+_EXPERTS = (
+    torch.ops.armllm.int4_moe.default,
+    torch.ops.armllm.int4_moe_lora.default,
+    torch.ops.armllm.experts.default,
+)
 
 
 def _all(results: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from pathlib import Path
 ROWS = (
     ("simd", "dispatch", "runtime"),
     ("norm", "rope", "activation", "pointwise", "recurrent", "collective"),
-    ("linear",),
-    ("embedding", "attention", "moe", "lora"),
+    ("linear", "lora"),
+    ("embedding", "attention", "moe"),
     ("mla", "select", "sample", "compress", "rounding"),
     ("plan",),
     ("",),  # files at the root of ops: the table of schemas

@@ -15,6 +15,7 @@ __all__ = [
     "lora_linear",
     "reference_lora_embedding",
     "reference_lora_linear",
+    "reference_lora_sums",
 ]
 
 BLOCK = 64
@@ -82,13 +83,25 @@ def reference_lora_linear(
 ) -> Tensor:
     """Reference of :func:`lora_linear` in float32 PyTorch."""
     rows, out = x.reshape(-1, x.shape[-1]).float(), base.float().reshape(-1, base.shape[-1]).clone()
-    a = _numbers(a)[..., : x.shape[-1]]
-    columns = _numbers(b).transpose(-2, -3).flatten(-2)[..., : base.shape[-1]]
     for row, slot in enumerate(adapters[: len(rows)].tolist()):
         if slot >= 0:
-            rank = int(ranks[slot])
-            out[row] += (rows[row] @ a[slot, :rank].T) @ columns[slot, :rank]
+            out[row] += reference_lora_sums(rows[row], a[slot], b[slot], int(ranks[slot]), out.shape[-1])
     return out.view(base.shape).to(base.dtype)
+
+
+def reference_lora_sums(x: Tensor, a: Tensor, b: Tensor, rank: int, columns: int) -> Tensor:
+    """Returns ``(x · Aᵀ) · B`` of a float32 row, in float32 PyTorch.
+
+    Args:
+        x: ``(K,)``.
+        a: ``(R, K)``, or integers.
+        b: blocks ``(⌈N / 64⌉, R, 64)``, or integers.
+        rank: ranks in use.
+        columns: N.
+    """
+    second = _numbers(b).transpose(-2, -3).flatten(-2)[..., :columns]
+    sums: Tensor = x @ _numbers(a)[:rank, : x.shape[-1]].T
+    return sums @ second[:rank]
 
 
 def lora_embedding(

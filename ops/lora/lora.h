@@ -49,13 +49,16 @@ struct LoraArgs {
 struct LoraGroup {
   const int32_t* rows = nullptr;
   int64_t count = 0, slot = 0;
+  const int32_t* rows_of_sums = nullptr;  // rows of scratch; null: `rows`
+
+  const int32_t* sums() const { return rows_of_sums == nullptr ? rows : rows_of_sums; }
 };
 
 // `ahead` is what the next tile will read of A or B, null if there is none: a kernel prefetches it.
 //
 // A result depends on its own row and adapter only: every sum has one order, whatever the other rows are.
 struct LoraKernels {
-  // scratch[row][rank] = x[row] · A[slot][rank], for `ranks` ranks.
+  // scratch[row][rank] = x[row] · A[slot][rank], for `ranks` ranks; `x` may have other rows than scratch.
   void (*shrink)(const LoraArgs& args, const LoraGroup& group, int64_t first_rank, int64_t ranks,
                  const char* ahead);
   // scratch[row] = table[slot][ids[row]]

@@ -99,8 +99,9 @@ ARMLLM_INLINE inline void for_rows(int64_t count, Visit visit) {
 
 // Of the rows a of A from the rank `first_rank` on; results past `ranks` are dropped.
 template <int Tokens, int Ranks, typename X, typename W>
-ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows, const char* const* a,
-                                    int64_t first_rank, int64_t ranks, const char* ahead) {
+ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows, const int32_t* of_sums,
+                                    const char* const* a, int64_t first_rank, int64_t ranks,
+                                    const char* ahead) {
   const X* x[Tokens];
   F32 sums[Tokens][Ranks];
   for (int t = 0; t < Tokens; ++t) {
@@ -122,7 +123,7 @@ ARMLLM_INLINE inline void dot_ranks(const LoraArgs& args, const int32_t* rows, c
     float found[Ranks];
     for (int r = 0; r < Ranks; ++r) found[r] = reduce_add(sums[t][r]);
     for (int64_t r = 0; r < std::min<int64_t>(ranks, Ranks); ++r)
-      sums_of(args, rows[t])[first_rank + r] = found[r];
+      sums_of(args, of_sums[t])[first_rank + r] = found[r];
   }
 }
 
@@ -138,7 +139,8 @@ void shrink_as(const LoraArgs& args, const LoraGroup& group, int64_t first_rank,
     constexpr int kRanks = tokens == 1 ? int(kLoraRanks) : kOfRows;
     for (int r = 0; r < kLoraRanks && r < ranks; r += kRanks) {
       const char* there = i != 0 || ahead == nullptr ? nullptr : ahead + r * bytes;
-      dot_ranks<tokens, kRanks, X, W>(args, group.rows + i, a + r, first_rank + r, ranks - r, there);
+      dot_ranks<tokens, kRanks, X, W>(args, group.rows + i, group.sums() + i, a + r, first_rank + r,
+                                      ranks - r, there);
     }
   });
 }

@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.collective import rank_of
+from torch_armllm.ops.moe.int4_moe_lora import ExpertAdapters, int4_moe_lora
 from torch_armllm.ops.moe.moe_route import SCORINGS, moe_route, reference_moe_route
 from torch_armllm.ops.moe.reference import reference_int4_moe
 
-__all__ = ["SCORINGS", "int4_moe", "moe_route", "reference_int4_moe", "reference_moe_route"]
+__all__ = [
+    "SCORINGS",
+    "ExpertAdapters",
+    "int4_moe",
+    "int4_moe_lora",
+    "moe_route",
+    "reference_int4_moe",
+    "reference_moe_route",
+]
 
 
 def int4_moe(

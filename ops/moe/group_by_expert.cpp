@@ -136,6 +136,15 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   m.gated_stride = round_up(a.intermediate, kPanel);
   m.passes = passes_of(a, rows);
   m.down_stride = m.passes.step * kPanel;
+  if (a.lora.adapters != nullptr) {
+    m.row_slot = carve.take<int32_t>(rows);
+    m.row_token = carve.take<int32_t>(rows);
+    m.adapted_row = carve.take<int32_t>(pairs);
+    m.adapted_token = carve.take<int32_t>(pairs);
+    m.adapted = carve.take<AdaptedRows>(pairs);
+    m.inner_sums = carve.take<float>(rows * a.lora.inner.most_rank);
+    m.outer_sums = carve.take<float>(rows * a.lora.outer.most_rank);
+  }
   // Long prompts need tens of megabytes here, so `down` shares memory with `hidden` and `gated`, which are no
   // longer needed when `down` is written.
   const int64_t shared = carve.used();
@@ -146,6 +155,46 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   m.bytes = carve.most_used();
   return m;
 }
+
+namespace {
+
+void group_adapted(const MoeArgs& a, const MoeMemory& m) {
+  Grouping& g = *m.grouping;
+  const ExpertAdapters& lora = a.lora;
+  std::fill(m.row_slot, m.row_slot + g.rows, -1);
+  for (int64_t token = 0; token < std::min(a.tokens, lora.listed); ++token) {
+    const int32_t slot = lora.adapters[token];
+    if (slot < 0 || (lora.inner.ranks[slot] == 0 && lora.outer.ranks[slot] == 0)) continue;
+    for (int64_t p = token * a.top_k; p < (token + 1) * a.top_k; ++p) {
+      if (m.pair_row[p] < 0) continue;
+      m.row_slot[m.pair_row[p]] = slot;
+      m.row_token[m.pair_row[p]] = int32_t(token);
+    }
+  }
+  int64_t count = 0, inner_tiles = 0, outer_tiles = 0;
+  for (int64_t i = 0; i < g.experts; ++i) {
+    const ExpertRows& e = m.expert[i];
+    int64_t first = count;
+    for (int64_t row = e.first_row; row < e.first_row + e.rows; ++row)
+      if (m.row_slot[row] >= 0) m.adapted_row[count++] = int32_t(row);
+    std::sort(m.adapted_row + first, m.adapted_row + count, [&](int32_t one, int32_t other) {
+      const int32_t slot = m.row_slot[one], other_slot = m.row_slot[other];
+      return slot != other_slot ? slot < other_slot : one < other;
+    });
+    while (first < count) {
+      const int32_t slot = m.row_slot[m.adapted_row[first]];
+      int64_t end = first;
+      for (; end < count && end < first + kLoraRows && m.row_slot[m.adapted_row[end]] == slot; ++end)
+        m.adapted_token[end] = m.row_token[m.adapted_row[end]];
+      inner_tiles += ceil_div(lora.inner.ranks[slot], kLoraRanks);
+      outer_tiles += ceil_div(lora.outer.ranks[slot], kLoraRanks);
+      m.adapted[g.adapted++] = {e.expert, slot, first, end - first, inner_tiles, outer_tiles};
+      first = end;
+    }
+  }
+}
+
+}  // namespace
 
 void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   const LinearKernels& kernels = *variant().linear;
@@ -203,6 +252,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
     m.rank_row[rank + 1] = g.rows;
   }
   for (int64_t p = 0; p < pairs; ++p) m.pair_row[p] = known(a.ids[p]) ? int32_t(m.next_row[a.ids[p]]++) : -1;
+  if (a.lora.adapters != nullptr) group_adapted(a, m);
 }
 
 }  // namespace armllm

@@ -20,6 +20,13 @@ struct Grouping {
   int64_t rows;     // including padding
   int64_t gate_up_tiles, down_tiles, down_rest_tiles;
   int64_t threads;  // queried once, so that all workers divide later phases into the same tiles
+  int64_t adapted;  // number of groups of rows with adapters
+};
+
+// Rows of one expert with the same adapter.
+struct AdaptedRows {
+  int64_t expert, slot, first, count;  // `first` counts rows with adapters
+  int64_t inner_tiles, outer_tiles;    // of the sums of these rows and of those before
 };
 
 // Quantized rows of all experts; the block size differs by expert.
@@ -64,12 +71,20 @@ struct MoeMemory {
   float* down[2];  // [rows][down_stride] for even and odd passes; share memory with `hidden` and `gated`
   int64_t gated_stride, down_stride;
   DownPasses passes;
+  // With adapters only; null otherwise.
+  int32_t* row_slot;       // [rows]: the adapter's slot; −1: none
+  int32_t* row_token;      // [rows], of rows with adapters
+  int32_t* adapted_row;    // [pairs]: rows with adapters, by expert and slot
+  int32_t* adapted_token;  // [pairs]: their tokens
+  AdaptedRows* adapted;    // [grouping->adapted]
+  float* inner_sums;       // [rows][lora.inner.most_rank]: x · Aᵀ
+  float* outer_sums;       // [rows][lora.outer.most_rank]
   int64_t bytes;
 
   static MoeMemory at(const MoeArgs& args, void* scratch);
 };
 
-// Fills grouping, expert, pair_row and row_expert.
+// Fills grouping, expert, pair_row, row_expert, and what says which rows have adapters.
 void group_pairs(const MoeArgs& args, const MoeMemory& memory);
 
 }  // namespace armllm

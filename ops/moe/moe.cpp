@@ -95,8 +95,12 @@ void requantize_row(const MoeArgs& a, const MoeMemory& m, int64_t row) {
   if (i >= e.rows) return zero_row(x, i);
   int32_t* group_sums = x.group_sums == nullptr ? nullptr : x.group_sums + i * x.groups;
   const LinearKernels& kernels = *variant().linear;
-  float* gated = m.gated + row * m.gated_stride;
-  if (a.rotated) kernels.rotate(gated, DType::f32, a.intermediate, gated);
+  const float* gated = m.gated + row * m.gated_stride;
+  if (a.rotated) {  // not in place: adapters read the row as it is
+    float* rotated = reinterpret_cast<float*>(thread_memory(a.intermediate * int64_t(sizeof(float))));
+    kernels.rotate(gated, DType::f32, a.intermediate, rotated);
+    gated = rotated;
+  }
   x.scales[i] = kernels.quantize(gated, DType::f32, a.intermediate, x.groups, row_values(x, i), x.block * 8,
                                  group_sums);
 }
@@ -120,6 +124,85 @@ void finish_ungated(const GatedEpilogue& e, const float* acc, int64_t panel, int
   }
 }
 
+// Slots of the rows of an expert; null if no row of the step has an adapter.
+const int32_t* slots_of(const MoeMemory& m, const ExpertRows& e) {
+  return m.row_slot == nullptr || m.grouping->adapted == 0 ? nullptr : m.row_slot + e.first_row;
+}
+
+int64_t sum_tiles(const MoeArgs& a, const MoeMemory& m, int64_t AdaptedRows::* tiles) {
+  return a.lora.adapters == nullptr || m.grouping->adapted == 0 ? 0
+                                                                : m.adapted[m.grouping->adapted - 1].*tiles;
+}
+
+// x · Aᵀ of a group of rows, for some ranks.
+void sum_tile(const MoeArgs& a, const MoeMemory& m, bool inner, int64_t index) {
+  const auto tiles = inner ? &AdaptedRows::inner_tiles : &AdaptedRows::outer_tiles;
+  const AdaptedRows* end = m.adapted + m.grouping->adapted;
+  const AdaptedRows* rows =
+      std::upper_bound(static_cast<const AdaptedRows*>(m.adapted), end, index,
+                       [&](int64_t tile, const AdaptedRows& r) { return tile < r.*tiles; });
+  if (rows != m.adapted) index -= rows[-1].*tiles;
+  const ExpertFactors& factors = inner ? a.lora.inner : a.lora.outer;
+  LoraArgs layer = expert_factors(a.lora, factors, rows->slot, rows->expert);
+  layer.x = inner ? a.x : Rows{m.gated, m.gated_stride, DType::f32};
+  layer.scratch = inner ? m.inner_sums : m.outer_sums;
+  const int32_t* of_sums = m.adapted_row + rows->first;
+  const int32_t* of_x = inner ? m.adapted_token + rows->first : of_sums;
+  const int64_t first = index * kLoraRanks, left = factors.ranks[rows->slot] - first;
+  variant().lora->shrink(layer, {of_x, rows->count, 0, of_sums}, first, std::min(left, kLoraRanks), nullptr);
+}
+
+// Calls visit(first, n) for ranges of columns, from a panel's first on, that lie in one block of B each.
+template <typename Visit>
+void for_lora_blocks(int64_t first, int64_t end, Visit visit) {
+  while (first < end) {
+    const int64_t next = std::min(end, (first / kLoraBlock + 1) * kLoraBlock);
+    visit(first, next - first);
+    first = next;
+  }
+}
+
+// What is added to columns of a row before its activation, or before the results of experts are summed: a
+// bias and an adapter's part.  Returns the address of the first one's in `block`.
+const float* added_to(const LoraArgs& layer, const float* sums, const void* bias, DType bias_type,
+                      int64_t first, int64_t n, float* block) {
+  float* added = block + first % kLoraBlock;
+  if (bias == nullptr) {
+    std::fill(added, added + n, 0.0f);
+  } else {
+    variant().moe->widen(bias_at(bias, bias_type, first), bias_type, n, added);
+  }
+  add_block(layer, sums, first, n, block);
+  return added;
+}
+
+// Finishes a row of gate and up, or of up alone, that has an adapter.
+void finish_adapted(const MoeArgs& a, const GatedEpilogue& e, const LoraArgs* layers, const float* sums,
+                    const float* acc, int64_t panel, int64_t panels, float x_scale, int64_t row) {
+  const int64_t sides = a.gated ? 2 : 1, begin = panel / sides * kPanel;
+  const int64_t end = std::min(begin + panels / sides * kPanel, e.out_features);
+  for_lora_blocks(begin, end, [&](int64_t first, int64_t n) {
+    float blocks[2][kLoraBlock], both[2 * kLoraBlock];
+    GatedPanels p;
+    p.acc = acc + (first - begin) * sides;
+    p.n = n;
+    p.scale = x_scale;
+    p.gate_bias = added_to(layers[0], sums, e.gate_bias, e.bias_type, first, n, blocks[0]);
+    p.up_bias =
+        a.gated ? added_to(layers[1], sums, e.up_bias, e.bias_type, first, n, blocks[1]) : p.gate_bias;
+    p.bias_type = DType::f32;
+    p.activation = e.activation;
+    p.limit = e.limit;
+    p.up_limit = e.up_limit;
+    if (!a.gated) {  // each panel of up is also the gate
+      for (int64_t i = 0; i < 2 * ceil_div(n, kPanel); ++i)
+        std::memcpy(both + i * kPanel, p.acc + i / 2 * kPanel, kPanel * sizeof(float));
+      p.acc = both;
+    }
+    variant().activation->gated_panels(p, e.out.at(row, first), e.out.type);
+  });
+}
+
 void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
   const LinearKernels& kernels = *variant().linear;
   const ExpertRows& e = expert_of_tile(m, &ExpertRows::gate_up_tile, index);
@@ -136,9 +219,16 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
       a.up_limit,
       inner.count,
       Rows{m.gated + e.first_row * m.gated_stride + inner.first, m.gated_stride, DType::f32}};
+  const int32_t* slots = slots_of(m, e);
   multiply_tile(kernels, e.gate_up, a.scheme, a.gate_up + index_of_weight * a.gate_up_expert_stride,
                 a.gate_up_panel_stride, x, index - e.gate_up_tile,
                 [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+                  if (slots != nullptr && slots[row] >= 0 && a.lora.inner.ranks[slots[row]] > 0) {
+                    const LoraArgs layers[] = {expert_factors(a.lora, a.lora.inner, slots[row], e.expert),
+                                               expert_factors(a.lora, a.lora.inner, slots[row], e.expert, 1)};
+                    const float* sums = m.inner_sums + (e.first_row + row) * a.lora.inner.most_rank;
+                    return finish_adapted(a, epilogue, layers, sums, acc, panel, panels, x.scales[row], row);
+                  }
                   (a.gated ? apply_gated_epilogue : finish_ungated)(epilogue, acc, panel, panels,
                                                                     x.scales[row], row);
                 });
@@ -158,6 +248,7 @@ void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index
   const int64_t first_panel = pass * passes.step;
   float* out = m.down[pass % 2] + e.first_row * m.down_stride;
   const RankShare outer = outer_share(a);
+  const int32_t* slots = slots_of(m, e);
   multiply_tile(
       kernels, rest ? e.down_rest : e.down, a.scheme,
       a.down + (e.expert - expert_share(a).first) * a.down_expert_stride + first_panel * a.down_panel_stride,
@@ -165,9 +256,21 @@ void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index
       [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
         const int64_t column = (first_panel + panel) * kPanel,
                       n = std::min(panels * kPanel, outer.count - column);
+        float* to = out + row * m.down_stride + panel * kPanel;
+        if (slots != nullptr && slots[row] >= 0 && a.lora.outer.ranks[slots[row]] > 0) {
+          const LoraArgs layer = expert_factors(a.lora, a.lora.outer, slots[row], e.expert);
+          const float* sums = m.outer_sums + (e.first_row + row) * a.lora.outer.most_rank;
+          const void* bias = bias_at(a.down_bias, a.bias_type, e.expert * a.hidden);
+          return for_lora_blocks(column, column + n, [&](int64_t first, int64_t count) {
+            float block[kLoraBlock];
+            const float* added = added_to(layer, sums, bias, a.bias_type, first, count, block);
+            kernels.epilogue(acc + (first - column), count, x.scales[row], added, DType::f32, nullptr,
+                             to + (first - column), DType::f32);
+          });
+        }
         kernels.epilogue(acc, n, x.scales[row],
                          bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + outer.first + column),
-                         a.bias_type, nullptr, out + row * m.down_stride + panel * kPanel, DType::f32);
+                         a.bias_type, nullptr, to, DType::f32);
       });
 }
 
@@ -253,6 +356,15 @@ int64_t requantize_step(const MoeMemory& m, const OwnRows& own) {
   return std::clamp<int64_t>(own.count() / (8 * m.grouping->threads), 1, 16);
 }
 
+int64_t requantize_tiles(const MoeArgs& a, const MoeMemory& m) {
+  const OwnRows own(a, m);
+  return ceil_div(own.count(), requantize_step(m, own));
+}
+
+int64_t quantize_tiles(const MoeArgs& a, const MoeMemory& m) {
+  return a.tokens <= kOneTileTokens ? 0 : a.tokens + m.grouping->experts;
+}
+
 }  // namespace
 
 int64_t QuantMoe::scratch_bytes(const MoeArgs& args) { return MoeMemory::at(args, nullptr).bytes; }
@@ -296,15 +408,14 @@ int64_t QuantMoe::tiles(int phase) const {
   }
   switch (phase - rounds) {
     case kSort:
+      check_adapters(args.lora, args.tokens);
       return 1;
     case kQuantize:
-      return args.tokens <= kOneTileTokens ? 0 : args.tokens + m.grouping->experts;
+      return quantize_tiles(args, m) + sum_tiles(args, m, &AdaptedRows::inner_tiles);
     case kGateUp:
       return m.grouping->gate_up_tiles;
-    case kRequantize: {
-      const OwnRows own(args, m);
-      return ceil_div(own.count(), requantize_step(m, own));
-    }
+    case kRequantize:
+      return requantize_tiles(args, m) + sum_tiles(args, m, &AdaptedRows::outer_tiles);
     default:
       return down_phase_tiles(args, m, at / each);
   }
@@ -327,11 +438,14 @@ void QuantMoe::tile(int phase, int64_t index) {
       for (int64_t e = 0; e < m.grouping->experts; ++e) zero_padding(args, m, m.expert[e]);
       return;
     case kQuantize:
+      if (index >= quantize_tiles(args, m)) return sum_tile(args, m, true, index - quantize_tiles(args, m));
       return index < args.tokens ? place_token(args, m, index)
                                  : zero_padding(args, m, m.expert[index - args.tokens]);
     case kGateUp:
       return gate_up_tile(args, m, index);
     case kRequantize: {
+      if (index >= requantize_tiles(args, m))
+        return sum_tile(args, m, false, index - requantize_tiles(args, m));
       const OwnRows own(args, m);
       const int64_t step = requantize_step(m, own), begin = own.first + index * step;
       for (int64_t row = begin; row < std::min(begin + step, own.end); ++row) requantize_row(args, m, row);

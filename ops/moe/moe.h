@@ -4,6 +4,7 @@
 #include "collective/gather_columns.h"
 #include "collective/gather_rows.h"
 #include "linear/quant_linear.h"
+#include "moe/expert_adapters.h"
 #include "runtime/task_set.h"
 #include "runtime/types.h"
 
@@ -92,6 +93,7 @@ struct MoeArgs {
   std::vector<int64_t> inner_columns, outer_columns;  // of each rank: of `intermediate` and of `hidden`
   std::vector<int64_t> rank_experts;                  // of each rank; empty: all ranks have all experts
   DType bias_type = DType::f32;
+  ExpertAdapters lora;  // not with weigh_input, nor with a communicator
   void* scratch = nullptr;
 };
 

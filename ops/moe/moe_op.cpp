@@ -1,4 +1,4 @@
-// int4_moe
+// int4_moe, int4_moe_lora
 #include <numeric>
 #include <string>
 #include <vector>
@@ -86,12 +86,78 @@ std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char
   return contiguous(*bias);
 }
 
-Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
-                int64_t intermediate, std::string scheme, std::string activation, double limit,
-                std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
-                bool weigh_input, int64_t identity_experts, double up_limit, bool rotated,
-                int64_t communicator, std::vector<int64_t> inner_columns, std::vector<int64_t> outer_columns,
-                std::vector<int64_t> rank_experts) {
+// The factors of adapters; see ExpertAdapters.
+struct LoraTensors {
+  Tensor inner_a, inner_b, inner_ranks, outer_a, outer_b, outer_ranks, adapters;
+};
+
+const int32_t* integers(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(type_of(t) == ScalarType::Int && t.dim() == 1 && t.is_contiguous(), name,
+                  " must be a contiguous int32 vector");
+  return static_cast<const int32_t*>(t.data_ptr());
+}
+
+void check_shape(const Tensor& t, const char* name, const std::vector<int64_t>& sizes) {
+  bool same = t.defined() && t.is_contiguous() && t.dim() == int64_t(sizes.size());
+  std::string shape;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    shape += (d ? ", " : "") + std::to_string(sizes[d]);
+    same = same && t.size(d) == sizes[d];
+  }
+  STD_TORCH_CHECK(same, name, " must be contiguous, of shape (", shape, ")");
+}
+
+ExpertFactors factors_of(const ExpertAdapters& lora, const Tensor& a, const Tensor& b, const Tensor& ranks,
+                         const std::string& which, int64_t parts, int64_t inputs, int64_t outputs) {
+  const auto numbers = [&](int64_t columns) {
+    return lora.integers ? ceil_div(columns, kLoraBlock) * int64_t(sizeof(LoraIntegers)) : columns;
+  };
+  const std::string name_a = which + "_a", name_b = which + "_b", name_ranks = which + "_ranks";
+  STD_TORCH_CHECK(a.defined() && a.dim() == 4, name_a, " must have four dimensions");
+  const int64_t rank = a.size(2);
+  check_shape(a, name_a.c_str(), {lora.slots, lora.experts, rank, numbers(inputs)});
+  check_shape(b, name_b.c_str(),
+              {lora.slots, lora.experts, parts, ceil_div(outputs, kLoraBlock), rank, numbers(kLoraBlock)});
+  for (const Tensor* t : {&a, &b})
+    STD_TORCH_CHECK(
+        lora.integers ? type_of(*t) == ScalarType::Char : dtype_of(*t, which.c_str()) == lora.type,
+        "all factors must have the same dtype");
+  ExpertFactors factors;
+  factors.ranks = integers(ranks, name_ranks.c_str());
+  STD_TORCH_CHECK(ranks.numel() == lora.slots, name_ranks, " must have one element for each of the ",
+                  lora.slots, " slots");
+  factors.a = static_cast<const char*>(a.data_ptr());
+  factors.b = static_cast<const char*>(b.data_ptr());
+  factors.most_rank = rank;
+  factors.in_features = inputs;
+  factors.out_features = outputs;
+  factors.parts = parts;
+  return factors;
+}
+
+ExpertAdapters adapters_of(const MoeArgs& args, const LoraTensors& t) {
+  ExpertAdapters lora;
+  STD_TORCH_CHECK(t.inner_a.defined() && t.inner_a.dim() == 4, "inner_a must have four dimensions");
+  lora.integers = type_of(t.inner_a) == ScalarType::Char;
+  if (!lora.integers) lora.type = dtype_of(t.inner_a, "inner_a");
+  lora.slots = t.inner_a.size(0);
+  lora.experts = args.experts;
+  lora.adapters = integers(t.adapters, "adapters");
+  lora.listed = t.adapters.numel();
+  lora.inner = factors_of(lora, t.inner_a, t.inner_b, t.inner_ranks, "inner", args.gated ? 2 : 1, args.hidden,
+                          args.intermediate);
+  lora.outer =
+      factors_of(lora, t.outer_a, t.outer_b, t.outer_ranks, "outer", 1, args.intermediate, args.hidden);
+  if (lora.listed == 0) lora.adapters = nullptr;  // the pointer to no slots may be null anyway
+  return lora;
+}
+
+Tensor moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
+           int64_t intermediate, const std::string& scheme, const std::string& activation, double limit,
+           std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated, bool weigh_input,
+           int64_t identity_experts, double up_limit, bool rotated, int64_t communicator,
+           std::vector<int64_t> inner_columns, std::vector<int64_t> outer_columns,
+           std::vector<int64_t> rank_experts, const LoraTensors* lora) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
   QuantMoe set;
@@ -153,6 +219,7 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   for (int64_t d = 0; d < x.dim(); ++d) sizes[d] = x.size(d);
   sizes.back() = outer;
   Tensor out = new_tensor(x, sizes);
+  if (lora != nullptr) a.lora = adapters_of(a, *lora);
   if (a.tokens == 0) return out;
 
   const std::vector<int32_t> ids = expert_numbers(expert_ids, a);
@@ -184,7 +251,33 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   return out;
 }
 
+Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
+                int64_t intermediate, std::string scheme, std::string activation, double limit,
+                std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
+                bool weigh_input, int64_t identity_experts, double up_limit, bool rotated,
+                int64_t communicator, std::vector<int64_t> inner_columns, std::vector<int64_t> outer_columns,
+                std::vector<int64_t> rank_experts) {
+  return moe(x, expert_ids, expert_weights, gate_up, down, intermediate, scheme, activation, limit,
+             gate_up_bias, down_bias, gated, weigh_input, identity_experts, up_limit, rotated, communicator,
+             std::move(inner_columns), std::move(outer_columns), std::move(rank_experts), nullptr);
+}
+
+Tensor int4_moe_lora(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
+                     int64_t intermediate, std::string scheme, std::string activation, Tensor inner_a,
+                     Tensor inner_b, Tensor inner_ranks, Tensor outer_a, Tensor outer_b, Tensor outer_ranks,
+                     Tensor adapters, double limit, std::optional<Tensor> gate_up_bias,
+                     std::optional<Tensor> down_bias, bool gated, int64_t identity_experts, double up_limit,
+                     bool rotated) {
+  const LoraTensors lora = {inner_a, inner_b, inner_ranks, outer_a, outer_b, outer_ranks, adapters};
+  return moe(x, expert_ids, expert_weights, gate_up, down, intermediate, scheme, activation, limit,
+             gate_up_bias, down_bias, gated, false, identity_experts, up_limit, rotated, 0, {}, {}, {},
+             &lora);
+}
+
 }  // namespace
 }  // namespace armllm
 
-STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("int4_moe", TORCH_BOX(&armllm::int4_moe)); }
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) {
+  m.impl("int4_moe", TORCH_BOX(&armllm::int4_moe));
+  m.impl("int4_moe_lora", TORCH_BOX(&armllm::int4_moe_lora));
+}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.linear.reference import activate, reference_int4_linear
+from torch_armllm.ops.moe.int4_moe_lora import ExpertAdapters
 
 
 def reference_int4_moe(
@@ -25,11 +26,13 @@ def reference_int4_moe(
     identity_experts: int = 0,
     up_limit: float = 7.0,
     rotated: bool = False,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """Reference of :func:`int4_moe`, equal to it except for the last bits of the activation function.
 
-    Such a bit can change an intermediate value by one INT8 step, so outputs agree to about one percent of the
-    largest output.  With ``relu`` and an exact scheme they agree to float32 rounding.
+    With adapters it is that of :func:`int4_moe_lora`.  Such a bit can change an intermediate value by one
+    INT8 step, so outputs agree to about one percent of the largest output.  With ``relu`` and an exact scheme
+    they agree to float32 rounding, unless there are adapters.
     """
     rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
     hidden = rows.shape[-1]
@@ -55,8 +58,14 @@ def reference_int4_moe(
             for h in (0, halves - 1)
         )
         last = None if down_bias is None else down_bias.view(-1, hidden)[e]
+        if adapters is not None:
+            gate = gate + adapters.added(chosen, token, e, intermediate, 0)
+            up = up + adapters.added(chosen, token, e, intermediate, halves - 1)
         middle = activate(gate, up, activation, limit, up_limit)
-        outputs[token, choice] = reference_int4_linear(middle, down[e], hidden, scheme, last, rotated=rotated)
+        found = reference_int4_linear(middle, down[e], hidden, scheme, last, rotated=rotated)
+        if adapters is not None:
+            found = found + adapters.added(middle, token, e, hidden, None)
+        outputs[token, choice] = found
     out = torch.zeros_like(rows)
     for j in range(ids.shape[1]):  # in the same order as the op
         out += outputs[:, j] if weigh_input else weights[:, j : j + 1] * outputs[:, j]

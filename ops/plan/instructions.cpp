@@ -292,6 +292,18 @@ Instruction build(const fields::moe& op) {
   a.weigh_input = op.weigh_input;
   a.rotated = op.rotated;
   a.bias_type = op.gate_up_bias.dtype();
+  for (const fields::adapted_experts& lora : op.lora) {
+    a.lora.slots = lora.slots;
+    a.lora.experts = op.experts;
+    a.lora.listed = lora.listed;
+    a.lora.integers = lora.integers;
+    if (!lora.integers) a.lora.type = lora.inner_a.dtype();
+    a.lora.inner.most_rank = lora.inner_rank;
+    a.lora.outer.most_rank = lora.outer_rank;
+    a.lora.inner.in_features = a.lora.outer.out_features = op.hidden;
+    a.lora.inner.out_features = a.lora.outer.in_features = op.intermediate;
+    a.lora.inner.parts = op.gated ? 2 : 1;
+  }
   return with_scratch(
       std::move(task),
       [op](QuantMoe& t, const Frame& frame) {
@@ -304,6 +316,16 @@ Instruction build(const fields::moe& op) {
         t.args.gate_up_bias = frame.address(op.gate_up_bias);
         t.args.down_bias = frame.address(op.down_bias);
         t.args.tokens = frame.tokens;
+        for (const fields::adapted_experts& lora : op.lora) {
+          ExpertAdapters& to = t.args.lora;
+          to.adapters = frame.pointer<int32_t>(lora.adapters);
+          to.inner.a = frame.address(lora.inner_a);
+          to.inner.b = frame.address(lora.inner_b);
+          to.inner.ranks = frame.pointer<int32_t>(lora.inner_ranks);
+          to.outer.a = frame.address(lora.outer_a);
+          to.outer.b = frame.address(lora.outer_b);
+          to.outer.ranks = frame.pointer<int32_t>(lora.outer_ranks);
+        }
       },
       [](const MoeArgs& args) { return QuantMoe::scratch_bytes(args); });
 }

@@ -80,6 +80,41 @@ void check_heads(const Checks& c, const Heads& op) {
   c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
 }
 
+// The factors of a product, for `count` matrices of so many inputs and outputs each.
+void check_factors(const Checks& c, const View& a, const View& b, bool integers, double count,
+                   int64_t most_rank, int64_t inputs, int64_t outputs, int64_t parts) {
+  const double ranks = count * most_rank;
+  const int64_t groups = ceil_div(inputs, kLoraBlock), blocks = ceil_div(outputs, kLoraBlock);
+  if (integers) {
+    c.constant(a, ranks * groups * sizeof(LoraIntegers));
+    c.constant(b, ranks * parts * blocks * sizeof(LoraIntegers));
+  } else {
+    c.floats(a, ranks * inputs);
+    c.floats(b, ranks * parts * blocks * kLoraBlock);
+  }
+  c.same_type({a, b});
+}
+
+void check_adapters(const Checks& c, const fields::moe& op, const fields::adapted_experts& lora) {
+  for (int64_t size : {lora.slots, lora.inner_rank, lora.outer_rank, lora.listed})
+    c.positive(size, "a size of adapters");
+  STD_TORCH_CHECK(op.communicator == 0 && !op.weigh_input,
+                  "plan: experts of ranks, or with weighed inputs, have adapters");
+  const double count = double(lora.slots) * op.experts;
+  check_factors(c, lora.inner_a, lora.inner_b, lora.integers, count, lora.inner_rank, op.hidden,
+                op.intermediate, op.gated ? 2 : 1);
+  check_factors(c, lora.outer_a, lora.outer_b, lora.integers, count, lora.outer_rank, op.intermediate,
+                op.hidden, 1);
+  c.same_type({lora.inner_a, lora.outer_a});
+  c.vector(lora.inner_ranks, lora.slots, ElementType::i32);
+  c.vector(lora.outer_ranks, lora.slots, ElementType::i32);
+  c.vector(lora.adapters, lora.listed, ElementType::i32);
+  c.needed(lora.inner_a, "inner_a"), c.needed(lora.inner_b, "inner_b");
+  c.needed(lora.outer_a, "outer_a"), c.needed(lora.outer_b, "outer_b");
+  c.needed(lora.inner_ranks, "inner_ranks"), c.needed(lora.outer_ranks, "outer_ranks");
+  c.needed(lora.adapters, "adapters");
+}
+
 void check_ranks(const Checks& c, const fields::moe& op, int64_t ranks) {
   double inner = 0, outer = 0;
   for (const fields::expert_part& part : op.ranks) {
@@ -174,17 +209,8 @@ void check_fields(const Checks& c, const fields::lora& op) {
     for (int64_t size : {layer.in_features, layer.out_features}) c.positive(size, "a size of adapters");
     c.rows(layer.x, layer.in_features);
     c.rows(layer.out, layer.out_features);
-    const double ranks = double(op.slots) * op.most_rank;
-    const int64_t groups = ceil_div(layer.in_features, kLoraBlock);
-    const int64_t blocks = ceil_div(layer.out_features, kLoraBlock);
-    if (op.integers) {
-      c.constant(layer.a, ranks * groups * sizeof(LoraIntegers));
-      c.constant(layer.b, ranks * blocks * sizeof(LoraIntegers));
-    } else {
-      c.floats(layer.a, ranks * layer.in_features);
-      c.floats(layer.b, ranks * blocks * kLoraBlock);
-    }
-    c.same_type({layer.a, layer.b});
+    check_factors(c, layer.a, layer.b, op.integers, double(op.slots), op.most_rank, layer.in_features,
+                  layer.out_features, 1);
     c.vector(layer.ranks, op.slots, ElementType::i32);
     c.needed(layer.x, "x"), c.needed(layer.out, "out"), c.needed(layer.a, "a"), c.needed(layer.b, "b");
     c.needed(layer.ranks, "ranks");
@@ -275,6 +301,8 @@ void check_fields(const Checks& c, const fields::moe& op) {
   c.vector(op.down_bias, double(op.experts) * op.hidden, op.gate_up_bias.type);
   c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.weights, "weights");
   c.needed(op.gate_up, "gate_up"), c.needed(op.down, "down");
+  STD_TORCH_CHECK(op.lora.size() <= 1, "plan: experts have ", op.lora.size(), " lists of adapters");
+  for (const fields::adapted_experts& lora : op.lora) check_adapters(c, op, lora);
 }
 
 void check_fields(const Checks& c, const fields::route& op) {

@@ -95,6 +95,11 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "search_steps": lambda t: (torch.randn(t, 2, 32), torch.ones(3, t, 2), torch.zeros(3, t, 2), None, -8, 7),
     "unpack_weight": lambda t: (packed(16, 32).repeat(t, 1, 1), 16, 32, "g32i"),
     "int4_moe": lambda t: (*experts(t), both(count=4), packed(32, 16, count=4), 16, "g32i", "silu"),
+    "int4_moe_lora": lambda t: (
+        *(*experts(t), both(count=4), packed(32, 16, count=4), 16, "g32i", "silu"),
+        *(torch.randn(2, 4, 3, 32), torch.randn(2, 4, 2, 1, 3, 64), adapters()[2]),
+        *(torch.randn(2, 4, 3, 16), torch.randn(2, 4, 1, 1, 3, 64), *adapters()[2:]),
+    ),
     "moe_route": lambda t: (rows(t, 16), 2, "sigmoid", True, 1.0, torch.randn(16), 4, 2),
     "rms_norm": lambda t: (rows(t), torch.randn(32), 1e-5),
     "add_rms_norm": lambda t: (rows(t), rows(t), torch.randn(32), 1e-5),

@@ -6,7 +6,7 @@ billions of them does not end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -65,8 +65,16 @@ def rope(heads: int, stride: int, size: int, name: str) -> torch.Tensor:
     return run(program, rows)
 
 
-def experts(count: int, stride: int, communicator: int = 0, rank_experts: Sequence[int] = ()) -> torch.Tensor:
-    """Runs two experts, or more that share the bytes of one."""
+def experts(
+    count: int,
+    stride: int,
+    communicator: int = 0,
+    rank_experts: Sequence[int] = (),
+    lora: Mapping[str, Any] | None = None,
+    lists: int = 1,
+    weigh_input: bool = False,
+) -> torch.Tensor:
+    """Runs two experts, or more that share the bytes of one, and perhaps adapters of them."""
     generator = torch.Generator().manual_seed(0)
     program, rows = begun()
     ids, weights = program.allocate(1, torch.int32), program.allocate(1, torch.float32)
@@ -78,15 +86,86 @@ def experts(count: int, stride: int, communicator: int = 0, rank_experts: Sequen
     packed = linear.pack_int8(q, torch.rand(2, WIDTH, generator=generator))
     panels = program.constant(packed)
     out = program.allocate(WIDTH, torch.float32)
+    adapters = {n: program.constant(a) if isinstance(a, torch.Tensor) else a for n, a in (lora or {}).items()}
     program.emit(
         "moe", x=rows, out=out, ids=ids, weights=weights, gate_up=panels, down=panels,
         gate_up_bias=NOTHING, down_bias=NOTHING, gate_up_expert_stride=stride, down_expert_stride=stride,
         gate_up_panel_stride=packed.stride(1), down_panel_stride=packed.stride(1), scheme="i8", experts=count,
         identity_experts=0, top_k=1, hidden=WIDTH, intermediate=WIDTH, activation="silu", limit=0.0,
-        up_limit=0.0, gated=False, weigh_input=False, rotated=False, communicator=communicator,
+        up_limit=0.0, gated=False, weigh_input=weigh_input, rotated=False, communicator=communicator,
         ranks=[], rank_experts=[{"experts": each} for each in rank_experts],
+        lora=[adapters] * lists if lora else [],
     )  # fmt: skip
     return run(program, out)
+
+
+STRIDE = 2 * linear.panel_layout("i8", WIDTH).bytes
+ADAPTED: dict[str, Any] = {
+    "inner_a": torch.randn(2, 2, 3, WIDTH),
+    "inner_b": torch.randn(2, 2, 1, 1, 3, 64),
+    "inner_ranks": torch.tensor([3, 2], dtype=torch.int32),
+    "outer_a": torch.randn(2, 2, 4, WIDTH),
+    "outer_b": torch.randn(2, 2, 1, 1, 4, 64),
+    "outer_ranks": torch.tensor([0, 4], dtype=torch.int32),
+    "adapters": torch.tensor([1, -1], dtype=torch.int32),
+    "slots": 2,
+    "inner_rank": 3,
+    "outer_rank": 4,
+    "listed": 2,
+    "integers": False,
+}
+
+
+def test_adapters_of_experts_that_fit_run() -> None:
+    assert experts(2, STRIDE, lora=ADAPTED).shape == (3, WIDTH)
+    factors = [name for name in ADAPTED if name.endswith(("_a", "_b"))]
+    packed = {name: torch.zeros(*ADAPTED[name].shape[:-1], 68, dtype=torch.int8) for name in factors}
+    assert experts(2, STRIDE, lora={**ADAPTED, **packed, "integers": True}).shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"slots": 3}, "bytes of a memory"),
+        ({"inner_rank": 4}, "bytes of a memory"),
+        ({"outer_rank": MANY}, "bytes of a memory"),
+        ({"outer_rank": 0}, "a size of adapters is 0"),
+        ({"listed": MANY}, "bytes of a memory"),
+        ({"inner_b": torch.randn(2, 2, 1, 1, 3, 64).bfloat16()}, "different element types"),
+        ({"outer_a": torch.zeros(2, 2, 4, WIDTH, dtype=torch.int64)}, "floating-point type"),
+        ({"inner_a": torch.randn(2, 1, 3, WIDTH)}, "bytes of a memory"),
+        ({"inner_b": torch.zeros(2, 2, 3, 67, dtype=torch.int8), "integers": True}, "bytes of a memory"),
+        ({"outer_ranks": torch.zeros(2, dtype=torch.int64)}, "another element type"),
+        ({"inner_ranks": torch.tensor([0, 4], dtype=torch.int32)}, "has the rank 4"),
+        ({"outer_ranks": torch.tensor([0, -1], dtype=torch.int32)}, "has the rank -1"),
+        ({"adapters": torch.tensor([2, 0], dtype=torch.int32)}, "has the adapter 2"),
+    ],
+    ids=[
+        "slots",
+        "inner",
+        "outer",
+        "no-rank",
+        "listed",
+        "types",
+        "integer-a",
+        "experts",
+        "integers",
+        "int64",
+        "rank",
+        "below",
+        "adapters",
+    ],
+)
+def test_adapters_of_experts_past_their_memory_are_refused(damage: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        experts(2, STRIDE, lora={**ADAPTED, **damage})
+
+
+def test_experts_that_cannot_have_adapters_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="with weighed inputs"):
+        experts(2, STRIDE, lora=ADAPTED, weigh_input=True)
+    with pytest.raises(RuntimeError, match="2 lists of adapters"):
+        experts(2, STRIDE, lora=ADAPTED, lists=2)
 
 
 def test_heads_that_lie_apart_run() -> None:

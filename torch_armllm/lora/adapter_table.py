@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torch_armllm.lora.adapter import Adapter, read_adapter
+from torch_armllm.lora.adapter import Adapter, expert_layer, read_adapter
 from torch_armllm.lora.request import LoRARequest
+from torch_armllm.system.host import free_memory
 
 if TYPE_CHECKING:  # imports modules that an engine from the plan cache does not need
-    from torch_armllm.lora.slots import LoraSlots
+    from torch_armllm.lora.expert_slots import ExpertFactors
+    from torch_armllm.lora.slots import LoraSlots, Slots
 
 _FIRST_PREFIX = -2
 """Number in front of the prefixes of the first adapter; 0 and −1 have other meanings in the prefix cache."""
@@ -45,7 +47,7 @@ class PreparedAdapter:
         factors: of the modules that it adapts, as their slots hold them; see `LoraSlots.prepare`.
     """
 
-    factors: Mapping[str, tuple[Tensor, Tensor]]
+    factors: Mapping[str, tuple[Tensor, ...]]
 
 
 class AdapterTable:
@@ -57,7 +59,7 @@ class AdapterTable:
         head: the slots of the model's head, which are among the layers'; None: it has none.
     """
 
-    def __init__(self, layers: Mapping[str, LoraSlots], max_rank: int, head: LoraSlots | None = None) -> None:
+    def __init__(self, layers: Mapping[str, Slots], max_rank: int, head: LoraSlots | None = None) -> None:
         self._layers = layers
         self._max_rank = max_rank
         first = next(layer for layer in layers.values() if layer is not head)
@@ -68,6 +70,7 @@ class AdapterTable:
         self._free = list(range(first.slots))[::-1]
         self._loaded: dict[int, LoadedAdapter] = {}  # the one that was not used for longest is the first
         self._prefixes = count(_FIRST_PREFIX, -1)
+        self._grown: set[int] = set()  # slots whose memory for experts is in use
 
     @property
     def loaded(self) -> list[LoRARequest]:
@@ -85,8 +88,15 @@ class AdapterTable:
             ValueError: the adapter cannot be read, or does not fit the model.
         """
         adapter = read_adapter(request.lora_path)
-        self._check(request, adapter)
-        prepared = {name: self._layers[name].prepare(*pair) for name, pair in adapter.factors.items()}
+        experts, rest = self._experts_and_rest(request, adapter)
+        self._check(request, adapter, rest)
+        prepared: dict[str, tuple[Tensor, ...]] = {}
+        for name, layer in self._layers.items():
+            if layer.kind == "experts":
+                if name in experts:
+                    prepared[name] = layer.prepare(*experts[name])
+            elif name in rest:
+                prepared[name] = layer.prepare(*rest[name])
         for name, factors in prepared.items():
             if not all(bool(torch.isfinite(factor).all()) for factor in factors):
                 raise ValueError(f"{_adapts(request, name)} with values that {factors[0].dtype} cannot hold")
@@ -125,6 +135,7 @@ class AdapterTable:
             return known
         factors = (prepared or self.prepare(request)).factors
         slot = self._take_slot(request)
+        self._grow(request, slot, factors)
         for name, layer in self._layers.items():
             if name in factors:
                 layer.write(slot, *factors[name])
@@ -161,16 +172,68 @@ class AdapterTable:
             self.unload(idle)
         return self._free.pop()
 
-    def _check(self, request: LoRARequest, adapter: Adapter) -> None:
-        """Raises ValueError if an adapter does not fit the model."""
-        for name, (a, b) in adapter.factors.items():
+    def _grow(self, request: LoRARequest, slot: int, factors: Mapping[str, tuple[Tensor, ...]]) -> None:
+        """Notes that a slot takes memory for experts; gives it back if there is no room for them."""
+        experts = [given for name, given in factors.items() if self._layers[name].kind == "experts"]
+        needed = sum(factor.nbytes for given in experts for factor in given)
+        if not needed or slot in self._grown:
+            return
+        if needed > (free := free_memory()):
+            self._free.append(slot)
+            raise ValueError(
+                f"the adapter {request.lora_name!r} ({request.lora_path}) adapts experts, which takes "
+                f"{needed / 1e6:.0f} MB; {free / 1e6:.0f} MB are free: lower kv_cache_memory"
+            )
+        self._grown.add(slot)
+
+    def _experts_and_rest(
+        self, request: LoRARequest, adapter: Adapter
+    ) -> tuple[dict[str, ExpertFactors], dict[str, tuple[Tensor, Tensor]]]:
+        """Returns the factors of experts by the names of their layers, and those of other modules.
+
+        Raises:
+            ValueError: those of experts do not fit the model.
+        """
+        rest = dict(adapter.factors)
+        single: dict[str, dict[tuple[int, int], tuple[Tensor, Tensor]]] = {}
+        for name in adapter.factors.keys() - self._layers.keys():
+            place = expert_layer(name)
+            if place is not None and getattr(self._layers.get(place[0]), "kind", "") == "experts":
+                single.setdefault(place[0], {})[place[1:]] = rest.pop(name)
+        found: dict[str, ExpertFactors] = {}
+        for name in adapter.stacked.keys() | single.keys():
+            layer, where = self._layers.get(name), _adapts(request, name)
+            if layer is None or layer.kind != "experts":
+                raise ValueError(
+                    f"{where}, which has no quantized experts in this model's plan: it is an adapter of "
+                    "another model, or one of experts that all see every token, which are not supported"
+                )
+            try:
+                if name in single:
+                    found[name] = layer.single(single[name])
+                else:
+                    found[name] = layer.stacked(name, adapter.stacked[name], adapter)
+            except ValueError as error:
+                raise ValueError(f"{where} {error}") from error
+            if found[name].rank > self._max_rank:
+                raise ValueError(
+                    f"{where} with rank {found[name].rank}, where gate and up with factors of their own "
+                    f"count twice; max_lora_rank is {self._max_rank}: raise it"
+                )
+        return found, rest
+
+    def _check(
+        self, request: LoRARequest, adapter: Adapter, factors: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> None:
+        """Raises ValueError if factors of an adapter do not fit the model."""
+        for name, (a, b) in factors.items():
             layer = self._layers.get(name)
             where = _adapts(request, name)
-            if layer is None or (name in adapter.embeddings) != layer.reads_ids:
+            if layer is None or layer.kind != ("embedding" if name in adapter.embeddings else "linear"):
                 kind = "embedding of tokens" if name in adapter.embeddings else "quantized linear layer"
                 raise ValueError(
                     f"{where}, which is no {kind} of this model's plan: it is an adapter of another model, "
-                    "or one of experts, expanded latents or other embeddings, which are not supported"
+                    "or one of expanded latents, routers or other embeddings, which are not supported"
                 )
             sizes, own = (a.shape[1], b.shape[1]), (layer.in_features, layer.out_features)
             if sizes != own:

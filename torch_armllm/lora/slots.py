@@ -1,16 +1,17 @@
-"""Slots for adapters in the quantized linear layers and the embedding of a model."""
+"""Slots for adapters in the layers of a model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.lora.dtypes import LoraDtype
+from torch_armllm.lora.expert_slots import ExpertSlots, is_adaptable
 from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_embedding, lora_integers, lora_linear
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
@@ -56,8 +57,7 @@ class LoraSlots(nn.Module):
             one for the head, whose rows are those that need logits.
     """
 
-    reads_ids = False
-    """True if the layer is an embedding."""
+    kind: ClassVar[Literal["linear", "embedding"]] = "linear"
     a: Tensor
     b: Tensor
     ranks: Tensor
@@ -119,7 +119,7 @@ class EmbeddingSlots(LoraSlots):
         in_features: number of tokens.
     """
 
-    reads_ids = True
+    kind = "embedding"
 
     def forward(self, base: Tensor, x: Tensor) -> Tensor:
         """Returns embeddings ``base`` (…, out_features) of ids with their rows' adapters added."""
@@ -168,7 +168,7 @@ def _are_close(a: Tensor, b: Tensor, bound: float) -> bool:
 
 
 def add_slots(model: Any, sizes: AdapterSlots) -> None:
-    """Gives the quantized linear layers of a model's base model, and its head and its embedding, slots.
+    """Gives the quantized linear layers of a model's base model, and its head, embedding and experts slots.
 
     Args:
         model: a causal language model whose layers are quantized.
@@ -195,6 +195,8 @@ def add_slots(model: Any, sizes: AdapterSlots) -> None:
         a, b = next(factors), next(factors)
         rows = of_logits if layer is head else adapters
         layer.lora = LoraSlots(layer, a, b, rows)
+    for experts in filter(is_adaptable, base.modules()):
+        experts.lora = ExpertSlots(experts, sizes.slots, sizes.rank, kind, adapters)
     embedding = base.get_input_embeddings()
     if isinstance(embedding, TiedEmbedding) or (
         isinstance(embedding, nn.Embedding) and embedding.max_norm is None
@@ -257,10 +259,13 @@ def _check_channels(model: Any) -> None:
     )
 
 
-def slots_of(model: Any) -> dict[str, LoraSlots]:
+Slots: TypeAlias = LoraSlots | ExpertSlots
+
+
+def slots_of(model: Any) -> dict[str, Slots]:
     """Returns the slots of a model's layers, by the layers' names; none if it has no slots."""
     layers = ((name, getattr(module, "lora", None)) for name, module in model.named_modules())
-    return {name: slots for name, slots in layers if isinstance(slots, LoraSlots)}
+    return {name: slots for name, slots in layers if isinstance(slots, LoraSlots | ExpertSlots)}
 
 
 def head_slots(model: Any) -> LoraSlots | None:

@@ -112,6 +112,34 @@ def head(columns: int, dtype: torch.dtype) -> Recorded:
     return Recorded("head", program, None, memory)
 
 
+def _adapted_experts(p: Program, x: Operand, generator: torch.Generator) -> Operand:
+    """Writes experts with adapters; returns their result, which is like their input."""
+    experts, width = 3, x.width
+    weights, ids = p.allocate(2, torch.float32), p.allocate(2, torch.int32)
+    p.emit("route", logits=x.view((experts,), (1,)), weights=weights, ids=ids, correction_bias=NOTHING,
+           token_ids=NOTHING, choices=NOTHING, vocabulary=0, experts=experts, top_k=2, groups=1,
+           top_k_groups=1, scoring="softmax", renormalize=True, scale=1.0, epsilon=0.0)  # fmt: skip
+    packed = torch.stack([_packed_int8(width, width, generator) for _ in range(experts)])
+    panels = p.constant(packed)
+
+    def rows(*shape: int) -> Operand:
+        return p.constant(torch.randn(2, experts, *shape, generator=generator).bfloat16())
+
+    vectors = {"inner_ranks": [4, 1], "outer_ranks": [0, 3], "adapters": [1, -1, 0]}
+    lora = {name: p.constant(torch.tensor(n, dtype=torch.int32)) for name, n in vectors.items()}
+    lora |= {"inner_a": rows(4, width), "inner_b": rows(1, 1, 4, 64)}
+    lora |= {"outer_a": rows(3, width), "outer_b": rows(1, 1, 3, 64)}
+    sizes = {"slots": 2, "inner_rank": 4, "outer_rank": 3, "listed": 3, "integers": False}
+    out = p.allocate(width, x.dtype, x.inner)
+    p.emit("moe", x=x, out=out, ids=ids, weights=weights, gate_up=panels, down=panels, gate_up_bias=NOTHING,
+           down_bias=NOTHING, gate_up_expert_stride=packed.stride(0), down_expert_stride=packed.stride(0),
+           gate_up_panel_stride=packed.stride(1), down_panel_stride=packed.stride(1), scheme="i8",
+           experts=experts, identity_experts=0, top_k=2, hidden=width, intermediate=width, activation="silu",
+           limit=0.0, up_limit=0.0, gated=False, weigh_input=False, rotated=False, communicator=0, ranks=[],
+           rank_experts=[], lora=[{**lora, **sizes}])  # fmt: skip
+    return out
+
+
 @cache
 def pieces() -> Recorded:
     """Returns a program of instructions that the models lack."""
@@ -129,6 +157,7 @@ def pieces() -> Recorded:
     ranks, slots = (p.constant(torch.tensor(n, dtype=torch.int32)) for n in ([4, 3], [1, -1, 0]))
     p.emit("lora_embed", ids=ids, out=embedded, table=rows, b=b, ranks=ranks, adapters=slots, slots=2,
            most_rank=4, listed=3, integers=False, vocab_size=VOCABULARY, width=width)  # fmt: skip
+    embedded = _adapted_experts(p, embedded, generator)
     permuted = p.allocate(width, torch.bfloat16, (heads, size))
     order = p.constant(torch.randperm(width, generator=generator).int())
     p.emit("reorder", x=embedded, permutation=order, out=permuted, width=width)

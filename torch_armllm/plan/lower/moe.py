@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.node import Node
 
 from torch_armllm.plan.expression import Expression
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import NOTHING, Operand
+from torch_armllm.plan.program import NOTHING, Field, Operand
 
 armllm = torch.ops.armllm
 
@@ -20,7 +22,7 @@ def _moe(
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
     gated: bool = True, weigh_input: bool = False, identity_experts: int = 0, up_limit: float = 7.0,
     rotated: bool = False, communicator: int = 0, inner_columns: Any = (), outer_columns: Any = (),
-    rank_experts: Any = (),
+    rank_experts: Any = (), lora: Sequence[Tensor] = (),
 ) -> Operand:  # fmt: skip
     rows, expert_ids, expert_weights = low.rows(x), low.rows(ids), low.rows(weights)
     if (
@@ -66,8 +68,46 @@ def _moe(
         communicator=communicator,
         ranks=[{"inner": i, "outer": o} for i, o in zip(inner_columns, outer_columns, strict=True)],
         rank_experts=[{"experts": count} for count in rank_experts],
+        lora=[_adapters(low, *lora)] if lora else [],
     )
     return out
+
+
+def _adapters(
+    low: Lowering, inner_a: Tensor, inner_b: Tensor, inner_ranks: Tensor, outer_a: Tensor, outer_b: Tensor,
+    outer_ranks: Tensor, adapters: Tensor,
+) -> dict[str, Field]:  # fmt: skip
+    operands = {
+        "inner_a": inner_a,
+        "inner_b": inner_b,
+        "inner_ranks": inner_ranks,
+        "outer_a": outer_a,
+        "outer_b": outer_b,
+        "outer_ranks": outer_ranks,
+        "adapters": adapters,
+    }
+    return {
+        **{name: low.program.constant(tensor) for name, tensor in operands.items()},
+        "slots": len(inner_a),
+        "inner_rank": inner_a.shape[2],
+        "outer_rank": outer_a.shape[2],
+        "listed": len(adapters),
+        "integers": inner_a.dtype == torch.int8,
+    }
+
+
+def _moe_lora(
+    low: Lowering, node: Node, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, intermediate: int,
+    scheme: str, act: str, inner_a: Any, inner_b: Any, inner_ranks: Any, outer_a: Any, outer_b: Any,
+    outer_ranks: Any, adapters: Any, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
+    gated: bool = True, identity_experts: int = 0, up_limit: float = 7.0, rotated: bool = False,
+) -> Operand:  # fmt: skip
+    factors = inner_a, inner_b, inner_ranks, outer_a, outer_b, outer_ranks, adapters
+    return _moe(
+        *(low, node, x, ids, weights, gate_up, down, intermediate, scheme, act, limit, gate_up_bias),
+        *(down_bias, gated, False, identity_experts, up_limit, rotated),
+        lora=[low.held(each) for each in factors],
+    )
 
 
 def _route(
@@ -100,5 +140,6 @@ def _route(
 
 WRITERS: dict[Any, Writer] = {
     armllm.int4_moe.default: _moe,
+    armllm.int4_moe_lora.default: _moe_lora,
     armllm.moe_route.default: _route,
 }

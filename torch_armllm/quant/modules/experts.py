@@ -24,6 +24,7 @@ class QuantExperts(nn.Module):
         limit, up_limit: of the activations that clamp or cap.
         scheme, error, shell, float_dtype, rotated: as in `QuantLinear`; both weights are rotated, or none.
         layout: how the module it replaced stores its weights.
+        lora: module whose ``factors`` are those of adapters; None: none.
     """
 
     NOT_COMPUTED_WITH = NOT_COMPUTED_WITH
@@ -52,6 +53,7 @@ class QuantExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.rotated = rotated
+        self.lora: nn.Module | None = None
         self.float_dtype = float_dtype
         self.layout = layout
         self.num_experts = gate_up_packed.shape[0]
@@ -105,6 +107,26 @@ class QuantExperts(nn.Module):
             experts = torch.arange(self.num_experts, dtype=torch.int32)[:, None]
             top_k_index = experts.expand(-1, hidden_states.shape[0] // self.num_experts).reshape(-1, 1)
             top_k_weights = torch.ones(top_k_index.shape)
+        if self.lora is not None:
+            factors: moe.ExpertAdapters = self.lora.factors  # type: ignore[assignment]
+            return moe.int4_moe_lora(
+                hidden_states,
+                top_k_index,
+                top_k_weights,
+                self.gate_up_packed,
+                self.down_packed,
+                self.intermediate_dim,
+                factors,
+                op_name(self.scheme),
+                self.activation,
+                self.limit,
+                self.gate_up_bias,
+                self.down_bias,
+                self.gated,
+                self.identity_experts,
+                self.up_limit,
+                self.rotated,
+            )
         return moe.int4_moe(
             hidden_states,
             top_k_index,

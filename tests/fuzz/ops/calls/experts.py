@@ -8,7 +8,16 @@ from random import Random
 import torch
 
 from tests.fuzz.ops.arguments import Call, Spec
-from tests.fuzz.ops.calls.draws import ACTIVATIONS, WIDTHS, Makers, any_float, leading, maybe, packed
+from tests.fuzz.ops.calls.draws import (
+    ACTIVATIONS,
+    TOKENS,
+    WIDTHS,
+    Makers,
+    any_float,
+    leading,
+    maybe,
+    packed,
+)
 from torch_armllm.ops.linear.packed_layout import SCHEMES
 from torch_armllm.ops.tables import ENUMS
 
@@ -40,6 +49,27 @@ def _int4_moe(draw: Random) -> Call:
     }
 
 
+def _int4_moe_lora(draw: Random) -> Call:
+    call = _int4_moe(draw)
+    del call["weigh_input"]
+    (experts, *_), inner, hidden = call["down"].shape, call["intermediate"], call["x"].shape[-1]
+    slots, integers, dtype = draw.choice((1, 3)), draw.random() < 0.3, any_float(draw)
+
+    def rows(*shape: int) -> Spec:  # any bytes are integers and scales
+        columns = -(-shape[-1] // 64) * 68 if integers else shape[-1]
+        return Spec((slots, experts, *shape[:-1], columns), torch.int8 if integers else dtype)
+
+    for name, inputs, outputs, parts in (
+        ("inner", hidden, inner, 2 if call["gated"] else 1), ("outer", inner, hidden, 1)
+    ):  # fmt: skip
+        rank = draw.choice((1, 4, 5, 16))
+        call[f"{name}_a"] = rows(rank, inputs)
+        call[f"{name}_b"] = rows(parts, -(-outputs // 64), rank, 64)
+        call[f"{name}_ranks"] = Spec((slots,), torch.int32, (0, rank))
+    call["adapters"] = Spec((draw.choice(TOKENS),), torch.int32, (-1, slots - 1))
+    return call
+
+
 def _moe_route(draw: Random) -> Call:
     groups, each = draw.choice((1, 1, 1, 2, 4)), draw.choice((1, 2, 3, 8, 17, 64))
     kept = draw.randint(1, groups)
@@ -64,5 +94,6 @@ def _moe_route(draw: Random) -> Call:
 
 EXPERTS: Makers = {
     "int4_moe": _int4_moe,
+    "int4_moe_lora": _int4_moe_lora,
     "moe_route": _moe_route,
 }

@@ -1,0 +1,154 @@
+"""`int4_moe_lora`: experts with adapters against their reference, on every kernel variant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.moe_layer import VARIANTS, MoeLayer, assert_close, make_input, make_layer, random_experts
+from torch_armllm.ops import lora, moe, variants
+
+KINDS = (torch.float32, torch.bfloat16, torch.int8)
+
+
+def make_adapters(
+    layer: MoeLayer, tokens: int, dtype: torch.dtype = torch.float32, slots: int = 3, rank: int = 5
+) -> moe.ExpertAdapters:
+    """Returns random adapters of all ranks up to the largest, 0 included, and slots of the tokens."""
+    torch.manual_seed(tokens)
+    experts, parts = len(layer.gate_up), 2 if layer.gated else 1
+
+    def packed(factors: Tensor) -> Tensor:
+        return lora.lora_integers(factors) if dtype == torch.int8 else factors.to(dtype)
+
+    def pair(rank: int, inputs: int, outputs: int, parts: int) -> tuple[Tensor, Tensor]:
+        a = torch.randn(slots, experts, rank, inputs) / inputs**0.5
+        b = torch.randn(slots, experts, parts, rank, outputs) / rank**0.5
+        return packed(a), packed(lora.lora_blocks(b))
+
+    inner = pair(rank, layer.hidden, layer.intermediate, parts)
+    outer = pair(rank + 3, layer.intermediate, layer.hidden, 1)
+    ranks = [torch.tensor([n, 0, 2][:slots], dtype=torch.int32) for n in (rank, rank + 3)]
+    ranks[1][1:2] = 1
+    adapters = torch.randint(-1, slots, (tokens,), dtype=torch.int32)
+    return moe.ExpertAdapters(*inner, ranks[0], *outer, ranks[1], adapters)
+
+
+def run(layer: MoeLayer, inputs: tuple[Tensor, Tensor, Tensor], adapters: moe.ExpertAdapters) -> Tensor:
+    options = {name: value for name, value in layer.options().items() if name != "weigh_input"}
+    return moe.int4_moe_lora(*inputs, adapters=adapters, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 90])
+@pytest.mark.parametrize("intermediate", [16, 72, 280])
+def test_matches_reference_in_all_variants(tokens: int, intermediate: int, dtype: torch.dtype) -> None:
+    layer = make_layer(activation="relu", bias=torch.bfloat16, hidden=96, intermediate=intermediate)
+    inputs, adapters = make_input(layer, tokens, 2), make_adapters(layer, tokens, dtype)
+    plain = layer(*inputs)
+    results = []
+    for name in VARIANTS:
+        with variants.use(name):
+            results.append(run(layer, inputs, adapters))
+    for found in results:
+        assert torch.equal(found, results[0])
+    assert found.shape == plain.shape
+    if tokens:
+        expected = moe.reference_int4_moe(*inputs, **layer.options(), adapters=adapters)
+        # a last bit of a sum can move an intermediate value by one INT8 step
+        assert_close(found, expected, 1e-2)
+        assert (found - expected).abs().median() < 1e-5 * expected.abs().max()
+    untouched = adapters.adapters < 0
+    assert torch.equal(found[untouched], plain[untouched])
+    touched = adapters.adapters >= 0
+    assert not bool((found[touched] == plain[touched]).all(-1).any())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts_without_a_gate(bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    up, down = random_experts(4, 72, 64, "g32i", generator), random_experts(4, 64, 72, "g32i", generator)
+    layer = MoeLayer(up, down, 64, 72, activation="relu", gated=False)
+    if bias:
+        layer.gate_up_bias, layer.down_bias = torch.randn(4, 72), torch.randn(4, 64)
+    inputs, adapters = make_input(layer, 40, 2), make_adapters(layer, 40)
+    expected = moe.reference_int4_moe(*inputs, **layer.options(), adapters=adapters)
+    found = run(layer, inputs, adapters)
+    assert_close(found, expected, 1e-2)
+    assert (found - expected).abs().median() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("tokens", [2, 33])
+def test_rotated_experts_and_identities(tokens: int) -> None:
+    layer = replace(make_layer(activation="relu", intermediate=96), rotated=True, identity_experts=2)
+    x, ids, weights = make_input(layer, tokens, 3)
+    x[:, 3] *= 60
+    adapters = make_adapters(layer, tokens)
+    expected = moe.reference_int4_moe(x, ids, weights, **layer.options(), adapters=adapters)
+    assert_close(run(layer, (x, ids, weights), adapters), expected, 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tokens_have_the_bits_of_tokens_alone(dtype: torch.dtype) -> None:
+    layer = make_layer(bias=torch.float32, hidden=80, intermediate=112)
+    x, ids, weights = make_input(layer, 70, 3, dtype)
+    adapters = make_adapters(layer, 70, torch.int8)
+    together = run(layer, (x, ids, weights), adapters)
+    for token in range(0, 70, 3):
+        one = slice(token, token + 1)
+        alone = adapters._replace(adapters=adapters.adapters[one])
+        assert torch.equal(run(layer, (x[one], ids[one], weights[one]), alone)[0], together[token])
+
+
+def test_a_token_may_name_an_expert_twice() -> None:
+    layer = make_layer(activation="relu")
+    x, _, weights = make_input(layer, 20, 2)
+    ids = torch.full((20, 2), 1)
+    adapters = make_adapters(layer, 20)
+    expected = moe.reference_int4_moe(x, ids, weights, **layer.options(), adapters=adapters)
+    assert_close(run(layer, (x, ids, weights), adapters), expected, 1e-2)
+
+
+def test_tokens_past_the_list_have_no_adapter() -> None:
+    layer = make_layer()
+    inputs, adapters = make_input(layer, 9, 2), make_adapters(layer, 9)
+    short = adapters._replace(adapters=torch.zeros(4, dtype=torch.int32))
+    plain, found = layer(*inputs), run(layer, inputs, short)
+    assert torch.equal(found[4:], plain[4:]) and not torch.equal(found[3], plain[3])
+    none = adapters._replace(adapters=torch.zeros(0, dtype=torch.int32))
+    assert torch.equal(run(layer, inputs, none), plain)
+
+
+def test_schema() -> None:
+    layer = make_layer()
+    adapters = make_adapters(layer, 5)
+    arguments = (*make_input(layer, 5, 2), layer.gate_up, layer.down, layer.intermediate, "g32i", "silu")
+    torch.library.opcheck(torch.ops.armllm.int4_moe_lora.default, (*arguments, *adapters))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"inner_a": torch.randn(3, 4, 5, 65)}, r"inner_a must be contiguous, of shape \(3, 4, 5, 64\)"),
+        ({"inner_a": torch.randn(3, 4, 64)}, "four dimensions"),
+        ({"inner_b": torch.randn(3, 4, 1, 1, 5, 64)}, r"inner_b .* \(3, 4, 2, 1, 5, 64\)"),
+        ({"outer_a": torch.randn(3, 5, 8, 48)}, r"outer_a .* \(3, 4, 8, 48\)"),
+        ({"outer_b": torch.randn(3, 4, 1, 1, 7, 64)}, r"outer_b .* \(3, 4, 1, 1, 8, 64\)"),
+        ({"outer_a": torch.randn(3, 4, 8, 48).bfloat16()}, "same dtype"),
+        ({"inner_ranks": torch.zeros(2, dtype=torch.int32)}, "each of the 3 slots"),
+        ({"outer_ranks": torch.full((3,), 9, dtype=torch.int32)}, "has the rank 9"),
+        ({"inner_ranks": torch.full((3,), -1, dtype=torch.int32)}, "has the rank -1"),
+        ({"adapters": torch.full((5,), 3, dtype=torch.int32)}, "row 0 has the adapter 3"),
+        ({"adapters": torch.zeros(5, dtype=torch.int64)}, "int32 vector"),
+    ],
+    ids=["a", "dims", "b", "experts", "outer-b", "dtype", "ranks", "rank", "below", "slot", "int64"],
+)
+def test_wrong_adapters(changed: dict[str, Tensor], message: str) -> None:
+    layer = make_layer()
+    inputs = make_input(layer, 5, 2)
+    adapters = make_adapters(layer, 5)._replace(adapters=torch.zeros(5, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match=message):
+        run(layer, inputs, adapters._replace(**changed))
