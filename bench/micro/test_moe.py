@@ -1,4 +1,4 @@
-"""int4_moe on the layer shape of Qwen3-30B-A3B: hidden 2048, 128 experts of 768, top-8."""
+"""int4_moe, with adapters or not, in the shape of Qwen3-30B-A3B: hidden 2048, 128 experts of 768, top-8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_armllm.ops import linear, moe
+from torch_armllm.ops import linear, lora, moe
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 2048, 768, 128, 8
 
@@ -49,3 +49,37 @@ def test_int4_moe(measure: Any, experts: tuple[Tensor, Tensor], tokens: int, rou
     used = sum(int(c.unique().numel()) for c in choices) / 16
     expert_bytes = (gate_up[0].numel() + down[0].numel()) * used
     measure(call, read=expert_bytes, operations=tokens * TOP_K * 3 * 2 * HIDDEN * INTERMEDIATE)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 64, 512])
+@pytest.mark.parametrize("adapters", [0, 1, 4])
+@pytest.mark.parametrize("integers", [True, False], ids=["int8", "bfloat16"])
+def test_int4_moe_lora(
+    measure: Any, experts: tuple[Tensor, Tensor], tokens: int, adapters: int, integers: bool
+) -> None:
+    gate_up, down = experts
+    slots, rank = max(adapters, 1), 16
+    x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16)
+    choices = [torch.rand(tokens, EXPERTS).argsort(-1)[:, :TOP_K] for _ in range(16)]
+    weights = torch.full((tokens, TOP_K), 1 / TOP_K)
+
+    def pair(inputs: int, outputs: int, parts: int) -> tuple[Tensor, Tensor]:
+        a = torch.randn(1, 1, rank, inputs) * 0.01
+        b = lora.lora_blocks(torch.randn(1, 1, parts, rank, outputs) * 0.01)
+        packed = [lora.lora_integers(f) if integers else f.bfloat16() for f in (a, b)]
+        one, other = (f.expand(slots, EXPERTS, *f.shape[2:]).contiguous() for f in packed)
+        return one, other
+
+    ranks = torch.full((slots,), rank, dtype=torch.int32)
+    rows = torch.arange(tokens, dtype=torch.int32) % slots if adapters else torch.full((tokens,), -1).int()
+    inner, outer = pair(HIDDEN, INTERMEDIATE, 2), pair(INTERMEDIATE, HIDDEN, 1)
+    factors = moe.ExpertAdapters(*inner, ranks, *outer, ranks, rows)
+    calls = 0
+
+    def call() -> Tensor:
+        nonlocal calls
+        calls += 1
+        return moe.int4_moe_lora(x, choices[calls % 16], weights, gate_up, down, INTERMEDIATE, factors)
+
+    used = sum(int(c.unique().numel()) for c in choices) / 16
+    measure(call, read=(gate_up[0].numel() + down[0].numel()) * used)

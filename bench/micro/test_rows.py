@@ -54,6 +54,17 @@ def test_lora_linear(measure: Any, columns: int, rows: int, adapters: int, integ
     measure(lambda: lora.lora_linear(base, x, a, b, ranks, slots), read=a.nbytes + b.nbytes)
 
 
+@pytest.mark.parametrize("adapters", [1, 8])
+def test_lora_embedding(measure: Any, adapters: int) -> None:
+    """Adapters of rank 16 of the embeddings of eight tokens."""
+    base, ids = torch.randn(8, 2048).bfloat16(), torch.randint(0, 32000, (8,))
+    table = torch.randn(adapters, 32000, 16).bfloat16()
+    b = lora.lora_integers(lora.lora_blocks(torch.randn(adapters, 16, 2048)))
+    ranks = torch.full((adapters,), 16, dtype=torch.int32)
+    slots = torch.arange(8, dtype=torch.int32) % adapters
+    measure(lambda: lora.lora_embedding(base, ids, table, b, ranks, slots), read=b.nbytes)
+
+
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_norm_and_linear(measure: Any, tokens: int, quantized: bool) -> None:

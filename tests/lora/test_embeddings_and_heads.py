@@ -18,6 +18,8 @@ from tests.support.adapters import random_adapter
 from tests.support.models import tiny
 from torch_armllm import LLM, LoRARequest, Recipe, SamplingParams
 from torch_armllm.lora.slots import slots_of
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.picture_inputs import with_given_rows
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
 
@@ -144,6 +146,19 @@ def test_prefixes_are_shared_only_with_the_same_adapter(folder: Path) -> None:
     assert cache.tokens_hit == 0
     assert run(llm, PROMPTS[:1], [request(folder, 1)]) == expected
     assert cache.tokens_hit > 0
+
+
+@pytest.mark.parametrize(("family", "scale"), [("llama", 1.0), ("gemma3_text", 8.0)])
+def test_tokens_of_pictures_have_no_adapter(family: str, scale: float) -> None:
+    """Their embeddings take the place of those that adapters were added to."""
+    llm = LLM(tiny(family), quantization=Recipe(importance=False), enable_lora=True, skip_tokenizer_init=True,
+              progress=False)  # fmt: skip
+    plan = llm.llm_engine.runner.plan
+    assert isinstance(plan, NativePlan)
+    before = plan.program.opcodes
+    at = before.index("lora_embed") + 1
+    changed = with_given_rows(plan.program, 64, torch.float32, 8, 0, scale)
+    assert changed.opcodes == [*before[:at], "add", *before[at:]]
 
 
 EMBEDDING = "base_model.model.model.embed_tokens."

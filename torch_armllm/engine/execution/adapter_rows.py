@@ -29,6 +29,9 @@ class AdapterRows:
     @contextmanager
     def of(self, step: Step) -> Iterator[None]:
         """Holds a step's adapters while the context lasts; a step without adapters writes nothing."""
+        if all(scheduled.sequence.request.adapter is None for scheduled in step.scheduled):
+            yield
+            return
         written = written_logits = 0
         try:
             at = at_logits = 0
