@@ -92,6 +92,7 @@ def test_open_webui(tiny_llm: AsyncLLM) -> None:
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": 400,
+            "ignore_eos": True,
         }
 
         async def chat() -> list[str]:

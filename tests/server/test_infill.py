@@ -130,6 +130,20 @@ def test_infill(filling: Live) -> None:
     assert plain != want
 
 
+def test_route_builds_the_prompt_of_llama_cpp(filling: Live) -> None:
+    """The pattern is the one that llama.cpp documents for models with tokens for repositories and files."""
+    own = filling.served.prompts.tokenizer
+    extra = [{"filename": "x.py", "text": "import f\n"}, {"text": "g()"}]
+    with scripted(filling, "x") as asked:
+        post(filling, "/infill", ASK)
+        post(filling, "/infill", {**ASK, "input_extra": extra, "prompt": "a, "})
+    bare = "<|fim_prefix|>def f(<|fim_suffix|>): pass<|fim_middle|>"
+    files = "<|repo_name|>myproject\n<|file_sep|>x.py\nimport f\n<|file_sep|>tmp\ng()<|file_sep|>filename\n"
+    for (prompt, _), text in zip(asked, (bare, f"{files}{bare}a, "), strict=True):
+        assert own.decode(prompt["prompt_token_ids"]) == text
+        assert prompt["prompt_token_ids"] == own(text)["input_ids"]
+
+
 def test_infill_ends_at_tokens_of_the_family(filling: Live) -> None:
     with scripted(filling, "x") as asked:
         got = post(filling, "/infill", {**ASK, "repeat_penalty": 1.5, "top_k": 7, "stop": ["\n"], "seed": -1})

@@ -161,6 +161,34 @@ def test_calls_come_after_reasoning(thinking: Live, streamed: bool) -> None:
     assert asked[0][1].structured_outputs.reasoning == FreeReasoning(None, "</think>")
 
 
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_clients_own_accumulation(thinking: Live, size: int) -> None:
+    """`stream` of the official client puts a message together from its deltas."""
+    tools: Any = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg"
+    ]
+    call = '<tool_call>{"name": "%s", "arguments": {"a": %d}}</tool_call>'
+    calls = [call % (name, i) for i, name in enumerate("gf")]
+    client = OpenAI(base_url=f"{thinking.base}/v1", api_key="none", max_retries=0, timeout=30)
+    asked: Any = {"model": NAME, "messages": ASK, "tools": tools, "parallel_tool_calls": True}
+    with scripted(thinking, f"I see</think>\n\nyes\n{calls[0]}\n{calls[1]}", size):
+        with client.chat.completions.stream(**asked) as stream:
+            kinds = [event.type for event in stream]
+            streamed = stream.get_final_completion()
+        whole = client.chat.completions.create(**asked)
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+    for completion in (streamed, whole):
+        (choice,) = completion.choices
+        message: Any = choice.message
+        assert (message.reasoning_content, message.content) == ("I see", "yes")
+        assert [(each.function.name, json.loads(each.function.arguments)) for each in message.tool_calls] == [
+            ("g", {"a": 0}),
+            ("f", {"a": 1}),
+        ]
+        assert len({each.id for each in message.tool_calls}) == 2
+        assert choice.finish_reason == "tool_calls"
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_reasoning_that_is_cut_off_calls_nothing(thinking: Live, streamed: bool) -> None:
     function: Any = {"type": "function", "function": {"name": "f"}}

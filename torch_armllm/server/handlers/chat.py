@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -58,7 +58,7 @@ class ChatHandler:
                     for index in range(self._outputs.params.n):
                         yield self._chunk(index, {"role": "assistant", "content": ""})
                 for each in added:
-                    if (event := self._delta(*each)) is not None:
+                    for event in self._deltas(*each):
                         yield event
         if self._body.wants_usage:
             frame = self._frame("chat.completion.chunk")
@@ -81,7 +81,7 @@ class ChatHandler:
             "stop_reason": completion.stop_reason,
         }
 
-    def _delta(self, completion: CompletionOutput, parsed: OutputDelta) -> Event | None:
+    def _deltas(self, completion: CompletionOutput, parsed: OutputDelta) -> Iterator[Event]:
         logprobs = self._logprobs(completion)
         delta = self._reasoning(parsed)
         if parsed.content:
@@ -89,14 +89,18 @@ class ChatHandler:
         if parsed.calls:
             delta["tool_calls"] = [call.to_delta() for call in parsed.calls]
         if not (delta or logprobs or completion.finished):
-            return None
+            return
         if not (delta or completion.finished):
             delta["content"] = ""
+        if completion.finished and parsed.calls:
+            # As OpenAI's server does: its client takes a call for done when a later chunk has no more of it.
+            yield self._chunk(completion.index, delta, logprobs)
+            delta, logprobs = {}, None
         reason = self._outputs.choices[completion.index].finish_reason(completion)
         chunk = self._chunk(completion.index, delta, logprobs, reason)
         if completion.finished:
             chunk["choices"][0]["stop_reason"] = completion.stop_reason
-        return chunk
+        yield chunk
 
     def _reasoning(self, parsed: OutputDelta) -> dict[str, Any]:
         """Returns the fields of new reasoning: vLLM has had both names."""
