@@ -100,7 +100,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
 class _Operand:
     """Queries or keys, and the parameters of their rotation.
 
-    ``table`` identifies the rotation; ``layout`` holds the trailing arguments of ``rope_``.
+    ``table`` identifies the rotation; ``layout`` holds the trailing arguments of ``rope_``.  Heads of several
+    ``parts`` are reordered before it: attention multiplies queries and keys in any order that they share.
     """
 
     x: Node
@@ -108,6 +109,7 @@ class _Operand:
     make_table: Callable[[], tuple[Node, Node]]
     heads: _Heads
     layout: tuple[bool, ...] = (False,)
+    parts: int = 1
 
 
 class _RopeRewriter:
@@ -135,7 +137,9 @@ class _RopeRewriter:
         x, rotation = probed
         layout = (rotation.interleaved, rotation.unzip)
         make = lambda: self.tables.get_probed(rotation, before)  # noqa: E731
-        return _Operand(_unwidened(x, heads.node), rotation, make, heads, layout)
+        if rotation.parts > 1 and (heads.norms or heads.end is not heads.node):
+            return None  # norms have weights in another order, and a bias follows the last element
+        return _Operand(_unwidened(x, heads.node), rotation, make, heads, layout, rotation.parts)
 
     def rewrite(self, node: Node) -> bool:
         """Inserts the op before one marker; returns False if its operands are no known rotations."""
@@ -155,10 +159,20 @@ class _RopeRewriter:
                 return True
         return False
 
+    def _reordered(self, x: Node, parts: int) -> Node:
+        """Returns heads ``(1, T, n, size)`` in the order of `halves_first`."""
+        *_, count, size = value(x).shape
+        halves = call(self.graph, aten.view.default, x, [1, -1, count, parts, 2, size // parts // 2])
+        swapped = call(self.graph, aten.transpose.int, halves, 3, 4)
+        return call(self.graph, aten.reshape.default, swapped, [1, -1, count, size])  # copies them
+
     def _rotate(self, before: Node, q: _Operand, k: _Operand | None) -> None:
         table = q.make_table()
         graph = self.graph
         with graph.inserting_before(before):
+            for side in (q, k):
+                if side is not None and side.parts > 1:
+                    side.x = self._reordered(side.x, side.parts)
             keys = call(graph, aten.slice.Tensor, q.x, 2, 0, 0) if k is None else k.x
             call(graph, torch.ops.armllm.rope_.default, q.x, keys, *table, *q.layout)
             for side in (q, k):

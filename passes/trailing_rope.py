@@ -74,7 +74,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         x, last, rotated = split
         by_token = isinstance(value(x).shape[1], torch.SymInt)
         found = rotations.find(rotated, by_token, by_token)
-        if found is None or found[0] is not last:
+        if found is None or found[0] is not last or found[1].parts > 1:
             continue
         rotation = found[1]
         table = tables.get_probed(rotation, node)

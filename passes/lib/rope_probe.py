@@ -21,6 +21,8 @@ MAX_NODES = 60
 _POSITIONS = (0, 1, 2, 3, 7, 33, 130, 511)
 _TOLERANCE = 2e-2
 """Relative tolerance; bfloat16 models round their cosines to 8 bits."""
+_AXES = 2
+"""Parts of heads that turn by a row and a column."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Rotation:
         scaling: factor of the rotated dimensions.
         interleaved, unzip: as in `torch_armllm.ops.rope.rope_`.
         backwards: True if later positions are turned by negative angles.
+        parts: equal parts of a head, in each of which the first half forms pairs with the second, as where
+            one turns by a row and another by a column; frequencies are those of one part after another.
     """
 
     inv_freq: Node
@@ -39,6 +43,7 @@ class Rotation:
     interleaved: bool
     unzip: bool
     backwards: bool = False
+    parts: int = 1
 
 
 class RotationFinder:
@@ -222,9 +227,23 @@ def _fit_rotation(
         ((False, False), (True, False), (True, True)), (False, True)
     ):
         expected = reference_rope(x, cos, -sin if backwards else sin, interleaved, unzip)
-        if float((expected - rotated).abs().max()) < _TOLERANCE * float(x.abs().max()):
+        if _is_close(expected, rotated, x):
             return Rotation(frequencies, scaling, interleaved, unzip, backwards)
+    if rotary == x.shape[-1] and inv_freq.numel() % _AXES == 0:
+        expected = reference_rope(halves_first(x, _AXES), cos, sin)
+        if _is_close(expected, halves_first(rotated, _AXES), x):
+            return Rotation(frequencies, scaling, False, False, parts=_AXES)
     return None
+
+
+def halves_first(x: Tensor, parts: int) -> Tensor:
+    """Returns heads ``(..., size)`` with the first halves of all their parts before the second ones."""
+    halves: Tensor = x.unflatten(-1, (parts, 2, -1))
+    return halves.transpose(-3, -2).flatten(-3)
+
+
+def _is_close(expected: Tensor, rotated: Tensor, x: Tensor) -> bool:
+    return float((expected - rotated).abs().max()) < _TOLERANCE * float(x.abs().max())
 
 
 def _has_token_dim(node: Node) -> bool:

@@ -20,12 +20,14 @@ class TabledRotation:
     Attributes:
         cos, sin: of each position and pair, float32 ``(positions, pairs)``.
         interleaved, unzip: as in `torch_armllm.ops.rope.rope_`.
+        parts: heads are rotated as a whole.
     """
 
     cos: Tensor
     sin: Tensor
     interleaved: bool
     unzip: bool = False
+    parts: int = 1
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -102,6 +102,27 @@ def test_rotation_of_separate_halves() -> None:
         torch.testing.assert_close(graph(x, positions), expected, atol=2e-5, rtol=2e-5)
 
 
+class AxialAttention(Attention):
+    """Gemma 4's vision tower: one half of a head turns by some frequencies, and the other by others."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        angles = position_ids[..., None].float() * self.inv_freq
+        rows, columns = angles.chunk(2, -1)
+        whole = torch.cat([rows, rows, columns, columns], -1)[:, :, None]
+        cos, sin = whole.cos().split(4, -1), whole.sin().split(4, -1)
+        q, k, v = (layer(x).view(1, x.shape[1], -1, 8) for layer in (self.q, self.k, self.q))
+        turned = []
+        for t in (q, k):
+            parts = [a * b + rotate_half(a) * c for a, b, c in zip(t.split(4, -1), cos, sin, strict=True)]
+            turned.append(torch.cat(parts, -1).transpose(1, 2))
+        return torch.ops.armllm.attention(*turned, v.transpose(1, 2), 0, 0.3, 0, 0.0, None)
+
+
+def test_rotation_of_the_halves_of_heads_by_themselves() -> None:
+    torch.manual_seed(0)
+    check(AxialAttention(True), table=True)
+
+
 def test_rotation_with_unknown_angles() -> None:
     torch.manual_seed(0)
     check(Attention(own_angles=False), table=False)

@@ -282,6 +282,14 @@ def _qwen2_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     return Qwen2VLForConditionalGeneration(config), partial(_qwen_processor, Qwen2VLProcessor, tokenizer)
 
 
+def tower_model(kind: str) -> Any:
+    """Returns a tiny random Gemma 4 or Llama 4, without its processor, which needs torchvision."""
+    torch.manual_seed(1)
+    makers = {"gemma4": _gemma4, "gemma4_clipped": partial(_gemma4, clipped=True), "llama4": _llama4}
+    model, _ = makers[kind](_tokenizer())
+    return _randomized(model)
+
+
 def qwen_model(kind: str) -> Any:
     """Returns a tiny random model of a kind of Qwen, without its processor, which may need torchvision."""
     torch.manual_seed(1)
@@ -416,8 +424,13 @@ def _gemma3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     return Gemma3ForConditionalGeneration(config), Gemma3Processor(images, tokenizer, template, 4)
 
 
-def _gemma4(tokenizer: PreTrainedTokenizerFast, ahead: bool = False) -> tuple[Any, Any]:
-    """Returns a Gemma 4 whose layers embed tokens too, or whose pictures' tokens attend to each other."""
+def _gemma4(
+    tokenizer: PreTrainedTokenizerFast, ahead: bool = False, clipped: bool = False
+) -> tuple[Any, Any]:
+    """Returns a Gemma 4 whose layers embed tokens too, or whose pictures' tokens attend to each other.
+
+    The linear layers of its tower may be clipped to ranges.
+    """
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
     names |= {"image_token": "<image_soft_token>", "audio_token": "<video>"}
     names |= {"boa_token": "<img>", "eoa_token": "</img>"}
@@ -431,7 +444,10 @@ def _gemma4(tokenizer: PreTrainedTokenizerFast, ahead: bool = False) -> tuple[An
             "hidden_size_per_layer_input": 0 if ahead else 8,
             "use_bidirectional_attention": "vision" if ahead else None,
         },
-        vision_config={**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4},
+        vision_config={
+            **{**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4},
+            "use_clipped_linears": clipped,
+        },
         boi_token_id=_IDS["<start_of_image>"],
         eoi_token_id=_IDS["<end_of_image>"],
         image_token_id=_IDS["<image_soft_token>"],
@@ -441,6 +457,10 @@ def _gemma4(tokenizer: PreTrainedTokenizerFast, ahead: bool = False) -> tuple[An
         tie_word_embeddings=False,
     )
     model = Gemma4ForConditionalGeneration(config)
+    bounds = {"input_min": -1.5, "input_max": 1.25, "output_min": -0.5, "output_max": 0.75}
+    for name, buffer in model.named_buffers():
+        if (bound := bounds.get(name.split(".")[-1])) is not None:
+            buffer.fill_(bound)
     return model, partial(_gemma4_processor, _tokenizer(extra_special_tokens=names))
 
 

@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.patching.build_plan import BuiltPlan, build_plan
+from torch_armllm.patching.encoder_angles import ANGLES, PLACES, angles_form
 from torch_armllm.patching.module_fallback import Unserved
 from torch_armllm.patching.packed_attention import is_packed_attention, whole_texts_in
 from torch_armllm.patching.text_steps import TextSteps, whole_texts
@@ -21,7 +22,7 @@ from torch_armllm.plan.step import Plan
 
 _IDS = 1000
 """Token ids of the checks of a plan, whose rows are functions of them."""
-_MASK, _LENGTHS, _ANGLES = "attention_mask", "cu_seqlens", "position_embeddings"
+_MASK, _LENGTHS = "attention_mask", "cu_seqlens"
 _SLOWEST = 1e-4
 """Factor between the first and the last frequency by which checks rotate."""
 
@@ -35,7 +36,7 @@ class EncoderLayers(nn.Module):
             or hidden states ``(T, hidden)`` of packed texts and their ends.  Some rotate by angles.
 
     Attributes:
-        rotates: True if the layers rotate by cosines and sines that they are given.
+        angles: form of the angles that the layers rotate by; None: they are given none.
 
     Raises:
         CaptureError: the layers take something else.
@@ -48,15 +49,15 @@ class EncoderLayers(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(layers)
         names = _arguments_of(layers[0])
-        self.rotates = _ANGLES in names
-        self._absent = {name: None for name in (_MASK, _LENGTHS) if name in names}
+        self.angles = angles_form(names)
+        self._absent: dict[str, Any] = {name: None for name in (_MASK, _LENGTHS) if name in names}
         self._attentions = [_packed_attention_of(layer) for layer in layers] if _LENGTHS in names else []
         norms = (child for name, child in layers[0].named_children() if "norm" in name)
         weight = getattr(next(norms, None), "weight", None)
         if weight is None:
             raise CaptureError("its layers have no norm of the hidden states")
         self._columns = len(weight)
-        half = _head_size_of(layers[0]) // 2 if self.rotates else 0
+        half = 0 if self.angles is None else _head_size_of(layers[0]) // 2
         self.register_buffer(
             "_frequencies", _SLOWEST ** (torch.arange(half) / max(half, 1)), persistent=False
         )
@@ -70,16 +71,27 @@ class EncoderLayers(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, **_: Any) -> BaseModelOutput:
         """Computes the hidden states after the last layer of rows that are given."""
         hidden = torch.ops.armllm.given_rows(input_ids, self._columns, self._dtype)
-        others: dict[str, Any] = dict(self._absent)
-        if self.rotates:
-            positions = torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
-            angles = positions[..., None].float() * self._frequencies
-            angles = torch.cat([angles, angles], -1)
-            others[_ANGLES] = (angles.cos().to(self._dtype), angles.sin().to(self._dtype))
+        positions = torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+        others = self._others(positions)
         with whole_texts_in(self._attentions):
             for layer in self.layers:
-                hidden = layer(hidden, **others)
+                result = layer(hidden, **others)
+                hidden = result[0] if isinstance(result, tuple) else result
         return BaseModelOutput(last_hidden_state=hidden)
+
+    def _others(self, positions: Tensor) -> dict[str, Any]:
+        """Returns what layers take beside hidden states, for tokens at positions ``(1, T)``."""
+        if self.angles is None:
+            return self._absent
+        angles = positions[..., None].float() * self._frequencies
+        return self._absent | self.angles.of_checks(angles, self._dtype)
+
+    @torch.no_grad()
+    def returns_tuple(self) -> bool:
+        """Returns True if the result of a layer is a tuple that begins with the hidden states."""
+        hidden = torch.zeros(1, 2, self._columns, dtype=self._dtype)
+        with whole_texts_in(self._attentions):
+            return isinstance(self.layers[0](hidden, **self._others(torch.arange(2)[None])), tuple)
 
 
 def _arguments_of(layer: nn.Module) -> set[str]:
@@ -90,7 +102,7 @@ def _arguments_of(layer: nn.Module) -> set[str]:
     """
     parameters = list(inspect.signature(layer.forward).parameters.values())[1:]
     needed = {p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-    unknown = sorted(needed - {_MASK, _LENGTHS, _ANGLES})
+    unknown = sorted(needed - {_MASK, _LENGTHS, *ANGLES})
     if unknown:
         raise CaptureError(f"its layers take {', '.join(unknown)}, which plans do not know")
     return {p.name for p in parameters}
@@ -126,25 +138,51 @@ class LayersPlan:
         self.layers = list(layers.layers)
         self.plan: Plan = built.plan
         self.calls = 0
-        self._names = list(inspect.signature(self.layers[0].forward).parameters)[1:]
+        self._names = list(inspect.signature(self.layers[0].forward).parameters)
+        self._returns_tuple = layers.returns_tuple()
         self._steps = TextSteps(built.shape)
-        if layers.rotates:
+        self._angles = layers.angles
+        if layers.angles is not None:
             if not isinstance(built.plan, NativePlan):
                 raise CaptureError("its layers rotate by two positions, which only a native plan computes")
             number = input_after(built.shape.tensors(0)) + 1
             self.plan = NativePlan(with_given_angles(built.plan.program, number))
 
-    def __call__(self, hidden: Tensor, *others: Any, **named: Any) -> Tensor:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Computes the layers; the first one's ``forward`` documents the arguments.
 
         Raises:
             Unserved: the mask is not that of whole texts.
         """
-        named |= dict(zip(self._names, others, strict=False))
-        counts = _counts(hidden, named)
+        hidden, named = self._arguments(args, named)
+        kept = _kept_rows(hidden, named)
+        counts = _counts(hidden, named) if kept is None else kept.sum(-1)
+        counts = counts[counts > 0]
         self.calls += 1
         rows = hidden.reshape(-1, hidden.shape[-1])
-        angles = tuple(t[:, : t.shape[1] // 2].float().contiguous() for t in named.get(_ANGLES) or ())
+        given = () if self._angles is None else self._angles.read(named)
+        angles = [t.float().repeat(len(rows) // max(len(t), 1), 1) for t in given]
+        if kept is not None:
+            rows, *angles = (t[kept.flatten()] for t in (rows, *angles))
+        computed = self._compute(rows, counts, angles)
+        if kept is not None:
+            computed = hidden.masked_scatter(kept[..., None], computed)
+        return self._result(computed.view(hidden.shape))
+
+    def skip(self, *args: Any, **named: Any) -> Any:
+        """Returns what the first layer returned, in the place of the others' ``forward``."""
+        return self._result(self._arguments(args, named)[0])
+
+    def _arguments(self, args: Sequence[Any], named: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """Returns the hidden states, and the other arguments by their names."""
+        named = named | dict(zip(self._names, args, strict=False))
+        return named.pop(self._names[0]), named
+
+    def _result(self, hidden: Tensor) -> Any:
+        return (hidden,) if self._returns_tuple else hidden
+
+    def _compute(self, rows: Tensor, counts: Tensor, angles: Sequence[Tensor]) -> Tensor:
+        """Returns the results ``(T, hidden)`` of the rows of texts."""
         parts, start = [], 0
         for begin, end in whole_texts(counts.tolist()):
             of_step = counts[begin:end]
@@ -154,7 +192,27 @@ class LayersPlan:
             inputs.angles = tuple(t[start:stop] for t in angles)
             parts.append(self.plan.run(inputs).clone())
             start = stop
-        return torch.cat(parts).view(hidden.shape) if parts else hidden
+        return torch.cat(parts) if parts else rows
+
+
+def _kept_rows(hidden: Tensor, named: dict[str, Any]) -> Tensor | None:
+    """Returns the rows bool ``(batch, T)`` that are not padding; None if positions do not say so.
+
+    Raises:
+        Unserved: the mask hides others.
+    """
+    places, mask = named.get(PLACES), named.get(_MASK)
+    if places is None:
+        return None
+    kept: Tensor = (places != -1).any(-1)
+    if mask is None:
+        hidden_rows = not bool(kept.all())
+    else:
+        shown = mask if mask.dtype == torch.bool else mask == 0
+        hidden_rows = shown.dim() != 4 or not bool((shown == kept[:, None, None]).all())
+    if hidden_rows or kept.shape != hidden.shape[:2]:
+        raise Unserved("the encoder's layers have a mask that hides others than rows of padding")
+    return kept
 
 
 def _counts(hidden: Tensor, named: dict[str, Any]) -> Tensor:
@@ -165,11 +223,11 @@ def _counts(hidden: Tensor, named: dict[str, Any]) -> Tensor:
     """
     ends, mask = named.get(_LENGTHS), named.get(_MASK)
     if ends is not None:
-        counts: Tensor = ends.diff().long()
-        return counts[counts > 0]
+        lengths: Tensor = ends.diff().long()
+        return lengths
     tokens = hidden.shape[1]
     if mask is None:
-        return torch.full((len(hidden) if tokens else 0,), tokens)
+        return torch.full((len(hidden),), tokens)
     if mask.shape != (1, 1, tokens, tokens) or not mask.is_floating_point():
         raise Unserved(f"the encoder's layers have a mask of shape {tuple(mask.shape)}")
     begins = torch.ones(tokens, dtype=torch.bool)

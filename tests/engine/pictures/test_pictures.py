@@ -21,10 +21,12 @@ from tests.support.picture_folders import (  # noqa: E402
     PLACEHOLDERS,
     picture,
     picture_folder,
+    tower_model,
     unserved_model,
 )
 from torch_armllm import LLM, Recipe, SamplingParams, load, patch, unpatch  # noqa: E402
 from torch_armllm.checkpoint.quantize_folder import quantize_folder  # noqa: E402
+from torch_armllm.engine.pictures.tower import plan_tower  # noqa: E402
 from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward  # noqa: E402
 from torch_armllm.patching.state import patched_forward  # noqa: E402
 from torch_armllm.plan.native import NativePlan  # noqa: E402
@@ -163,8 +165,6 @@ def tower_of(llm: LLM) -> EncoderLayersForward:
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_layers_of_towers_are_plans(folder: Path, quantization: str | None) -> None:
-    if folder.name in ("gemma4", "llama4"):
-        pytest.skip("its layers take positions, which plans do not know")
     settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
     llm = LLM(str(folder), quantization=quantization, **settings)
     forward = tower_of(llm)
@@ -177,6 +177,41 @@ def test_layers_of_towers_are_plans(folder: Path, quantization: str | None) -> N
     assert all(isinstance(plan.plan, NativePlan) for plan in forward.plans)
     assert all(plan.calls >= 3 for plan in forward.plans)  # twice for the first prompt, which is checked
     assert forward.base.forward is forward
+
+
+def places_of(count: int, width: int) -> torch.Tensor:
+    """Returns the columns and rows of patches in rows of a width, and padding, ``(count, 2)``."""
+    numbers = torch.arange(count)
+    return torch.stack([numbers % width, numbers // width], -1)
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_clipped", "llama4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plans_of_towers_compute_what_their_modules_do(kind: str, dtype: torch.dtype) -> None:
+    """Patches turn by a row and a column; pictures of Gemma 4 are padded to the largest."""
+    model = tower_model(kind)
+    tower = model.vision_model if kind == "llama4" else model.model.vision_tower
+    for parameter in tower.parameters():  # a buffer of complex numbers stays as it is
+        parameter.data = parameter.data.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    if kind == "llama4":
+        inputs = [torch.randn(3, 3, 32, 32, generator=generator).to(dtype)]
+    else:
+        places = torch.full((3, 36, 2), -1)
+        for number, (count, width) in enumerate([(36, 6), (27, 9), (18, 3)]):
+            places[number, :count] = places_of(count, width)
+        inputs = [torch.rand(3, 36, 48, generator=generator).to(dtype), places]
+    forward = plan_tower(tower, model.config)
+    assert forward is not None and all(isinstance(plan.plan, NativePlan) for plan in forward.plans)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = tower(*inputs).last_hidden_state.float()
+        with forward.by_modules("the test compares with them"):
+            warnings.simplefilter("ignore")
+            wanted = tower(*inputs).last_hidden_state.float()
+    assert forward.calls == 1
+    bound = 1e-5 if dtype == torch.float32 else 4e-2
+    assert (found - wanted).norm() < bound * wanted.norm() and wanted.std(0).min() > 0
 
 
 @pytest.mark.parametrize(("chosen", "ends"), [(-1, [2]), (-2, [1, 2]), (1, [1, 2])])
