@@ -23,12 +23,19 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if value(weight).dim() != 2 or value(tokens).dim() != 3:
             continue
         with graph.inserting_before(node):
-            linear = call(graph, aten.linear.default, _transposed(graph, tokens), weight)
+            linear = _linear(graph, _transposed(graph, tokens), weight)
             node.replace_all_uses_with(_transposed(graph, linear))
         graph.erase_node(node)
         num_rewritten += 1
     graph.eliminate_dead_code()
     return num_rewritten
+
+
+def _linear(graph: fx.Graph, x: fx.Node, weight: fx.Node) -> fx.Node:
+    """Inserts a linear layer; torch 2.10's fake kernel of it would make the number of tokens a constant."""
+    node = graph.call_function(aten.linear.default, (x, weight))
+    node.meta["val"] = value(x).new_empty((*value(x).shape[:-1], value(weight).shape[0]))
+    return node
 
 
 def _transposed(graph: fx.Graph, node: fx.Node) -> fx.Node:

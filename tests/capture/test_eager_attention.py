@@ -202,3 +202,11 @@ def test_families_are_captured(family: str) -> None:
     ids = tiny_ids(1, 33)
     expected = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     torch.testing.assert_close(graph(ids, torch.arange(33)[None]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_of_layers_that_share_a_module_needs_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zamba's modules are shared, and call transformers' interface without a number of their layer."""
+    monkeypatch.setattr("torch_armllm.capture.export._exported_with_own_attention", pytest.fail)
+    graph = capture(tiny_model("zamba")).graph_module
+    nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.armllm.attention.default)
+    assert [node.args[3] for node in nodes] == [0, 1]

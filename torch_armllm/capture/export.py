@@ -178,8 +178,18 @@ def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
         captured.sample = replace(captured.sample, steps=(ids.shape[1],))
 
 
-def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
-    if attention.attentions_ahead(captured.graph_module):
+def _check_attentions(base: nn.Module, captured: CapturedGraph) -> bool:
+    """Numbers the attentions where modules do not.
+
+    Returns:
+        True if their results have to be compared with the modules', which may compute attention otherwise.
+
+    Raises:
+        CaptureError: there is none, or the numbers of the modules' are not those of a cache.
+    """
+    unsure = bool(attention.attentions_ahead(captured.graph_module))  # a causal mask may contradict that
+    unsure |= attention.UNNUMBERED in _attention_layers(captured)
+    if unsure:
         number_layers(captured.graph_module)
     layers = _attention_layers(captured)
     kind = type(base).__name__
@@ -195,6 +205,7 @@ def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
         for number, node in enumerate(nodes):
             node.update_arg(3, number)
         captured.graph_module.recompile()
+    return unsure
 
 
 def _check_tokens(base: nn.Module, captured: CapturedGraph) -> None:
@@ -252,9 +263,8 @@ def capture(model: nn.Module) -> CapturedGraph:
     with PROCESS_LOCK.exclusive():  # tracing patches nn.Module.__call__ for the whole process
         try:
             captured = _exported(base)
-            _check_attentions(base, captured)
-            if attention.attentions_ahead(captured.graph_module):
-                _check_outputs(base, captured)  # a causal mask may contradict what the modules state
+            if _check_attentions(base, captured):
+                _check_outputs(base, captured)
                 is_checked = True
         except CaptureError as error:
             captured = _exported_with_own_attention(base, error)

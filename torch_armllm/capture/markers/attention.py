@@ -14,6 +14,8 @@ IMPLEMENTATION = "armllm"
 _HANDLED = {"position_ids", "dropout", "use_cache", "deterministic"}
 EVERY = 1 << 30
 """Later positions that a token attends to if it attends to all of them."""
+UNNUMBERED = -1
+"""Layer of an attention whose module does not know its number, as several layers share it."""
 _IGNORED = {"cache_position", "output_attentions", "output_hidden_states", "return_dict"}
 
 _library = torch.library.Library("armllm", "FRAGMENT")
@@ -207,10 +209,8 @@ def attention_function(
     window = int(sliding_window or 0)
     ahead = 0 if getattr(module, "is_causal", True) else window - 1 if window else EVERY
     layer = getattr(module, "layer_idx", None)
-    if layer is None and ahead:
-        layer = 0  # no later step reads the cache of an encoder
     if layer is None:
-        raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx, so its cache layer is unknown")
+        layer = 0 if ahead else UNNUMBERED  # no later step reads the cache of an encoder
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     if (found := found_entries(module)) is not None:
         entries, chosen, rate = found
