@@ -38,6 +38,12 @@ def _table_rows(module: fx.GraphModule, user: Node, ids: Node) -> int | None:
     return None if table is None else table.shape[0]
 
 
+def _most_rows(module: fx.GraphModule, ids: Node) -> int:
+    """Returns the number of rows of the largest embedding that reads the ids; 0 if none does."""
+    sizes = (_table_rows(module, user, ids) for user in ids.users)
+    return max([0, *(size for size in sizes if size is not None)])
+
+
 def _tabulate(
     module: fx.GraphModule, ids: Node, functions: list[Node], last: Node, size: int
 ) -> torch.Tensor:
@@ -65,18 +71,24 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     inputs = [n for n in graph.nodes if n.op == "placeholder" and n.name == "input_ids"]
     if not inputs or not isinstance(inputs[0].meta.get("val"), torch.Tensor):
         return 0
-    ids, num_rewritten = inputs[0], 0
+    ids = inputs[0]
     functions = _functions(module, ids)
+    vocabulary = _most_rows(module, ids)
+    tables = {}
     for node in functions:
-        sizes = [_table_rows(module, user, node) for user in node.users]
-        num_rows = [size for size in sizes if size is not None]
-        if value(node).dtype != torch.int64 or not num_rows:
-            continue
-        table = _tabulate(module, ids, functions, node, max(num_rows))
-        weight = new_constant(module, node, "ids_by_id", table)
+        is_mask = value(node).dtype == torch.bool and not node.users.keys() <= set(functions)
+        num_rows = vocabulary if is_mask else _most_rows(module, node)
+        if num_rows and (is_mask or value(node).dtype == torch.int64):
+            tables[node] = _tabulate(module, ids, functions, node, vocabulary or num_rows)
+    for node, table in tables.items():
+        is_mask = table.dtype == torch.bool
+        weight = new_constant(module, node, "ids_by_id", table.float() if is_mask else table)
         with graph.inserting_before(node):
             looked_up = call(graph, aten.embedding.default, weight, ids)
-            node.replace_all_uses_with(call(graph, aten.squeeze.dim, looked_up, -1))
-        num_rewritten += 1
+            result = call(graph, aten.gt.Scalar, looked_up, 0.5) if is_mask else looked_up
+            for user in list(node.users):  # plans keep no masks, so none is between this and what reads it
+                if is_mask and is_op(user, aten.unsqueeze.default) and user.args[1] == -1:
+                    user.replace_all_uses_with(result)
+            node.replace_all_uses_with(call(graph, aten.squeeze.dim, result, -1))
     graph.eliminate_dead_code()
-    return num_rewritten
+    return len(tables)

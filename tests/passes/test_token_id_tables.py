@@ -47,6 +47,32 @@ def test_table_lookup_is_lowered_natively() -> None:
     assert torch.equal(NativePlan(lower(graph).encode()).run(step), expected[0])
 
 
+class SpecialRows(nn.Module):
+    """Looks up the last ids of its vocabulary in a smaller table, as Gemma 3n."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.special = nn.Embedding(50, 16), nn.Embedding(5, 16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        is_special = torch.logical_and(input_ids >= 45, input_ids < 50)
+        special = self.special(torch.where(is_special, input_ids, 49) - 45)
+        return torch.where(is_special.unsqueeze(-1), special, self.embed(input_ids) * 3.0)
+
+
+def test_masks_of_token_ids_become_tables() -> None:
+    ids = torch.tensor([[3, 45, 49, 9, 0, 44]])
+    graph = export(SpecialRows(), ids)
+    expected = graph(ids)
+    assert token_id_tables.run(graph, PassContext()) == 2
+    graph.graph.lint()
+    graph.recompile()
+    assert "logical_and" not in ops(graph) and torch.equal(graph(ids), expected)
+    none = torch.zeros(0, dtype=torch.int32)
+    step = StepInputs(ids, ids, ids[0], none, none, none, 0, ())  # type: ignore[arg-type]
+    assert torch.equal(NativePlan(lower(graph).encode()).run(step), expected[0])
+
+
 def test_reductions_over_tokens_are_kept() -> None:
     class Counting(Replacing):
         def forward(self, input_ids: Tensor) -> Tensor:

@@ -19,6 +19,10 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3ImageProcessorPil,
+    Gemma3nAudioFeatureExtractor,
+    Gemma3nConfig,
+    Gemma3nForConditionalGeneration,
+    Gemma3nProcessor,
     Gemma3Processor,
     Gemma4AudioFeatureExtractor,
     Gemma4Config,
@@ -115,6 +119,7 @@ PLACEHOLDERS = {
     "qwen3_vl": "<|image_pad|>",
     "qwen3_5": "<|image_pad|>",
     "gemma3": "<start_of_image>",
+    "gemma3n": "<|image_pad|>",
     "gemma4": "<image_soft_token>",
     "internvl": "<IMG_CONTEXT>",
     "llama4": "<|image|>",
@@ -133,6 +138,8 @@ NEED_TORCHVISION = (
     "llama4",
 )
 """Kinds whose processors transformers makes with torchvision only."""
+NEED_TIMM = ("gemma3n",)
+"""Kinds whose vision towers are timm's, which needs torchvision too."""
 
 
 def picture(number: int, width: int = 33, height: int = 40) -> Image.Image:
@@ -155,6 +162,7 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "qwen3_vl": _qwen3_vl,
         "qwen3_5": _qwen3_5,
         "gemma3": _gemma3,
+        "gemma3n": _gemma3n,
         "gemma4": _gemma4,
         "gemma4_ahead": partial(_gemma4, ahead=True),
         "internvl": _internvl,
@@ -422,6 +430,43 @@ def _gemma3(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     template = TEMPLATE.replace("IMAGE", "<start_of_image>")
     images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
     return Gemma3ForConditionalGeneration(config), Gemma3Processor(images, tokenizer, template, 4)
+
+
+def _gemma3n(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """Returns a Gemma 3n, whose words from the end of a picture on are looked up in tables of their own."""
+    first = _IDS["<|image_pad|>"]
+    names = {"boi_token": "<start_of_image>", "eoi_token": "<|video_pad|>", "image_token": "<|image_pad|>"}
+    names |= {"boa_token": "<img>", "eoa_token": "</img>", "audio_token": "<video>"}
+    config = Gemma3nConfig(
+        text_config={
+            **{name: value for name, value in _TEXT.items() if name != "tie_word_embeddings"},
+            **{"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            **{"sliding_window": 32, "num_kv_shared_layers": 0, "laurel_rank": 8},
+            **{"vocab_size_per_layer_input": first, "hidden_size_per_layer_input": 8, "pad_token_id": 0},
+        },
+        vision_config={
+            **{"architecture": "test_efficientnet", "hidden_size": 256},
+            **{"vocab_size": 2, "vocab_offset": first},
+        },
+        audio_config={
+            **{"vocab_size": len(_VOCABULARY) - first - 2, "vocab_offset": first + 2, "hidden_size": 16},
+            **{"conf_num_attention_heads": 2, "conf_num_hidden_layers": 1, "input_feat_size": 16},
+            "sscp_conv_channel_size": [8, 8],
+        },
+        vision_soft_tokens_per_image=4,
+        boi_token_id=_IDS["<start_of_image>"],
+        eoi_token_id=_IDS["<|video_pad|>"],
+        image_token_id=first,
+        boa_token_id=_IDS["<img>"],
+        eoa_token_id=_IDS["</img>"],
+        audio_token_id=_IDS["<video>"],
+        tie_word_embeddings=False,
+    )
+    images = SiglipImageProcessorPil(size={"height": 64, "width": 64})
+    template = TEMPLATE.replace("IMAGE", "<|image_pad|>")
+    parts = (Gemma3nAudioFeatureExtractor(feature_size=16), images, _tokenizer(extra_special_tokens=names))
+    processor = Gemma3nProcessor(*parts, chat_template=template, image_seq_length=4)
+    return Gemma3nForConditionalGeneration(config), processor
 
 
 def _gemma4(

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from torch_armllm.checkpoint.source_name import not_found
+from torch_armllm.system.extras import naming_extra
 
 MOST_LAYERS = 1000
 """No model has more layers; a damaged config may say billions, and building them would never end."""
@@ -26,8 +27,9 @@ def read_config(source: str) -> PreTrainedConfig:
     Raises:
         ValueError: a field has a value that transformers cannot use, or the model needs code of its own.
         OSError: there is none, or it is no JSON.
+        ImportError: the vision tower needs timm, which is not installed.
     """
-    with config_errors(source), not_found(source):
+    with naming_extra("timm", f"the vision tower of {source}"), config_errors(source), not_found(source):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_sizes(source, config)
     return config

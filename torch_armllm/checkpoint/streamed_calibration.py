@@ -174,15 +174,22 @@ def tokens_hash(tokens: Tensor) -> str:
     return hashlib.sha256(tokens.contiguous().numpy().tobytes()).hexdigest()
 
 
-def _compute_buffers(model: Any) -> None:
-    """Computes the buffers that no checkpoint holds, as transformers' loader does."""
-    for module in model.modules():
-        empty = {
-            name: buffer
-            for name, buffer in module._buffers.items()
-            if name in module._non_persistent_buffers_set and buffer is not None and buffer.is_meta
-        }
-        for name, buffer in empty.items():
-            module._buffers[name] = torch.empty_like(buffer, device="cpu")
-        if empty:
-            model._init_weights(module)
+def _compute_buffers(module: Any, owner: Any = None) -> None:
+    """Computes the buffers that no checkpoint holds, as transformers' loader does.
+
+    Args:
+        module: with its children.
+        owner: the innermost model that holds it, which knows how; None: it is itself the first.
+    """
+    owner = module if hasattr(module, "_init_weights") else owner
+    empty = {
+        name: buffer
+        for name, buffer in module._buffers.items()
+        if name in module._non_persistent_buffers_set and buffer is not None and buffer.is_meta
+    }
+    for name, buffer in empty.items():
+        module._buffers[name] = torch.empty_like(buffer, device="cpu")
+    if empty:
+        owner._init_weights(module)
+    for child in module.children():
+        _compute_buffers(child, owner)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS
+from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS, RECORDS
 from torch_armllm.plan.program import TYPES, Encoded
 
 _VIEW = 5
@@ -81,6 +81,29 @@ def _places(opcode: str, at: int) -> dict[str, int]:
             named[field.name] = at
             at += _size(field.kind)
     return named
+
+
+def records(program: Encoded, placed: Placed, name: str) -> list[dict[str, int]]:
+    """Returns the places of the fields of each entry of an instruction's list."""
+    at = placed.at + 2
+    for field in INSTRUCTIONS[placed.opcode].fields:
+        if field.kind != "list":
+            at += _size(field.kind)
+            continue
+        size = sum(_size(entry.kind) for entry in RECORDS[field.type])
+        count = program.integers[at]
+        if field.name == name:
+            return [_record(field.type, at + 1 + number * size) for number in range(count)]
+        at += 1 + count * size
+    raise KeyError(name)
+
+
+def _record(kind: str, at: int) -> dict[str, int]:
+    found = {}
+    for entry in RECORDS[kind]:
+        found[entry.name] = at
+        at += _size(entry.kind)
+    return found
 
 
 def _size(kind: str) -> int:

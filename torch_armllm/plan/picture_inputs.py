@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.rope import reference_rope_table
+from torch_armllm.ops.tables import ENUMS
 from torch_armllm.plan.encoded_fields import (
     INDEX,
     Placed,
@@ -17,6 +18,7 @@ from torch_armllm.plan.encoded_fields import (
     new_view,
     places,
     reads_input,
+    records,
     set_view,
     view_of,
     with_instruction,
@@ -24,8 +26,10 @@ from torch_armllm.plan.encoded_fields import (
 from torch_armllm.plan.lowering import STEP_INPUTS
 from torch_armllm.plan.program import Encoded
 
-_POSITIONS = 1
-"""Number of the input that holds a position of each token."""
+_IDS, _POSITIONS = 0, 1
+"""Numbers of the inputs that hold the id and the position of each token."""
+_CHOICE = {ENUMS["PointwiseOp"][name] for name in ("number", "greater", "select", "multiply")}
+"""Steps of a formula that multiplies embeddings, and takes those of some tokens from other tables."""
 _ROUNDING = 1e-2
 """Largest relative error of a factor that a model has in its own dtype."""
 
@@ -183,17 +187,20 @@ def _with_sum(
 def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[int], Placed]:
     """Returns the view of the embeddings, and the first instruction that reads them as they are given."""
     integers, all_of_them = program.integers, instructions(program)
-    found = [
+    tables = [
         at
         for at, placed in enumerate(all_of_them)
         if placed.opcode in ("embed", "split_embed") and integers[placed.fields["width"]] == hidden
     ]
+    found = [at for at in tables if reads_input(integers, all_of_them[at].fields["ids"], _IDS)]
     if len(found) != 1:
         raise ValueError(f"its plan has {len(found)} tables of embeddings")
     at = found[0]
     rows = view_of(integers, all_of_them[at].fields["out"])
     if scale == 1.0:
         return rows, all_of_them[at + 1]
+    if (chosen := _choice(program, rows, at)) is not None:
+        return view_of(integers, all_of_them[chosen].fields["out"]), all_of_them[chosen + 1]
     fields = all_of_them[at + 1].fields
     if (
         all_of_them[at + 1].opcode != "add"
@@ -203,6 +210,18 @@ def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[i
     ):
         raise ValueError("its plan multiplies embeddings at another place")
     return view_of(integers, fields["out"]), all_of_them[at + 2]
+
+
+def _choice(program: Encoded, rows: Sequence[int], after: int) -> int | None:
+    """Returns the number of the formula that multiplies embeddings and chooses others for some tokens."""
+    integers = program.integers
+    for at, placed in enumerate(instructions(program)):
+        if at <= after or placed.opcode != "pointwise":
+            continue
+        if any(view_of(integers, operand["x"]) == rows for operand in records(program, placed, "operands")):
+            ops = {integers[step["op"]] for step in records(program, placed, "steps")}
+            return at if ops <= _CHOICE and ENUMS["PointwiseOp"]["select"] in ops else None
+    return None
 
 
 def _norm_in(placed: Placed) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 EXTRAS = {
     "PIL": "vision",
+    "timm": "timm",
     "fastapi": "serve",
     "fastapi_offline": "serve",
     "uvicorn": "serve",
@@ -42,6 +44,25 @@ def require_extra(package: str | Sequence[str], extra: str, user: str) -> None:
     missing = [name for name in names if not is_installed(name)]
     if missing:
         raise ImportError(f"{user} needs {' and '.join(missing)}: {install_command(extra)}")
+
+
+@contextmanager
+def naming_extra(package: str, user: str) -> Iterator[None]:
+    """Makes errors of another library over a missing package name the extra that installs it.
+
+    Args:
+        package: name to import.
+        user: what needs it, for the message.
+
+    Raises:
+        ImportError: the package is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if package in str(error):
+            raise ImportError(f"{user} needs {package}: {install_command(EXTRAS[package])}") from error
+        raise
 
 
 def is_installed(package: str) -> bool:

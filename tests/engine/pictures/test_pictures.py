@@ -17,6 +17,7 @@ from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForImageTextToText, AutoProcessor  # noqa: E402
 
 from tests.support.picture_folders import (  # noqa: E402
+    NEED_TIMM,
     NEED_TORCHVISION,
     PLACEHOLDERS,
     picture,
@@ -39,6 +40,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param in NEED_TORCHVISION:
         pytest.importorskip("torchvision", reason="needs torchvision")
+    if request.param in NEED_TIMM:
+        pytest.importorskip("timm", reason="needs the extra timm")
     return picture_folder(tmp_path_factory.mktemp(request.param) / request.param, request.param)
 
 
@@ -165,6 +168,8 @@ def tower_of(llm: LLM) -> EncoderLayersForward:
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_layers_of_towers_are_plans(folder: Path, quantization: str | None) -> None:
+    if folder.name in NEED_TIMM:
+        pytest.skip("its tower is made of convolutions, which plans do not compute")
     settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
     llm = LLM(str(folder), quantization=quantization, **settings)
     forward = tower_of(llm)
@@ -396,6 +401,27 @@ def test_quantized_plans_compute_what_quantized_modules_do(placed: Path, quantiz
     check_quantized(placed, quantization, torch.float32, 2e-3)
 
 
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_gemma3n_takes_pictures_when_it_is_quantized(tmp_path: Path, quantization: str) -> None:
+    pytest.importorskip("timm", reason="needs the extra timm")
+    check_quantized(picture_folder(tmp_path / "gemma3n", "gemma3n"), quantization, torch.float32, 2e-3)
+
+
+def test_towers_of_timm_name_the_extra_that_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_timm(*_: Any, **__: Any) -> None:
+        raise ImportError("Gemma3nVisionConfig requires the timm library but it was not found")
+
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}')
+    monkeypatch.setattr("torch_armllm.checkpoint.model_config.AutoConfig.from_pretrained", without_timm)
+    for read in (LLM, load):
+        with pytest.raises(
+            ImportError, match=r'vision tower of .* needs timm: pip install "torch_armllm\[timm'
+        ):
+            read(str(tmp_path))
+
+
 def test_llama4_takes_pictures_beside_experts(tmp_path: Path) -> None:
     pytest.importorskip("torchvision", reason="needs torchvision")
     check_quantized(picture_folder(tmp_path / "llama4", "llama4_moe"), "int8", torch.float32, 2e-3)
@@ -481,7 +507,7 @@ def test_folders_are_quantized_as_models_in_memory(
 ) -> None:
     if importance is None and folder.name == "gemma4":
         pytest.skip("its layers do not run one at a time, so a folder's get no input statistics")
-    if importance is None and folder.name.startswith("paligemma"):
+    if importance is None and folder.name.startswith(("paligemma", "gemma3n")):
         pytest.skip("its input statistics differ where its layers run one at a time")
     recipe = Recipe(importance=importance, head=None)
     quantize_folder(folder, tmp_path / "out", recipe, progress=False)

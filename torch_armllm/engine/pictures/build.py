@@ -32,6 +32,7 @@ FAMILIES: dict[str, Callable[[], TokenNumbers] | None] = {
     "qwen2_vl": RotaryPositions,
     "qwen2_5_vl": RotaryPositions,
     "gemma3": LaterTokens,
+    "gemma3n": None,
     "gemma4": None,
     "internvl": None,
     "qwen3_vl": RotaryPositions,
@@ -43,9 +44,6 @@ FAMILIES: dict[str, Callable[[], TokenNumbers] | None] = {
 }
 """Model types that take pictures, and the numbers of each token that their plans read beside its id."""
 _TOWERS = ("vision_tower", "vision_model", "visual")
-_REASONS = {
-    "gemma3n": "some of its tokens are looked up in tables of pictures, which its plan lacks",
-}
 
 
 def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> PictureReader | str:
@@ -66,8 +64,7 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     if tower is None:
         return f"{name} takes no pictures: it is a model of text"
     if kind not in FAMILIES:
-        known = _REASONS.get(kind, f"only pictures of {', '.join(FAMILIES)} are known")
-        return f"{name} is served for text only: {known}"
+        return f"{name} is served for text only: only pictures of {', '.join(FAMILIES)} are known"
     if limit == 0:
         return "limit_mm_per_prompt allows no pictures"
     if processor is None:

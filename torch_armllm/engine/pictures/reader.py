@@ -255,8 +255,14 @@ class PictureReader:
             del base.forward
 
     def _check_texts(self, ids: Tensor, embeddings: Tensor) -> None:
-        """Checks that the other tokens are looked up as the plan does."""
+        """Checks that the other tokens are looked up as the plan does.
+
+        Gemma 3n looks up the last ones of its vocabulary in tables of their own, and so does its plan.
+        """
+        first = getattr(getattr(self._base, "embed_vision", None), "vocab_offset", None)
         is_text = ids != self._token
+        if first is not None:
+            is_text &= ids < first
         table = self._base.get_input_embeddings()
         if not torch.equal(table(ids[is_text]).to(embeddings.dtype), embeddings[is_text]):
             raise ValueError("it changes the embeddings of text, which plans do at another place")
