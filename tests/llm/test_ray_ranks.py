@@ -76,7 +76,7 @@ def actors() -> list[int]:
         {"tensor_parallel_size": 2},
         {"tensor_parallel_size": 3, "enable_expert_parallel": True},
         {"pipeline_parallel_size": 2},
-        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_expert_parallel": True},
     ],
 )
 def test_actors_return_the_tokens_and_logprobs_of_one(
