@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -76,7 +77,7 @@ def actors() -> list[int]:
         {"tensor_parallel_size": 2},
         {"tensor_parallel_size": 3, "enable_expert_parallel": True},
         {"pipeline_parallel_size": 2},
-        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_expert_parallel": True},
     ],
 )
 def test_actors_return_the_tokens_and_logprobs_of_one(
@@ -115,6 +116,25 @@ def test_a_server_is_unhealthy_once_an_actor_is_killed(cluster: Any, tmp_path: P
         until(lambda: httpx.get(f"{server.base}/health").status_code == 503, 30)
         assert f"rank 1 has failed: Ray actor, process {process}" in str(server.llm.dead_error)
         until(lambda: set(groups(cluster)) == {"REMOVED"}, 30)  # another engine may have the CPUs
+
+
+@pytest.mark.slow
+def test_a_server_that_restarts_gets_new_actors(cluster: Any, tmp_path: Path) -> None:
+    options = {"kv_cache_memory": 4 << 20, "progress": False, "tensor_parallel_size": 2}
+    engine, folder = {**options, **RAY, "threads": 2}, str(checkpoint(tmp_path))  # all CPUs
+    prompt = {"prompt": "a", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    llm = AsyncLLM(folder, **engine)
+    settings: dict[str, Any] = {"engine": engine, "source": folder, "restart": True}
+    with live(llm, **settings) as server:
+        del llm
+        server.llm = None  # type: ignore[assignment]  # the engine is the registry's alone
+        ask = functools.partial(httpx.post, f"{server.base}/v1/completions", json=prompt, timeout=60)
+        expected = ask().json()["choices"][0]["text"]
+        (process,) = actors()
+        os.kill(process, signal.SIGKILL)
+        until(lambda: actors() not in ([], [process]), 120)
+        until(lambda: httpx.get(f"{server.base}/health").status_code == 200, 120)
+        assert ask().json()["choices"][0]["text"] == expected
 
 
 @pytest.mark.slow

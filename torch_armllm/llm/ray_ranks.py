@@ -123,9 +123,9 @@ class RayRanks:
         """Waits for the first actor that ends, and ends the others with it."""
         try:
             (first, *_), _ = ray.wait(list(results), num_returns=1)
-        except Exception as error:  # of a cluster that has gone; whatever it is, nobody watches any more
+        except (Exception, SystemExit) as error:  # `ray.shutdown` ends threads that wait by the latter
             if not self._closed.is_set():
-                self._fail(f"the Ray cluster does not answer: {_reason(error)}")
+                self._fail(f"Ray no longer watches the ranks: {type(error).__name__}: {error}")
             return
         if self._closed.is_set() or not ray.is_initialized():  # Ray would start a new cluster
             return
