@@ -96,6 +96,21 @@ def test_texts_are_compared_once_the_baseline_succeeds(
     assert tables[0] == tables[1] and tables[0][-1]["kl"] > 0
 
 
+def test_texts_of_a_further_scheme_are_compared_with_an_earlier_baseline(
+    tiny_folder: Path, own_tasks: Path, tmp_path: Path
+) -> None:
+    limit = ("--limit", "2", "--quantization")
+    file = f"--json={tmp_path / 'out.json'}"
+    whole = f"--json={tmp_path / 'whole.json'}"
+    assert _eval(tiny_folder, own_tasks, whole, *limit, "f32,int4-g32i,int4-row", names="own_text") == 0
+    assert _eval(tiny_folder, own_tasks, file, *limit, "f32,int4-g32i", names="own_text") == 0
+    assert _eval(tiny_folder, own_tasks, file, *limit, "f32,int4-g32i,int4-row", names="own_text") == 0
+    tables = [json.loads((tmp_path / name).read_text())["table"] for name in ("whole.json", "out.json")]
+    assert tables[0] == tables[1]
+    kl = [line["kl"] for line in tables[1] if line["metric"] == "word_perplexity"]
+    assert len(kl) == 3 and kl[0] is None and min(kl[1:]) > 0
+
+
 def test_full_disk_ends_the_run(
     tiny_folder: Path,
     own_tasks: Path,

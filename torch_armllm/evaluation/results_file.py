@@ -68,6 +68,11 @@ class ResultsFile:
         self.variants[variant] = result
         return result
 
+    def has_comparison(self, variant: str, task: str) -> bool:
+        """True if a variant's distributions on a text were compared with the baseline's."""
+        result = self._all().get(variant)
+        return result is not None and task in result.tasks and bool(result.tasks[task].distributions)
+
     def save(self) -> None:
         """Writes everything, atomically."""
         if self._file is None:

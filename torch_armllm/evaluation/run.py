@@ -73,7 +73,7 @@ def run(
     """Evaluates all variants; a failure is recorded with its reason, and the next variant runs.
 
     A text that was compared with nothing, since the baseline had failed, is evaluated again once the baseline
-    has succeeded.
+    has succeeded.  The baseline is evaluated on a text again if further variants are to be compared with it.
 
     Args:
         model: see `load_variant`.
@@ -92,7 +92,11 @@ def run(
         folder.mkdir(exist_ok=True)
         for variant in variants:
             result = results.begin(variant.name)
-            if variant is not variants[0]:
+            if variant is variants[0]:
+                for name in _lost_logits(result, variants[1:], results, folder):
+                    logger.info("%s: %s is evaluated once more, as its logits are gone", variant.name, name)
+                    del result.tasks[name]
+            else:
                 base = results.variants[variants[0].name]
                 for name in [n for n in result.tasks if _lacks_comparison(n, result, base, folder)]:
                     del result.tasks[name]
@@ -149,6 +153,19 @@ def _evaluate_variant(
             task_result.distributions = watch.result()
         result.tasks[name] = task_result
         results.save()
+
+
+def _lost_logits(
+    base: VariantResult, others: Sequence[Variant], results: ResultsFile, folder: Path
+) -> list[str]:
+    """Returns the texts whose logits are gone with an earlier run, and which others are to be compared on."""
+    return [
+        name
+        for name, task in base.tasks.items()
+        if task.distributions.get("tokens")
+        and not _logits_file(folder, name).exists()
+        and not all(results.has_comparison(other.name, name) for other in others)
+    ]
 
 
 def _lacks_comparison(name: str, result: VariantResult, base: VariantResult, folder: Path) -> bool:
