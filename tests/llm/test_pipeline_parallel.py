@@ -95,17 +95,15 @@ def test_stages_of_two_ranks_return_the_tokens_and_logprobs_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 2])
-def test_a_killed_rank_of_a_stage_ends_the_engine_with_its_name(tmp_path: Path, number: int) -> None:
+def test_a_killed_rank_of_a_stage_ends_the_engine_with_its_name(tmp_path: Path) -> None:
     tiny("llama", torch.bfloat16, **SIZES).save_pretrained(tmp_path)
     before = set(pids())
     llm = load(tmp_path, 2, tensor_parallel_size=2)
     processes = sorted(set(pids()) - before)
-    killer = threading.Timer(1.0, os.kill, [processes[number], signal.SIGKILL])
+    last = processes[-1]
+    killer = threading.Timer(1.0, os.kill, [last, signal.SIGKILL])
     killer.start()
-    with pytest.raises(
-        RankFailedError, match=f"has failed: process {processes[number]} was ended by signal 9"
-    ):
+    with pytest.raises(RankFailedError, match=f"has failed: process {last} was ended by signal 9"):
         run_often(llm)
     killer.join()
     assert all(map(ended, processes))
