@@ -16,7 +16,8 @@ from torch_armllm.parallel.rank_place import RankPlace
 BUFFER_BYTES = 2 << 20
 """Bytes of each of a rank's two buffers for exchanges; larger exchanges take several rounds."""
 SHARED_BYTES = 16 << 30
-"""Bytes of the arena that the plans of all ranks share; those that no step has written take no room."""
+"""Bytes of the arenas of all stages: the plans of a stage share one.  Those not written take no room."""
+_PAGE = 4096
 
 
 class GroupMemory:
@@ -37,7 +38,8 @@ class GroupMemory:
     """
 
     def __init__(self, tensor_ranks: int, stages: int = 1, file: int | None = None) -> None:
-        each = communicator_bytes(tensor_ranks, BUFFER_BYTES, SHARED_BYTES if tensor_ranks > 1 else 0)
+        arena = SHARED_BYTES // stages // _PAGE * _PAGE if tensor_ranks > 1 else 0
+        each = communicator_bytes(tensor_ranks, BUFFER_BYTES, arena)
         first = each * stages
         size = first + mailbox_bytes(tensor_ranks * stages, stages)
         if file is None:

@@ -192,7 +192,9 @@ def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[i
         for at, placed in enumerate(all_of_them)
         if placed.opcode in ("embed", "split_embed") and integers[placed.fields["width"]] == hidden
     ]
-    found = [at for at in tables if reads_input(integers, all_of_them[at].fields["ids"], _IDS)]
+    found = tables
+    if len(tables) > 1:  # others are for tokens that are not texts, by their place in these tables
+        found = [at for at in tables if reads_input(integers, all_of_them[at].fields["ids"], _IDS)]
     if len(found) != 1:
         raise ValueError(f"its plan has {len(found)} tables of embeddings")
     at = found[0]
