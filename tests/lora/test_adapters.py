@@ -213,6 +213,16 @@ def damaged(folder: Path, path: Path, config: dict[str, Any], weights: Any = Non
     return LoRARequest("damaged", 9, str(path))
 
 
+def check_refused(llm: LLM, folder: Path, target: Path, wrong: tuple[dict[str, Any], Any, str]) -> None:
+    """Checks that an engine refuses a damaged adapter with a message, and serves the right one as before."""
+    config, weights, message = wrong
+    good = run(llm, PROMPTS[:1], [request(folder, 0)])
+    adapter = damaged(folder, target, config, weights)
+    with pytest.raises(ValueError, match=message):
+        run(llm, PROMPTS[:1], [adapter])
+    assert run(llm, PROMPTS[:1], [request(folder, 0)]) == good
+
+
 QUERY = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 WRONG: dict[str, tuple[dict[str, Any], Any, str]] = {
     "dora": ({"use_dora": True}, None, "use_dora"),
@@ -244,12 +254,7 @@ WRONG: dict[str, tuple[dict[str, Any], Any, str]] = {
 def test_wrong_adapters_are_refused_and_nothing_is_lost(
     llm: LLM, folder: Path, tmp_path: Path, name: str
 ) -> None:
-    config, weights, message = WRONG[name]
-    good = run(llm, PROMPTS[:1], [request(folder, 0)])
-    wrong = damaged(folder, tmp_path / "adapter", config, weights)
-    with pytest.raises(ValueError, match=message):
-        run(llm, PROMPTS[:1], [wrong])
-    assert run(llm, PROMPTS[:1], [request(folder, 0)]) == good
+    check_refused(llm, folder, tmp_path / "adapter", WRONG[name])
 
 
 def test_files_and_ranks_are_checked(llm: LLM, folder: Path, tmp_path: Path) -> None:

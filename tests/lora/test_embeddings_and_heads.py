@@ -13,7 +13,7 @@ from peft.tuners.lora import Linear as PeftLinear
 from safetensors.torch import load_file
 
 import torch_armllm
-from tests.lora.test_adapters import PROMPTS, damaged, logprobs, make, request, run
+from tests.lora.test_adapters import PROMPTS, check_refused, damaged, logprobs, make, request, run
 from tests.support.adapters import random_adapter
 from tests.support.models import tiny
 from torch_armllm import LLM, LoRARequest, Recipe, SamplingParams
@@ -203,12 +203,7 @@ WRONG: dict[str, tuple[dict[str, Any], Any, str]] = {
 def test_wrong_adapters_are_refused_and_nothing_is_lost(
     llm: LLM, folder: Path, tmp_path: Path, name: str
 ) -> None:
-    config, weights, message = WRONG[name]
-    good = run(llm, PROMPTS[:1], [request(folder, 0)])
-    wrong = damaged(folder, tmp_path / "adapter", config, weights)
-    with pytest.raises(ValueError, match=message):
-        run(llm, PROMPTS[:1], [wrong])
-    assert run(llm, PROMPTS[:1], [request(folder, 0)]) == good
+    check_refused(llm, folder, tmp_path / "adapter", WRONG[name])
 
 
 def test_copies_of_the_base_are_no_change(llm: LLM, folder: Path, tmp_path: Path) -> None:

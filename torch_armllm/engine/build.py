@@ -66,9 +66,9 @@ class Ranks(Protocol):
         size: number of ranks, this process included.
         stages: number of stages, each of as many ranks; 1: ranks compute every layer together.
         link: from the last stage and to the next one; None if there is one stage.
-        whole_shape: shape of the cache that the memory of a process is compared with: that of all layers, or
-            of one rank's part of all.
-        largest_share: largest part of that cache which one process keeps.
+        whole_shape: shape of the cache that is sized: that of the whole model, or this rank's own if there is
+            one stage.
+        largest_share: largest part of that cache which a process keeps; its memory limits the size.
     """
 
     size: int

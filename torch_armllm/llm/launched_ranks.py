@@ -103,7 +103,7 @@ class LaunchedRanks:
         """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
         dist.broadcast_object_list([sizes], 0, group=self._group)
         mailbox = NetworkMailbox(self._messages)
-        self._leader = RankLeader(mailbox, lambda: None, lambda: None, lambda call: None)
+        self._leader = RankLeader(mailbox)
         return self._leader
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class RankProcesses:
         self.send(sizes)
         self._watch_all()
         mailbox = Mailbox(self.memory.mail, self._leader.size, self._check)
-        return RankLeader(mailbox, self.failure, self.fail, self.on_failure)
+        return RankLeader(mailbox, self)
 
     def _name(self, rank: int) -> str:
         return str(replace(self._leader, rank=rank))

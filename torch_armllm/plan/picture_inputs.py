@@ -193,7 +193,7 @@ def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[i
         if placed.opcode in ("embed", "split_embed") and integers[placed.fields["width"]] == hidden
     ]
     found = tables
-    if len(tables) > 1:  # others are for tokens that are not texts, by their place in these tables
+    if len(tables) > 1:  # the others look up tokens of pictures, whose ids are counted from 0 there
         found = [at for at in tables if reads_input(integers, all_of_them[at].fields["ids"], _IDS)]
     if len(found) != 1:
         raise ValueError(f"its plan has {len(found)} tables of embeddings")

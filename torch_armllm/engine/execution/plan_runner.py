@@ -72,12 +72,12 @@ class PlanRunner(StepExecutor):
         return self._leader is not None
 
     def watched_by(self, watch: RankWatch) -> None:
-        """Lets another process than the leader's own say which rank has failed, if there are any."""
+        """Sets what says which rank has failed, if several processes compute the steps."""
         if self._leader is not None:
-            self._leader.watched_by(watch)
+            self._leader.watch = watch
 
     def on_failure(self, method: OnFailure) -> None:
-        """Calls a method, which is kept weakly, once a tensor parallel rank has failed, if there are any."""
+        """Calls a method, which is kept weakly, once another process has failed, if there are any."""
         if self._leader is not None:
             self._leader.on_failure(method)
 

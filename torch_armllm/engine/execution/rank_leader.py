@@ -1,4 +1,4 @@
-"""The rank that schedules: it sends each step to the other tensor parallel ranks."""
+"""The process that schedules: it sends each step to the other ranks and stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outbox(Protocol):
 
 
 class RankWatch(Protocol):
-    """Watches the other ranks; its methods are the arguments of `RankLeader`."""
+    """Knows whether the other ranks are well."""
 
     def failure(self) -> str | None:
         """Returns the reason why a rank has failed; None if all are well."""
@@ -46,22 +46,23 @@ class RankLeader:
 
     Args:
         mailbox: from which they read.
-        failure: returns the reason why a rank has failed; None if all are well.
-        fail: ends the other ranks, as this one has failed.
-        on_failure: keeps a method weakly, and calls it with the error once a rank has failed.
+
+    Attributes:
+        watch: says which rank has failed; None: nobody does, and a broken connection ends the step.
     """
 
-    def __init__(
-        self,
-        mailbox: Outbox,
-        failure: Callable[[], str | None],
-        fail: Callable[[], None],
-        on_failure: Callable[[OnFailure], None],
-    ) -> None:
+    def __init__(self, mailbox: Outbox, watch: RankWatch | None = None) -> None:
         self._mailbox = mailbox
-        self._failure, self._fail = failure, fail
-        self.on_failure = on_failure
+        self.watch = watch
         self._has_failed = False
+
+    def on_failure(self, method: OnFailure) -> None:
+        """Keeps a method weakly, and calls it with the error once a rank has failed."""
+        if self.watch is not None:
+            self.watch.on_failure(method)
+
+    def _failure(self) -> str | None:
+        return None if self.watch is None else self.watch.failure()
 
     def tell(self, signal: Signal) -> None:
         """Sends a message without a step.
@@ -70,10 +71,6 @@ class RankLeader:
             RankFailedError: a rank has failed.
         """
         self._post(signal_message(signal))
-
-    def watched_by(self, watch: RankWatch) -> None:
-        """Lets another say which rank has failed."""
-        self._failure, self._fail, self.on_failure = watch.failure, watch.fail, watch.on_failure
 
     def send(self, step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> None:
         """Sends a step, which all ranks then compute.
@@ -91,7 +88,8 @@ class RankLeader:
 
     def fail(self, error: Exception) -> RankFailedError:
         """Ends all ranks, because a step has failed here or there; returns the error of the engine."""
-        self._fail()
+        if self.watch is not None:
+            self.watch.fail()
         self._has_failed = True
         if isinstance(error, RankFailedError):
             return error
