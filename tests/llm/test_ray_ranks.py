@@ -119,25 +119,6 @@ def test_a_server_is_unhealthy_once_an_actor_is_killed(cluster: Any, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_server_that_restarts_gets_new_actors(cluster: Any, tmp_path: Path) -> None:
-    options = {"kv_cache_memory": 4 << 20, "progress": False, "tensor_parallel_size": 2}
-    engine, folder = {**options, **RAY, "threads": 2}, str(checkpoint(tmp_path))  # all CPUs
-    prompt = {"prompt": "a", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    llm = AsyncLLM(folder, **engine)
-    settings: dict[str, Any] = {"engine": engine, "source": folder, "restart": True}
-    with live(llm, **settings) as server:
-        del llm
-        server.llm = None  # type: ignore[assignment]  # the engine is the registry's alone
-        ask = functools.partial(httpx.post, f"{server.base}/v1/completions", json=prompt, timeout=60)
-        expected = ask().json()["choices"][0]["text"]
-        (process,) = actors()
-        os.kill(process, signal.SIGKILL)
-        until(lambda: actors() not in ([], [process]), 120)
-        until(lambda: httpx.get(f"{server.base}/health").status_code == 200, 120)
-        assert ask().json()["choices"][0]["text"] == expected
-
-
-@pytest.mark.slow
 def test_a_cluster_with_too_few_cpus_is_refused_with_the_numbers(
     cluster: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +145,26 @@ def test_an_error_of_loading_is_that_of_rank_0(cluster: Any, folder: Path, tmp_p
     with pytest.raises(ValueError, match="for models with quantized experts"):
         LLM(str(tmp_path), tensor_parallel_size=2, enable_expert_parallel=True, **RAY, **OPTIONS)
     assert set(groups(cluster)) <= {"REMOVED"}
+
+
+@pytest.mark.slow
+def test_a_server_that_restarts_gets_new_actors(cluster: Any, tmp_path: Path) -> None:
+    # the last test of the cluster: pytest keeps the logged errors, and with them the engine and its CPUs
+    options = {"kv_cache_memory": 4 << 20, "progress": False, "tensor_parallel_size": 2}
+    engine, folder = {**options, **RAY, "threads": 2}, str(checkpoint(tmp_path))  # all CPUs
+    prompt = {"prompt": "a", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    llm = AsyncLLM(folder, **engine)
+    settings: dict[str, Any] = {"engine": engine, "source": folder, "restart": True}
+    with live(llm, **settings) as server:
+        del llm
+        server.llm = None  # type: ignore[assignment]  # the engine is the registry's alone
+        ask = functools.partial(httpx.post, f"{server.base}/v1/completions", json=prompt, timeout=60)
+        expected = ask().json()["choices"][0]["text"]
+        (process,) = actors()
+        os.kill(process, signal.SIGKILL)
+        until(lambda: actors() not in ([], [process]), 120)
+        until(lambda: httpx.get(f"{server.base}/health").status_code == 200, 120)
+        assert ask().json()["choices"][0]["text"] == expected
 
 
 def test_ray_that_is_missing_is_an_error_with_the_remedy(
