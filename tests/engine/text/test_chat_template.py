@@ -8,13 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.rank_processes import ended
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.template_process import TemplateError, TemplateProcess
@@ -140,16 +140,7 @@ def test_the_process_ends_with_its_parent() -> None:
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    child, ended = int(done.stdout), threading.Event()
-    for _ in range(200):
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
-        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            return  # nobody waits for orphans in some containers
-        ended.wait(0.05)
-    pytest.fail("the process is left")
+    assert ended(int(done.stdout))
 
 
 def test_a_forked_process_starts_its_own(process: TemplateProcess) -> None:
