@@ -172,6 +172,7 @@ CASES = {
     "biases, int8": make_batch(
         (300, 40), (300, 40), reach=40, head_sizes=(64, 64), cache_dtype=torch.int8, ahead=1 << 30
     ),
+    "biases, int4": make_batch((600, 40), (70, 40), heads=(4, 2), reach=40, cache_dtype=torch.uint8, ahead=9),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=(2, 2)),
 }
 

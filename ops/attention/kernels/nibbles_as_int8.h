@@ -204,6 +204,7 @@ struct NibbleSplit {
     for (int64_t r = 0; r < t.rows; ++r) {
       first_[r] = t.first[r] - t.split_begin;
       last_[r] = t.last[r] - t.split_begin;
+      if (t.position != nullptr) position_[r] = t.position[r] - t.split_begin;
     }
     uint8_t* keys = reinterpret_cast<uint8_t*>(t.split);
     uint8_t* values = keys + kSplit * of.head_size;
@@ -218,6 +219,7 @@ struct NibbleSplit {
     tile.split_begin = 0;
     tile.first = first_;
     tile.last = last_;
+    if (t.position != nullptr) tile.position = position_;
     tile.blocks = &only_;
     tile.kv_head = 0;
     tile.is_near = true;
@@ -233,7 +235,7 @@ struct NibbleSplit {
   NibbleSplit(const NibbleSplit&) = delete;
 
  private:
-  int64_t first_[kMostTileRows], last_[kMostTileRows];
+  int64_t first_[kMostTileRows], last_[kMostTileRows], position_[kMostTileRows];
   int32_t only_ = 0;
 
   static const uint8_t* keys_of(const AttentionArgs& of, int64_t head) {
