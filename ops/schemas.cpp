@@ -50,7 +50,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("gated_act(Tensor gate, Tensor up, str activation) -> Tensor");
   // attention
   m.def("kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None) -> ()");
-  m.def("paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, Tensor? k_scales=None, Tensor? v_scales=None, Tensor? alibi_slopes=None, Tensor? relative=None, Tensor? profiles=None, int ahead=0, Tensor? biases=None, Tensor? later=None) -> Tensor");
+  m.def("paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, Tensor? k_scales=None, Tensor? v_scales=None, Tensor? alibi_slopes=None, Tensor? relative=None, Tensor? profiles=None, int ahead=0, Tensor? biases=None, Tensor? later=None, int group_size=0, int skipped_heads=0) -> Tensor");
   // latent attention: cache (blocks, block size, rank + rope size)
   m.def("mla_write(Tensor latent, Tensor k_rope, Tensor(a!) cache, Tensor slots) -> ()");
   m.def("mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, Tensor? sinks=None, Tensor? selected=None, int window=0) -> Tensor");

@@ -37,7 +37,7 @@ armllm = torch.ops.armllm
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Shares out attention heads and the columns of quantized layers; does nothing without a group.
 
-    `PassContext.divides_heads` says whether the KV cache has a rank's heads only.
+    `PassContext.key_heads` says how many heads the rank's KV cache has.
 
     Returns:
         The number of layers that are shared out.
@@ -46,8 +46,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     if group is None:
         return 0
     heads = HeadDivision(module, group)
+    context.key_heads = heads.key_heads
     divided = heads.run()
-    context.divides_heads = heads.divides_attention
     layers = [n for n in module.graph.nodes if n not in divided]
     count = len(heads.owners)
     for node in layers:

@@ -95,6 +95,8 @@ def paged_attention(
     ahead: int = 0,
     biases: Tensor | None = None,
     later: Tensor | None = None,
+    group_size: int = 0,
+    skipped_heads: int = 0,
 ) -> Tensor:
     """Softmax attention of the new tokens of each sequence over its cached keys and values.
 
@@ -103,7 +105,7 @@ def paged_attention(
 
     Args:
         q: ``(T, q_heads, head_size)``, float32, bfloat16 or float16; the tokens may be strided.  ``q_heads``
-            must be a multiple of ``kv_heads``.
+            must be a multiple of ``kv_heads``, unless ranks share out groups.
         k_cache: keys, as returned by :func:`new_kv_cache`: float32, float16, bfloat16, int8 or uint8 (INT4).
         v_cache: values, of the same dtype.
         block_table: int32 ``(B, blocks)``: the cache blocks of each sequence in order, with at least as many
@@ -131,6 +133,9 @@ def paged_attention(
             the last one if it is farther away than the reach.
         later: int64 ``(T,)``, like ``ahead`` for each token, as for the tokens of a picture; the larger one
             counts.  ``position + later`` never falls from one token of a sequence to the next.
+        group_size: query heads of a kv head, where ranks share them out: head h reads kv head
+            ``(h + skipped_heads) / group_size``.  0: ``q_heads / kv_heads``.
+        skipped_heads: query heads of the first kv head that ``q`` lacks.
 
     Returns:
         ``(T, q_heads, value_size)`` in the dtype of ``q``, contiguous.  A token's result has the same bits
@@ -146,6 +151,7 @@ def paged_attention(
     result: Tensor = torch.ops.armllm.paged_attention(
         *(q, k_cache, v_cache, block_table, query_start, seq_lens, max_seq_len, scale, window, softcap),
         *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles, ahead, biases, later),
+        *(group_size, skipped_heads),
     )
     return result
 
@@ -184,5 +190,7 @@ def _paged_attention_fake(
     ahead: int = 0,
     biases: Tensor | None = None,
     later: Tensor | None = None,
+    group_size: int = 0,
+    skipped_heads: int = 0,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))

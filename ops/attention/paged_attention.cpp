@@ -31,15 +31,31 @@ struct Sequence {
   int64_t first_token, tokens, length;
   int64_t kv_head, kv_heads;    // the first one that attends, and how many do
   int64_t first_split, splits;  // the splits that at least one of the tokens sees
-  int64_t rows;                 // (token, query head) pairs per kv head
-  int64_t row_tiles;            // per kv head
+  int64_t rows;                 // (token, query head) pairs of a whole group
+  int64_t row_tiles;            // per kv head; empty ones if its group lacks heads
   bool spread;                  // see kSpreadTiles
   int64_t splits_a_tile;  // if spread: consecutive, so that a tile can prefetch the keys of its next split
 
   int64_t split_tiles() const { return spread ? ceil_div(splits, splits_a_tile) : 1; }
 };
 
-int64_t group_of(const AttentionArgs& a) { return a.q_heads / a.kv_heads; }
+// Query heads of a whole group.
+int64_t group_of(const AttentionArgs& a) {
+  return a.groups.size > 0 ? a.groups.size : a.q_heads / a.kv_heads;
+}
+
+// Query heads that read a kv head: the first or the last group may lack some.
+struct HeadRange {
+  int64_t begin, end;
+
+  HeadRange(const AttentionArgs& a, int64_t kv_head) {
+    const int64_t group = group_of(a), first = kv_head * group - a.groups.skipped;
+    begin = std::max<int64_t>(first, 0);
+    end = std::min(first + group, a.q_heads);
+  }
+  int64_t count() const { return end - begin; }
+};
+
 int64_t partial_width(const AttentionArgs& a) { return value_stride(a.value_size) + 2; }
 
 // Query rows of a tile: fewer than the kernel's best number if that number would leave threads idle.
@@ -150,7 +166,8 @@ struct Partials {
 // A query row: a token, one of the query heads that share a kv head, and the positions that the row sees.
 struct Row {
   const AttentionArgs& a;
-  int64_t token, head, end_head;
+  HeadRange heads;
+  int64_t token, head;
   int64_t position, length;  // of the token, and of its sequence
 
   int64_t first() const { return a.window > 0 && position >= a.window ? position + 1 - a.window : 0; }
@@ -160,8 +177,8 @@ struct Row {
     return position + 1 + std::min(later, length - position - 1);
   }
   void next() {  // increments, because a division per row costs measurable time
-    if (++head < end_head) return;
-    head -= group_of(a);
+    if (++head < heads.end) return;
+    head = heads.begin;
     ++token;
     ++position;
   }
@@ -171,17 +188,14 @@ struct Row {
 struct Run {
   const AttentionArgs& a;
   const Found& f;
-  int64_t kv_head, row, rows;
+  int64_t kv_head;
+  HeadRange heads;
+  int64_t row, rows;
 
   Row at(int64_t r) const {
     const Sequence& s = f.sequence;
-    const int64_t group = group_of(a), token = (row + r) / group, head = (row + r) % group;
-    return {a,
-            s.first_token + token,
-            kv_head * group + head,
-            (kv_head + 1) * group,
-            s.length - s.tokens + token,
-            s.length};
+    const int64_t token = (row + r) / heads.count(), head = heads.begin + (row + r) % heads.count();
+    return {a, heads, s.first_token + token, head, s.length - s.tokens + token, s.length};
   }
   const int32_t* blocks() const {
     return a.parts != nullptr ? a.parts[f.index].blocks : a.block_table + f.index * a.block_table_stride;
@@ -193,7 +207,7 @@ struct Run {
     int64_t begin, end;
   };
   Range rows_seeing(int64_t split) const {
-    const int64_t past = f.sequence.length - f.sequence.tokens, group = group_of(a);
+    const int64_t past = f.sequence.length - f.sequence.tokens, group = heads.count();
     const int64_t begin = a.later ? 0 : (split * kSplit - past - a.ahead) * group - row;
     const int64_t end = a.window > 0 ? ((split + 1) * kSplit + a.window - 1 - past) * group - row : rows;
     return {std::clamp<int64_t>(begin, 0, rows), std::clamp<int64_t>(end, 0, rows)};
@@ -315,6 +329,7 @@ struct Piece {
 
 // Attends to the splits of a piece in order and merges each result into the total.
 void attend_rows(const Piece& piece, bool is_near, const SplitAhead& next) {
+  if (piece.begin >= piece.end) return;
   const Run& run = piece.run;
   const AttentionArgs& a = run.a;
   const AttentionKernels& kernels = *variant().attention;
@@ -364,6 +379,7 @@ void attend_splits(const Piece& piece, bool is_near, const SplitAhead& next) {
 }
 
 void merge_rows(const Run& run) {
+  if (run.rows == 0) return;
   const AttentionArgs& a = run.a;
   const AttentionKernels& kernels = *variant().attention;
   // The total starts as the result of the first split, also for rows that see no position of it.
@@ -385,16 +401,20 @@ void merge_rows(const Run& run) {
 }
 
 Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
-  const int64_t most = tile_rows(a), rows = f.sequence.rows;
+  const int64_t most = tile_rows(a), kv_heads = f.sequence.kv_heads;
+  const int64_t kv_head = f.sequence.kv_head + index % kv_heads;
+  const HeadRange heads(a, kv_head);
   // The last rows of a prompt see the most keys.  They come first, so that no phase ends with a long tile.
-  const int64_t heads = f.sequence.kv_heads, row = (f.sequence.row_tiles - 1 - index / heads) * most;
-  return Run{a, f, f.sequence.kv_head + index % heads, row, rows - row < most ? rows - row : most};
+  const int64_t row = (f.sequence.row_tiles - 1 - index / kv_heads) * most;
+  const int64_t rows = f.sequence.tokens * heads.count() - row;
+  return Run{a, f, kv_head, heads, row, std::clamp<int64_t>(rows, 0, most)};
 }
 
 Piece piece_of(const AttentionArgs& a, const Found& f, int64_t index) {
   const Sequence& s = f.sequence;
   const int64_t parts = s.split_tiles();
   const Run run = run_of(a, f, index / parts);
+  if (run.rows == 0) return {run, 0, 0};
   if (!s.spread) return {run, run.first_split(), run.end_split()};
   const int64_t begin = s.first_split + index % parts * s.splits_a_tile;
   return {run, std::max(begin, run.first_split()), std::min(begin + s.splits_a_tile, run.end_split())};
@@ -467,7 +487,8 @@ int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
   // Only sequences with few rows are spread.
   const int64_t most = a.sequences * kSpreadTiles * variant().attention->tile_rows(a) / group_of(a);
   const int64_t tokens = a.tokens < most ? a.tokens : most;
-  const int64_t floats = tokens * a.q_heads * ceil_div(a.max_seq_len, kSplit) * partial_width(a);
+  const int64_t floats =
+      tokens * a.kv_heads * group_of(a) * ceil_div(a.max_seq_len, kSplit) * partial_width(a);
   return index_bytes(a) +
          (floats < kPartialFloats ? floats : kPartialFloats) * static_cast<int64_t>(sizeof(float));
 }

@@ -33,9 +33,10 @@ namespace armllm {
 constexpr int64_t kSplit = 256;    // positions of a split; a multiple of every block size
 constexpr int64_t kKeyLanes = 16;  // block sizes are multiples of this
 constexpr int64_t kMostTileRows = 64;
-constexpr int64_t kNibbleGroup = 32;       // elements of an int4 cache that share a multiplier
-constexpr int64_t kNibbleBytes = 19;       // bytes of such a group at one position
-constexpr int64_t kMostNibbleHead = 1024;  // elements of a key or value in an int4 cache
+constexpr int64_t kMostGroup = int64_t{1} << 20;  // query heads of a kv head
+constexpr int64_t kNibbleGroup = 32;              // elements of an int4 cache that share a multiplier
+constexpr int64_t kNibbleBytes = 19;              // bytes of such a group at one position
+constexpr int64_t kMostNibbleHead = 1024;         // elements of a key or value in an int4 cache
 constexpr int64_t kLatentBatch = 32;  // latents that are rearranged together: their rows stay in the L1 cache
 constexpr int64_t kLatentScales = 2 * sizeof(float);  // bytes at the end of a row of an int8 cache of latents
 constexpr int64_t kMostSpan = int64_t{1} << 24;       // positions of a block that block_attention chooses
@@ -94,6 +95,20 @@ struct SequencePart {
   int64_t recent = -1;
 };
 
+// Query heads that read the same kv head.  Ranks may share out the heads of a group: query head h reads kv
+// head (h + skipped) / size.
+struct HeadGroups {
+  int64_t size = 0;     // of a whole group; 0: q_heads / kv_heads, and none is skipped
+  int64_t skipped = 0;  // heads of the first group that another rank has
+
+  bool operator==(const HeadGroups& o) const { return size == o.size && skipped == o.skipped; }
+  bool fit(int64_t q_heads, int64_t kv_heads) const {
+    if (size == 0) return skipped == 0 && q_heads % kv_heads == 0;
+    return size > 0 && size <= kMostGroup && skipped >= 0 && skipped < size && q_heads > 0 &&
+           ceil_div(skipped + q_heads, size) == kv_heads;
+  }
+};
+
 struct AttentionArgs {
   Rows q, out;  // [tokens][q_heads · head size], [tokens][q_heads · value size]
   const void* k_cache = nullptr;
@@ -114,6 +129,7 @@ struct AttentionArgs {
   const SequencePart* parts = nullptr;  // [sequences] instead of query_start, seq_lens and the block table
   bool single_tokens = false;           // true if each part has one token, whose keys are then prefetched
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
+  HeadGroups groups;
   float scale = 1.0f;
   int64_t window = 0;  // > 0: a query at position p sees only p − window + 1 … p
   int64_t ahead = 0;   // a query at position p also sees p + 1 … p + ahead, as far as its sequence goes

@@ -11,12 +11,17 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
                        std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
                        std::optional<Tensor> v_scales, std::optional<Tensor> alibi_slopes,
                        std::optional<Tensor> relative, std::optional<Tensor> profiles, int64_t ahead,
-                       std::optional<Tensor> biases, std::optional<Tensor> later) {
+                       std::optional<Tensor> biases, std::optional<Tensor> later, int64_t group_size,
+                       int64_t skipped_heads) {
   STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
   q = with_whole_tokens(q);
   const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
-  STD_TORCH_CHECK(q.size(1) > 0 && q.size(1) % cache.kv_heads == 0, "the number of q heads, ", q.size(1),
-                  ", must be a multiple of the number of kv heads, ", cache.kv_heads);
+  const HeadGroups groups{group_size, skipped_heads};
+  STD_TORCH_CHECK(q.size(1) > 0 && (group_size != 0 || q.size(1) % cache.kv_heads == 0),
+                  "the number of q heads, ", q.size(1), ", must be a multiple of the number of kv heads, ",
+                  cache.kv_heads);
+  STD_TORCH_CHECK(groups.fit(q.size(1), cache.kv_heads), q.size(1), " q heads in groups of ", group_size,
+                  " without the first ", skipped_heads, " do not read ", cache.kv_heads, " kv heads");
   const int64_t sequences = seq_lens.numel();
   seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one length per sequence");
   query_start = int32_vector(query_start, sequences + 1, "query_start", "one start per sequence and the end");
@@ -79,6 +84,7 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   set_queries_and_cache(a, q, out, k_cache, v_cache, cache);
   set_sequences(a, block_table, query_start, seq_lens);
   a.scale = static_cast<float>(scale);
+  a.groups = groups;
   a.window = window;
   a.ahead = ahead;
   a.softcap = static_cast<float>(softcap);

@@ -109,12 +109,15 @@ def reference_paged_attention(
     ahead: int = 0,
     biases: Tensor | None = None,
     later: Tensor | None = None,
+    group_size: int = 0,
+    skipped_heads: int = 0,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
     block_size, value_size = block_size_of(k_cache), value_size_of(v_cache)
     all_keys, all_values = keys_by_token(k_cache, k_scales), values_by_token(v_cache, v_scales)
     out = q.new_empty(q.shape[0], q.shape[1], value_size)
-    group = q.shape[1] // k_cache.shape[1]
+    group = group_size or q.shape[1] // k_cache.shape[1]
+    own = slice(skipped_heads, skipped_heads + q.shape[1])
     bounds = query_start.tolist()
     for index, length in enumerate(seq_lens.tolist()):
         begin, end = bounds[index], bounds[index + 1]
@@ -128,8 +131,8 @@ def reference_paged_attention(
             hidden |= position[None] <= last[:, None] - window
         # Blocks before the window may be freed; their table entries can be negative.
         blocks = block_table[index, : -(-length // block_size)].clamp(min=0)
-        k = _in_order(all_keys, blocks, length)[..., : q.shape[2]].repeat_interleave(group, 1)
-        v = _in_order(all_values, blocks, length).repeat_interleave(group, 1)
+        k = _in_order(all_keys, blocks, length)[..., : q.shape[2]].repeat_interleave(group, 1)[:, own]
+        v = _in_order(all_values, blocks, length).repeat_interleave(group, 1)[:, own]
         v = v.masked_fill(hidden.all(0)[:, None, None], 0.0)
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].to(torch.float32), k) * scale
         if softcap > 0.0:

@@ -75,6 +75,7 @@ void check_fields(const Checks& c, const fields::attention& op) {
   c.needed(op.q, "q");
   CacheNeed need = cache_of(op);
   need.q_heads = op.q_heads;
+  need.groups = {op.group_size, op.skipped_heads};
   need.k_room = need.head_size;
   need.v_room = c.room(op.out);
   add_sequences(need, op);

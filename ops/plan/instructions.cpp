@@ -405,6 +405,7 @@ Instruction build(const fields::attention& op) {
   auto task = std::make_unique<PagedAttention>();
   AttentionArgs& a = task->args;
   a.q_heads = op.q_heads;
+  a.groups = {op.group_size, op.skipped_heads};
   a.head_size = op.head_size;
   a.window = op.window;
   a.ahead = op.ahead;

@@ -64,7 +64,7 @@ Blocks check_keys(const CacheNeed& need, const std::vector<Tensor>& inputs) {
                   layer_of(input_of(inputs, need.v), need.layer, need.v), need.head_size,
                   scales_of(inputs, need.k_scales, need.layer), scales_of(inputs, need.v_scales, need.layer));
   const int64_t heads = need.q_heads > 0 ? need.q_heads : cache.kv_heads;
-  STD_TORCH_CHECK(heads % cache.kv_heads == 0 && cache.value_size <= need.v_room / heads &&
+  STD_TORCH_CHECK(need.groups.fit(heads, cache.kv_heads) && cache.value_size <= need.v_room / heads &&
                       (need.q_heads > 0 || need.head_size <= need.k_room / heads),
                   "plan: it was made for another cache than one with ", cache.kv_heads, " heads of size ",
                   need.head_size, " and values of size ", cache.value_size);

@@ -28,9 +28,10 @@ struct CacheNeed {
   int64_t k = 0, v = 0, layer = 0, k_scales = -1, v_scales = -1;  // inputs; a latent cache is k
   int64_t head_size = 0;                                          // of a latent cache: rank + rope size
   int64_t q_heads = 0;                                            // 0: kv_write
-  int64_t k_room = 0, v_room = 0;                                 // v_room: of an attention's result
-  int64_t slots = -1;                                             // input, of kv_write
-  int64_t block_table = 0, query_start = 0, seq_lens = 0;         // inputs, of attention
+  HeadGroups groups;
+  int64_t k_room = 0, v_room = 0;                          // v_room: of an attention's result
+  int64_t slots = -1;                                      // input, of kv_write
+  int64_t block_table = 0, query_start = 0, seq_lens = 0;  // inputs, of attention
   int64_t window = 0;
   int64_t span = 0, choosers = 0;  // of block attention: multiple of the block size, divisor of the kv heads
   int64_t rate = 0;                // positions of an entry, if k is a cache of entries
@@ -39,10 +40,10 @@ struct CacheNeed {
   // True if the two differ in nothing but layers and rooms.
   bool alike(const CacheNeed& o) const {
     return latent == o.latent && or_int8 == o.or_int8 && k == o.k && v == o.v && k_scales == o.k_scales &&
-           v_scales == o.v_scales && head_size == o.head_size && q_heads == o.q_heads && slots == o.slots &&
-           block_table == o.block_table && query_start == o.query_start && seq_lens == o.seq_lens &&
-           window == o.window && span == o.span && choosers == o.choosers && rate == o.rate &&
-           block_size == o.block_size;
+           v_scales == o.v_scales && head_size == o.head_size && q_heads == o.q_heads && groups == o.groups &&
+           slots == o.slots && block_table == o.block_table && query_start == o.query_start &&
+           seq_lens == o.seq_lens && window == o.window && span == o.span && choosers == o.choosers &&
+           rate == o.rate && block_size == o.block_size;
   }
 };
 

@@ -28,8 +28,8 @@ class PassContext:
     """Called with the attribute of a weight that a pass merged into a larger tensor, and its view of it."""
     group: RankGroup | None = None
     """Tensor parallel ranks that share the layers out; None: this process computes all."""
-    divides_heads: bool = False
-    """Set by a pass: the paged cache holds this rank's heads of keys and values only."""
+    key_heads: dict[int, int] = field(default_factory=dict)
+    """Set by a pass: heads of keys and values in this rank's paged cache, by those of all ranks; or none."""
     skip: frozenset[str] = frozenset()
     """Names of passes that are left out."""
     counts: dict[str, int] = field(default_factory=dict)

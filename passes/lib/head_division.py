@@ -57,9 +57,9 @@ class HeadDivision:
             self._plan = _Plan(module, self.owners, whole)
 
     @property
-    def divides_attention(self) -> bool:
-        """True if the cache of keys and values has this rank's heads only."""
-        return any(is_op(node, armllm.paged_attention.default) for node in self.owners)
+    def key_heads(self) -> dict[int, int]:
+        """Heads of keys and values that this rank keeps, by those of all ranks; empty if it keeps all."""
+        return {own: kept for owner in self.owners.values() for own, kept in owner.key_heads.items()}
 
     def run(self) -> set[Node]:
         """Rewrites the graph; returns the new linear layers.

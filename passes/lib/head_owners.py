@@ -25,6 +25,8 @@ STATES: dict[Any, int] = {
 """Place of the state among the arguments of each recurrent operator."""
 _SINKS, _SLOPES = 10, 13
 """Arguments of ``paged_attention`` with one number for each query head."""
+_GROUP_SIZE, _SKIPPED_HEADS = 19, 20
+"""Its arguments that say which query heads read the same head of keys and values."""
 _UNDIVIDED = (14, 15, 17)
 """Arguments whose heads are not divided: relative positions, their profiles, and biases."""
 
@@ -44,6 +46,12 @@ class HeadOwner:
     counts: Sequence[int]
     result: PartialResult
     writes: dict[Node, Call] = field(default_factory=dict)
+
+    @property
+    def key_heads(self) -> dict[int, int]:
+        """Heads of keys and values that this rank writes, by those of all ranks."""
+        written = [each for write in self.writes.values() for each in write.sources.items()]
+        return {int(value(source).shape[part.axis]): part.count for source, part in written}
 
     @property
     def imbalance(self) -> float:
@@ -88,6 +96,7 @@ def _attentions(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwne
     if not _alone({*attentions, *writes.values()}):
         return {}
     owners = {}
+    kept: dict[int, list[int]] = {}
     for node in attentions:
         written = writes.get(_cache_of(node, 1))
         if written is None or any(len(node.args) > i and node.args[i] is not None for i in _UNDIVIDED):
@@ -95,12 +104,18 @@ def _attentions(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwne
         query: Any = node.args[0]
         inputs: Any = written.args[:2]
         query_heads, key_heads = (int(value(x).shape[-2]) for x in (query, inputs[0]))
-        if (heads := HeadShares.of(query_heads, key_heads, group.size)) is None:
+        if (heads := HeadShares.balanced(query_heads, key_heads, group.size)) is None:
+            return {}
+        counts = [len(each) for each in heads.key]
+        if kept.setdefault(key_heads, counts) != counts:  # layers of one cache
             return {}
         queries = Part.of(1, query_heads, heads.query[group.rank])
         own = Part.of(1, key_heads, heads.key[group.rank])
         given = (i for i in (_SINKS, _SLOPES) if len(node.args) > i and node.args[i] is not None)
-        result = Call(node, {query: queries}, rows=dict.fromkeys(given, queries.ranges)).result
+        skipped = heads.skipped(group.rank)
+        groups = {} if skipped is None else {_GROUP_SIZE: heads.group, _SKIPPED_HEADS: skipped}
+        rows = dict.fromkeys(given, queries.ranges)
+        result = Call(node, {query: queries}, rows=rows, others=groups).result
         write = {written: Call(written, dict.fromkeys(inputs, own))}
         owners[node] = HeadOwner(queries, [len(each) for each in heads.query], result, write)
     return owners

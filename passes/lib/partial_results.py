@@ -71,6 +71,11 @@ class Call:
                 shape = value(args[place]).shape
                 part = Part(axis % len(shape), shape[-1 - axis % len(shape)], chosen)
                 args[place] = constant_part(module, self.node, args[place], part)
+        if self.others:
+            target: Any = self.node.target
+            args += [
+                each.default_value for each in target._schema.arguments[len(args) : max(self.others) + 1]
+            ]
         for place, other in self.others.items():
             args[place] = other
         return args

@@ -35,7 +35,26 @@ CASES: dict[str, tuple[str, int, dict[str, Any], bool]] = {
         {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
         True,
     ),
-    "heads that do not divide": ("llama", 3, {}, False),
+    "groups shared out": (
+        "llama",
+        3,
+        {"num_attention_heads": 10, "num_key_value_heads": 5, "hidden_size": 160, **BIASES},
+        True,
+    ),
+    "groups shared out, with sinks": (
+        "gpt_oss",
+        2,
+        {"num_attention_heads": 6, "num_key_value_heads": 3},
+        True,
+    ),
+    "groups left whole": (
+        "llama",
+        3,
+        {"num_attention_heads": 25, "num_key_value_heads": 5, "hidden_size": 200},
+        True,
+    ),
+    "heads that do not divide": ("llama", 3, {}, True),
+    "more ranks than heads": ("llama", 3, {"num_attention_heads": 2, "num_key_value_heads": 1}, False),
     "merged projections": ("phi3", 2, {}, True),
     "norms of heads": ("qwen3", 2, {}, True),
     "windows": ("gemma3_text", 2, {}, True),
@@ -147,10 +166,11 @@ def test_more_ranks_than_experts_are_refused() -> None:
     [
         ((8, 4), 2, [(0, 4), (4, 8)], [(0, 2), (2, 4)]),
         ((9, 3), 2, [(0, 3), (3, 9)], [(0, 1), (1, 3)]),
+        ((25, 5), 3, [(0, 5), (5, 15), (15, 25)], [(0, 1), (1, 3), (3, 5)]),
         ((8, 2), 4, [(0, 2), (2, 4), (4, 6), (6, 8)], [(0, 1), (0, 1), (1, 2), (1, 2)]),
     ],
 )
-def test_shares_of_heads(
+def test_shares_of_whole_groups(
     heads: tuple[int, int], ranks: int, query: list[tuple[int, int]], key: list[tuple[int, int]]
 ) -> None:
     shared = HeadShares.of(*heads, ranks)
@@ -159,6 +179,31 @@ def test_shares_of_heads(
     assert [(h.start, h.stop) for h in shared.key] == key
 
 
+@pytest.mark.parametrize(
+    ("heads", "ranks", "query", "key", "skipped"),
+    [
+        ((8, 4), 2, [(0, 4), (4, 8)], [(0, 2), (2, 4)], [None, None]),
+        ((9, 3), 2, [(0, 4), (4, 9)], [(0, 2), (1, 3)], [0, 1]),
+        ((10, 5), 3, [(0, 3), (3, 6), (6, 10)], [(0, 2), (1, 3), (3, 5)], [0, 1, None]),
+        ((25, 5), 3, [(0, 5), (5, 15), (15, 25)], [(0, 1), (1, 3), (3, 5)], [None] * 3),
+        ((8, 2), 3, [(0, 2), (2, 5), (5, 8)], [(0, 1), (0, 2), (1, 2)], [None, 2, None]),
+    ],
+)
+def test_balanced_shares_of_query_heads(
+    heads: tuple[int, int],
+    ranks: int,
+    query: list[tuple[int, int]],
+    key: list[tuple[int, int]],
+    skipped: list[int | None],
+) -> None:
+    shared = HeadShares.balanced(*heads, ranks)
+    assert shared is not None
+    assert [(h.start, h.stop) for h in shared.query] == query
+    assert [(h.start, h.stop) for h in shared.key] == key
+    assert [shared.skipped(rank) for rank in range(ranks)] == skipped
+
+
 def test_heads_that_form_no_groups_are_not_shared_out() -> None:
+    assert HeadShares.balanced(2, 1, 3) is None
     assert HeadShares.of(8, 2, 3) is None
     assert HeadShares.of(6, 2, 4) is None

@@ -269,6 +269,7 @@ def attention(**damage: Any) -> NativePlan:
         **{name: number for number, name in enumerate(inputs, 1)},
         **dict.fromkeys(("sinks", "slopes", "relative", "profiles", "biases", "later"), NOTHING),
         **dict.fromkeys(("rank", "extent", "reach", "layer", "window", "ahead", "softcap"), 0),
+        **dict.fromkeys(("group_size", "skipped_heads"), 0),
         **{"q": rows, "out": out, "k_scales": -1, "v_scales": -1, "scale": 1.0},
         **{"q_heads": HEADS, "head_size": SIZE},
     }

@@ -36,6 +36,8 @@ class Batch:
         ahead: later positions that a query sees.
         biases: bias by distance to both sides (query heads, 2 · reach + 1).
         later: later positions that each query sees (tokens,).
+        group_size: query heads of a KV head, if groups are shared out; 0 if they are whole.
+        skipped_heads: query heads that the first group lacks.
     """
 
     q: Tensor
@@ -52,6 +54,8 @@ class Batch:
     ahead: int = 0
     biases: Tensor | None = None
     later: Tensor | None = None
+    group_size: int = 0
+    skipped_heads: int = 0
 
     def arguments(self) -> tuple[Any, ...]:
         """Returns the arguments of `paged_attention`."""
@@ -63,7 +67,7 @@ class Batch:
             *(self.q, self.cache.k, self.cache.v, self.block_table, query_start, seq_lens),
             *(max(self.seq_lens, default=0), scale, self.window, self.softcap, self.sinks),
             *(self.cache.k_scales, self.cache.v_scales, self.slopes, self.relative, self.profiles),
-            *(self.ahead, self.biases, self.later),
+            *(self.ahead, self.biases, self.later, self.group_size, self.skipped_heads),
         )
 
     def run(self) -> Tensor:
@@ -91,6 +95,23 @@ class Batch:
             of_tokens["later"] = self.later[tokens]
         return replace(
             self, **of_tokens, block_table=block_table, seq_lens=(seq_len,), query_lens=(query_len,)
+        )
+
+    def heads(self, begin: int, end: int) -> Batch:
+        """Returns a batch of some query heads, and of the KV heads that they read."""
+        group = self.q.shape[1] // self.cache.k.shape[1]
+        own, read = slice(begin, end), slice(begin // group, -(-end // group))
+        parts = [None if each is None else each[:, read].contiguous() for each in self.cache]
+        return replace(
+            self,
+            q=self.q[:, own],
+            cache=attention.KvCache(*parts),  # type: ignore[arg-type]
+            sinks=None if self.sinks is None else self.sinks[..., own],
+            slopes=None if self.slopes is None else self.slopes[own],
+            relative=None if self.relative is None else self.relative[:, own],
+            biases=None if self.biases is None else self.biases[own],
+            group_size=group,
+            skipped_heads=begin % group,
         )
 
 

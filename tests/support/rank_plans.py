@@ -26,4 +26,4 @@ def built(model: Any, group: RankGroup | None) -> tuple[NativePlan, Shape, bool]
     shape = shape_of_rank(shape, graph, context)
     plan, reason = make_plan(graph)
     assert isinstance(plan, NativePlan), reason
-    return plan, shape, context.divides_heads
+    return plan, shape, bool(context.key_heads)

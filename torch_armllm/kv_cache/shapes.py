@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -322,14 +322,14 @@ def with_cache_dtype(shape: Shape, dtype: torch.dtype) -> Shape:
     return replace(shape, dtype=dtype) if isinstance(shape, CacheShape) else shape
 
 
-def with_key_heads(shape: Shape, heads: Callable[[int], int]) -> Shape:
-    """Returns the shape with as many heads of keys and values as ``heads`` returns for its own."""
+def with_key_heads(shape: Shape, heads: Mapping[int, int]) -> Shape:
+    """Returns the shape with as many heads of keys and values as ``heads`` has for its own."""
     if isinstance(shape, MixedShape):
         parts = (
-            replace(g, kv_heads=heads(g.kv_heads)) if isinstance(g, CacheShape) else g for g in shape.groups
+            replace(g, kv_heads=heads[g.kv_heads]) if isinstance(g, CacheShape) else g for g in shape.groups
         )
         return replace(shape, groups=tuple(parts))
-    return replace(shape, kv_heads=heads(shape.kv_heads)) if isinstance(shape, CacheShape) else shape
+    return replace(shape, kv_heads=heads[shape.kv_heads]) if isinstance(shape, CacheShape) else shape
 
 
 def with_state_sizes(shape: Shape, sizes: Sequence[tuple[int, ...]]) -> Shape:

@@ -52,8 +52,8 @@ def cache_shape_of(
 
 def shape_of_rank(shape: Shape, module: fx.GraphModule, context: PassContext) -> Shape:
     """Returns the part of a cache that a tensor parallel rank keeps, from its rewritten graph."""
-    if context.group is not None and context.divides_heads:
-        shape = with_key_heads(shape, context.group.key_heads)
+    if context.key_heads:
+        shape = with_key_heads(shape, context.key_heads)
     return with_state_sizes(shape, state_sizes(module))
 
 

@@ -103,8 +103,10 @@ def _attention(
         max_seq_len: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
     k_scales: Any = None, v_scales: Any = None, slopes: Any = None, relative: Any = None,
-    profiles: Any = None, ahead: int = 0, biases: Any = None,
+    profiles: Any = None, ahead: int = 0, biases: Any = None, later: Any = None, group_size: int = 0,
+    skipped_heads: int = 0,
 ) -> Operand:  # fmt: skip
+    assert later is None  # an input of pictures, which is added to the program
     queries = low.rows(q)
     bank = low.weight(profiles, torch.float32)
     rank, extent = (0, 0) if profiles is None else profiles.meta["val"].shape
@@ -127,6 +129,8 @@ def _attention(
         **cache,
         **sequence_fields(low, table, starts, lengths),
         q_heads=q_heads,
+        group_size=group_size,
+        skipped_heads=skipped_heads,
         head_size=head_size,
         window=window,
         ahead=ahead,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import torch
@@ -93,7 +94,23 @@ def _paged_attention(draw: Random) -> Call:
         call["ahead"] = 0
     elif draw.random() < 0.3:
         call["later"] = Spec((tokens,), torch.int64, (0, 1))  # a sum with the position never falls
+    if draw.random() < 0.3:
+        first = draw.randrange(group)
+        last = draw.randrange(group) if heads > 1 else draw.randint(0, group - 1 - first)
+        _share_out(call, heads * group, first, last)
+        call |= {"group_size": group, "skipped_heads": first}
     return call
+
+
+def _share_out(call: Call, heads: int, first: int, last: int) -> None:
+    """Leaves query heads out at both ends."""
+    for name, axis in {"q": 1, "sinks": -1, "alibi_slopes": 0, "relative": 1, "biases": 0}.items():
+        spec = call[name]
+        if spec is not None:
+            shape = list(spec.shape)
+            assert shape[axis] == heads
+            shape[axis] -= first + last
+            call[name] = replace(spec, shape=tuple(shape))
 
 
 def _profiles(draw: Random, tokens: int, heads: int) -> Call:
