@@ -1,12 +1,13 @@
 """Decode steps of two processes in two network namespaces, beside processes of one machine.
 
-    sudo python -m bench.network [--shape 1b] [--stages] [--rate 1gbit] [--rounds 3]
+    sudo python -m bench.network [--shape 1b] [--stages] [--rate 1gbit] [--delay 100] [--rounds 3]
 
 The processes are tensor parallel ranks, or stages of a pipeline with ``--stages``.  The namespaces are
-connected by a pair of virtual interfaces; ``--rate`` limits both by a token bucket.  Each process has a core.
-Processes on the network and those of one machine take turns.  Prints a JSON line: medians of a step and of an
-exchange of 4 KB, and the step that the link predicts: that of one machine, and for every exchange its latency
-and its bytes at the rate.  The tokens have to be the same.  Needs root, ``ip`` and ``tc``.
+connected by a pair of virtual interfaces; ``--rate`` limits both by a token bucket, and ``--delay`` holds
+each frame for so many microseconds.  Each process has a core.  Processes on the network and those of one
+machine take turns.  Prints a JSON line: medians of a step and of an exchange of 4 KB, and the step that the
+link predicts: that of one machine, and for every exchange its latency and its bytes at the rate.  The tokens
+have to be the same.  Needs root, ``ip`` and ``tc``, and ``/dev/net/tun`` for a delay.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from transformers import AutoConfig
 
 import torch_armllm  # noqa: F401  registers the format of saved models
+from bench.delayed_link import DelayedLink
 from bench.peers.shapes import SHAPES
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.benchmark.random_model import save_random_model
@@ -48,13 +50,19 @@ def _run(*command: str) -> None:
 
 
 @contextmanager
-def namespaces(rate: str | None) -> Iterator[None]:
+def namespaces(rate: str | None, delay: float) -> Iterator[None]:
     """Connects two network namespaces, ``10.9.0.1`` and ``10.9.0.2``."""
+    if delay == 0.0:
+        _run("ip", "link", "add", NAMES[0], "type", "veth", "peer", "name", NAMES[1])
+    with DelayedLink(NAMES, delay) if delay > 0.0 else nullcontext():
+        yield from _namespaces(rate)
+
+
+def _namespaces(rate: str | None) -> Iterator[None]:
     for name in NAMES:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
         _run("ip", "netns", "add", name)
     try:
-        _run("ip", "link", "add", NAMES[0], "type", "veth", "peer", "name", NAMES[1])
         for number, name in enumerate(NAMES):
             inside = ("ip", "netns", "exec", name)
             _run("ip", "link", "set", name, "netns", name)
@@ -148,6 +156,7 @@ def main() -> None:
     parser.add_argument("--shape", default="1b", help="a dense model of bench.peers.shapes")
     parser.add_argument("--stages", action="store_true", help="a pipeline, in place of tensor parallel ranks")
     parser.add_argument("--rate", help="such as 1gbit; default: no limit")
+    parser.add_argument("--delay", type=float, default=0.0, help="of each frame, in microseconds")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--step", metavar="DIR", help=argparse.SUPPRESS)
     parser.add_argument("--exchange", action="store_true", help=argparse.SUPPRESS)
@@ -159,7 +168,7 @@ def main() -> None:
         return
     config = AutoConfig.for_model(**SHAPES[options.shape].config)
     step = ["--stages"] if options.stages else []
-    with tempfile.TemporaryDirectory() as folder, namespaces(options.rate):
+    with tempfile.TemporaryDirectory() as folder, namespaces(options.rate, 1e-6 * options.delay):
         save_random_model(config, Path(folder))
         (exchange,) = _measured(["--exchange"], _PORT)
         pairs, every = [], set()
@@ -177,7 +186,13 @@ def main() -> None:
     rounded = {f"{name}, ms": round(value, 2) for name, value in found.items()}
     print(
         json.dumps(
-            {"shape": options.shape, "rate": options.rate, "exchange, us": round(exchange, 1)} | rounded
+            {
+                "shape": options.shape,
+                "rate": options.rate,
+                "delay, us": options.delay,
+                "exchange, us": round(exchange, 1),
+            }
+            | rounded
         )
     )
 
