@@ -1,6 +1,7 @@
-"""First token of a long conversation after a restart, with and without a prefix cache on disk.
+r"""First token of a long conversation after a restart, with and without a prefix cache on disk.
 
-    python -m bench.prefix_cache_disk [--model smollm2] [--tokens 8000] [--only first,decode,files]
+    python -m bench.prefix_cache_disk [--model smollm2] [--tokens 8000] [--ranks 1] [--stages 1] \
+        [--only first,decode,files]
 
 ``first``: a process computes a conversation and ends. Further processes load the model and continue it by 20
 tokens: without the folder, with it, and with it after its files were dropped from the system's page cache.
@@ -52,6 +53,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--ranks", type=int, default=1, help="tensor_parallel_size, for first and decode")
+    parser.add_argument("--stages", type=int, default=1, help="pipeline_parallel_size, likewise")
     parser.add_argument("--dir", type=Path, help="folder of the cache; default: a temporary one")
     parser.add_argument("--only", default="first,decode,files")
     parser.add_argument("--child", choices=("begin", "continue"), help=argparse.SUPPRESS)
@@ -81,6 +84,8 @@ def _llm(options: argparse.Namespace, folder: Path | None) -> LLM:
         progress=False,
         max_num_seqs=4,
         speculative_config=None,
+        tensor_parallel_size=options.ranks,
+        pipeline_parallel_size=options.stages,
         **settings,
     )
 
@@ -114,6 +119,7 @@ def run_child(options: argparse.Namespace) -> None:
 
 def _child(options: argparse.Namespace, child: str, folder: Path | None) -> dict[str, Any]:
     arguments = ["--model", options.model, "--tokens", str(options.tokens), "--dir", str(folder or "none")]
+    arguments += ["--ranks", str(options.ranks), "--stages", str(options.stages)]
     command = [sys.executable, "-m", "bench.prefix_cache_disk", *arguments, "--child", child]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     figures: dict[str, Any] = json.loads(output.splitlines()[-1])

@@ -27,6 +27,13 @@ llm = LLM(sys.argv[1], **json.loads(sys.argv[2]), **options)
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 outputs = llm.generate(json.loads(sys.argv[3]), params, use_tqdm=False)
 print("tokens", json.dumps([output.outputs[0].token_ids for output in outputs]))
+session = sys.argv[1] + ".session"
+llm.save_session(session, json.loads(sys.argv[3])[-1])
+llm.reset_prefix_cache()
+llm.load_session(session)
+again = llm.generate([json.loads(sys.argv[3])[-1]], params, use_tqdm=False)
+assert again[0].num_cached_tokens == 32, again
+assert again[0].outputs[0].token_ids == outputs[-1].outputs[0].token_ids
 """
 
 

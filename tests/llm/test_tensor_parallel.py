@@ -129,7 +129,6 @@ def test_a_rank_tells_its_stack(folder: Path) -> None:
     ("settings", "message"),
     [
         ({"enable_lora": True}, "adapters are not shared out"),
-        ({"prefix_cache_dir": "/tmp/cache"}, "no prefix cache on disk"),
         (
             {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
             "draft layers are not shared",

@@ -261,7 +261,7 @@ class LLMEngine:
         """
         began = time.monotonic()
         if self._arrivals:
-            self._arrivals.advance()
+            self._advance_arrivals(self._arrivals)
         self._trace.begin()
         step = self.scheduler.schedule()
         if not step.scheduled:
@@ -277,6 +277,13 @@ class LLMEngine:
             raise
         except Exception as error:
             raise self._abort_step(step, error) from error
+
+    def _advance_arrivals(self, arrivals: Arrivals) -> None:
+        try:
+            arrivals.advance()
+        except RankFailedError:
+            self._forget_steps()
+            raise
 
     def _compute(self, step: Step, began: float) -> list[RequestOutput]:
         sequences = [sequence for sequence, _, _ in step.scheduled]

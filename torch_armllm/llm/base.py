@@ -268,7 +268,7 @@ class LLMBase:
     def _sessions(self) -> SessionFiles:
         if self.replicas is not None:
             raise ValueError("replicas save no sessions yet: leave data_parallel_size out")
-        return SessionFiles(self.llm_engine.runner, self.llm_engine.scheduler.blocks)
+        return SessionFiles(self.llm_engine.runner, self.llm_engine.scheduler)
 
     def picture_reader(self) -> PictureReader:
         """Returns what reads prompts with pictures.

@@ -27,6 +27,7 @@ from torch_armllm.llm.rank_processes import RankProcesses
 from torch_armllm.llm.rank_start import (
     agree,
     described,
+    end_ranks,
     model_settings,
     place_on,
     rank_cpus,
@@ -168,7 +169,7 @@ def _load_with_processes(
         if reason is not None and isinstance(error, RuntimeError):
             raise ValueError(reason) from error
         raise
-    weakref.finalize(engine, close)
+    weakref.finalize(engine, end_ranks, engine.disk, close)
     return part.model, engine
 
 
@@ -193,5 +194,5 @@ def _load_launched(
         others.run(part.model, config, executor)
     ranks = DividedRanks(others, place, part, facts, link, config)
     engine = build_engine(part.model, tokenizer, config, ranks=ranks)
-    weakref.finalize(engine, others.close)
+    weakref.finalize(engine, end_ranks, engine.disk, others.close)
     return part.model, engine

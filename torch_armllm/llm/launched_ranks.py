@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.disk.rank_rows import RankRowServer
 from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_executor import StepExecutor
@@ -23,6 +24,7 @@ from torch_armllm.parallel.connections import Connections
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
+from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.plan.plan_model import PlanModel
 
@@ -68,8 +70,9 @@ class LaunchedRanks:
             asked = f"tensor_parallel_size = {tensor_ranks}, pipeline_parallel_size = {stages}"
             raise ValueError(f"{asked}: {self.place.size} processes, but torchrun has started {started}")
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_EXCHANGE_SECONDS))
-        self._connections = Connections(self.place.rank, self.place.size, self._group, 2, CONNECT_SECONDS)
-        self._rows, self._messages = self._connections.sockets
+        self._connections = Connections(self.place.rank, self.place.size, self._group, 3, CONNECT_SECONDS)
+        self._rows, self._messages, cached = self._connections.sockets
+        self._cached = {rank: RowLink(each) for rank, each in enumerate(cached) if each is not None}
         self._opened: list[NetworkExchange | StageLink] = []
         self._leader: RankLeader | None = None
 
@@ -103,7 +106,7 @@ class LaunchedRanks:
         """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
         dist.broadcast_object_list([sizes], 0, group=self._group)
         mailbox = NetworkMailbox(self._messages)
-        self._leader = RankLeader(mailbox)
+        self._leader = RankLeader(mailbox, links=list(self._cached.values()))
         return self._leader
 
     def close(self) -> None:
@@ -130,8 +133,9 @@ class LaunchedRanks:
         team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
         try:
             with team.at_work():
-                follow(self.place.rank, NetworkMailbox(self._messages), executor)
-        except RuntimeError as error:
+                rows = RankRowServer(executor, self._cached[0])
+                follow(self.place.rank, NetworkMailbox(self._messages), executor, rows)
+        except (RuntimeError, OSError) as error:
             logger.error("rank %d ends: %s", self.place.rank, error)
             raise SystemExit(1) from error
         sys.exit(0)

@@ -1,10 +1,11 @@
-"""The program of a process that computes a part of a model; the leader, which is rank 0, starts it.
+r"""The program of a process that computes a part of a model; the leader, which is rank 0, starts it.
 
-    python -m torch_armllm.llm.rank_process RANK TENSOR_RANKS STAGES MEMORY STACKS [PREVIOUS NEXT] CONNECTION
+    python -m torch_armllm.llm.rank_process RANK TENSOR_RANKS STAGES \
+        MEMORY STACKS ROWS [PREVIOUS NEXT] CONNECTION
 
 All but the first three are descriptors: of the group's memory, of a file to which the process writes its
-stacks when it gets SIGUSR1, of its sockets from the stage before and to the next one, and of a socket to
-the leader.  The process ends when the last one closes.
+stacks when it gets SIGUSR1, of a socket for bytes of caches, of its sockets from the stage before and to the
+next one, and of a socket to the leader.  The process ends when the last one closes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection
 from socket import socket
 from typing import Any
 
+from torch_armllm.engine.disk.rank_rows import RankRowServer
 from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.stage_executor import StageExecutor
 from torch_armllm.engine.execution.step_executor import StepExecutor
@@ -30,20 +32,21 @@ from torch_armllm.llm.rank_part import rank_part
 from torch_armllm.llm.rank_start import described
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.rank_place import RankPlace
+from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.parallel.shared_memory import GroupMemory
 from torch_armllm.parallel.stage_link import LostStageError, StageLink
 
 
 def main() -> None:
     """Runs the rank until the leader ends."""
-    rank, tensor_ranks, stages, file, stacks, *links, leader = map(int, sys.argv[1:])
+    rank, tensor_ranks, stages, file, stacks, rows, *links, leader = map(int, sys.argv[1:])
     place = RankPlace(rank, tensor_ranks, stages)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader decides when to end
     faulthandler.register(signal.SIGUSR1, stacks)
     connection = Connection(leader)
     memory = GroupMemory(tensor_ranks, stages, file)
     try:
-        _run(place, memory, connection, links)
+        _run(place, memory, connection, rows, links)
     except (EOFError, BrokenPipeError, ConnectionError):  # the leader has gone
         os._exit(1)
     except Exception as error:
@@ -56,7 +59,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _run(place: RankPlace, memory: GroupMemory, connection: Connection, links: list[int]) -> None:
+def _run(place: RankPlace, memory: GroupMemory, connection: Connection, rows: int, links: list[int]) -> None:
     settings = connection.recv()
     team = ThreadTeam(choose_threads(settings.pop("threads"), settings.pop("pin_threads")))
     team.settle()
@@ -79,7 +82,7 @@ def _run(place: RankPlace, memory: GroupMemory, connection: Connection, links: l
     threading.Thread(target=_end_with, args=[connection], name="armllm-leader", daemon=True).start()
     mailbox = Mailbox(memory.mail, place.size, lambda: _check(memory))
     with team.at_work():
-        follow(place.rank, mailbox, executor)
+        follow(place.rank, mailbox, executor, RankRowServer(executor, RowLink(socket(fileno=rows))))
 
 
 def _end_with(connection: Connection) -> None:

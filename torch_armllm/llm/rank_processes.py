@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from socket import socketpair
 from typing import Any
 
 from torch_armllm.engine.execution.rank_failures import RankFailures
@@ -16,6 +17,7 @@ from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.llm.child_process import ChildProcess
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.rank_place import RankPlace
+from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.parallel.shared_memory import GroupMemory
 from torch_armllm.parallel.silent_ranks import SilentRanks
 
@@ -63,9 +65,14 @@ class RankProcesses:
         self._finder: threading.Thread | None = None
         self._stacks = {rank: os.memfd_create(f"stacks of rank {rank}") for rank in range(1, len(cores))}
         self._children: dict[int, ChildProcess] = {}
+        self._rows: list[RowLink] = []
         for rank, stacks in self._stacks.items():
-            files = self.memory.file, stacks, *(links[rank] if links else ())
-            child = ChildProcess("torch_armllm.llm.rank_process", cores[rank], [rank, *grid, *files], files)
+            ours, theirs = socketpair()
+            files = self.memory.file, stacks, theirs.fileno(), *(links[rank] if links else ())
+            with theirs:
+                arguments = [rank, *grid, *files]
+                child = ChildProcess("torch_armllm.llm.rank_process", cores[rank], arguments, files)
+            self._rows.append(RowLink(ours))
             child.connection.send(settings)
             self._children[rank] = child
 
@@ -97,7 +104,7 @@ class RankProcesses:
         self.send(sizes)
         self._watch_all()
         mailbox = Mailbox(self.memory.mail, self._leader.size, self._check)
-        return RankLeader(mailbox, self)
+        return RankLeader(mailbox, self, self._rows)
 
     def _name(self, rank: int) -> str:
         return str(replace(self._leader, rank=rank))
@@ -176,6 +183,8 @@ class RankProcesses:
             child.connection.close()
         for child in self._children.values():
             child.close()
+        for link in self._rows:
+            link.close()
         if self._finder is not None:
             self._finder.join()
         for file in (self.memory.file, *self._stacks.values()):

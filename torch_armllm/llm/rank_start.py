@@ -1,14 +1,15 @@
-"""Steps of the start of processes that share a model out."""
+"""Steps of the start and the end of processes that share a model out."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm import _version
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.speculative.build import reads_hidden_states
+from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.ops import variants
 from torch_armllm.parallel.placement import rank_cores
 
@@ -85,6 +86,13 @@ def agree(facts: Sequence[object], first: int = 0) -> None:
             raise ValueError(f"rank {rank} has {fact}, and rank {first} has {facts[0]}")
 
 
+def end_ranks(disk: DiskPrefixCache | None, close: Callable[[], None]) -> None:
+    """Ends the other processes, once the prefix cache on disk has what it asks them for."""
+    if disk is not None:
+        disk.end()
+    close()
+
+
 def why_not_divided(model: str | PreTrainedModel, config: EngineConfig) -> str | None:
     """Returns the reason why several ranks cannot serve a model; None if they may."""
     if not isinstance(model, str):
@@ -93,8 +101,6 @@ def why_not_divided(model: str | PreTrainedModel, config: EngineConfig) -> str |
         return "ranks share memory that only Linux has"
     if config.enable_lora:
         return "adapters are not shared out among ranks yet: leave enable_lora out"
-    if config.prefix_cache_dir is not None:
-        return "ranks have no prefix cache on disk yet: leave prefix_cache_dir out"
     if reads_hidden_states(config.speculative_config):
         return "draft layers are not shared out among ranks yet: draft with n-grams or a draft model"
     if config.pipeline_parallel_size > 1 and config.speculative_config not in ("auto", None):

@@ -15,7 +15,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.llm.launched_ranks import launched_ranks
 from torch_armllm.llm.loader import LoadedEngine
-from torch_armllm.llm.rank_start import why_not_divided
+from torch_armllm.llm.rank_start import end_ranks, why_not_divided
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.system.extras import require_extra
 from torch_armllm.system.host import physical_cores
@@ -78,7 +78,7 @@ def load_on_ray(
     runner = loaded.engine.runner
     assert isinstance(runner, PlanRunner)
     runner.watched_by(ranks)
-    weakref.finalize(loaded.engine, ranks.close)
+    weakref.finalize(loaded.engine, end_ranks, loaded.engine.disk, ranks.close)
     return loaded
 
 

@@ -188,8 +188,22 @@ class Encoded:
 def schemes_of(program: Encoded) -> set[str]:
     """Returns the schemes of all quantized weights that a program multiplies by."""
     names = {number: name for name, number in ENUMS["Scheme"].items()}
-    formats = {form.opcode: (name, form.fields) for name, form in INSTRUCTIONS.items()}
-    found: set[str] = set()
+    return {names[program.integers[at]] for at, entry in _plain_fields(program) if entry.type == "Scheme"}
+
+
+def without_handles(program: Encoded) -> list[int]:
+    """Returns a program's integers with 0 for handles of communicators, which are a process's own."""
+    integers = list(program.integers)
+    for at, entry in _plain_fields(program):
+        if entry.name == "communicator":
+            integers[at] = 0
+    return integers
+
+
+def _plain_fields(program: Encoded) -> list[tuple[int, tables.Field]]:
+    """Returns the fields that are one integer, with their places among the integers."""
+    formats = {form.opcode: form.fields for form in INSTRUCTIONS.values()}
+    found: list[tuple[int, tables.Field]] = []
 
     def read(fields: Sequence[tables.Field], at: int) -> int:
         """Returns the place after some fields, which begin at ``at``."""
@@ -203,16 +217,14 @@ def schemes_of(program: Encoded) -> set[str]:
                 for _ in range(count):
                     at = read(RECORDS[entry.type], at)
             else:
-                if entry.type == "Scheme":
-                    found.add(names[program.integers[at]])
+                found.append((at, entry))
                 at += 1
         return at
 
     outputs = program.integers[1]
     at = 3 + 2 * outputs
     for _ in range(program.integers[at - 1]):
-        _, fields = formats[program.integers[at]]
-        read(fields, at + 2)
+        read(formats[program.integers[at]], at + 2)
         at += 2 + program.integers[at + 1]
     return found
 

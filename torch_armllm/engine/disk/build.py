@@ -6,13 +6,12 @@ import logging
 from pathlib import Path
 
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.disk.fingerprint import fingerprint
+from torch_armllm.engine.disk.cached_rows import cached_rows
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.speculative.build import reads_hidden_states
 from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.kv_cache.disk.folder import CacheFolder
-from torch_armllm.kv_cache.disk.rows import Rows
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.system.files import format_bytes
 
@@ -44,7 +43,7 @@ def build_disk_cache(
         _logger.warning("%s: prefix_cache_dir has no effect, as %s", name, reason)
         return None
     assert isinstance(runner, PlanRunner)
-    blocks, states = Rows(runner.cache), Rows(runner.states)
+    blocks, states, own = cached_rows(runner)
     root, size = Path(config.prefix_cache_dir).expanduser(), config.prefix_cache_size
     largest = max(blocks.nbytes, states.nbytes)
     if size < 2 * largest:
@@ -53,7 +52,7 @@ def build_disk_cache(
             f"{format_bytes(largest)} each: give more"
         )
     try:
-        folder = CacheFolder(root, fingerprint(runner, blocks, states), size)
+        folder = CacheFolder(root, own, size)
     except OSError as error:
         raise ValueError(
             f"prefix_cache_dir = {str(root)!r} cannot be written: {error.strerror or error}. Name a folder "
@@ -64,6 +63,11 @@ def build_disk_cache(
         *(name, root / folder.fingerprint, format_bytes(folder.nbytes), format_bytes(size)),
         *(format_bytes(largest), runner.block_size),
     )
+    if folder.nbytes and not folder.found:
+        _logger.info(
+            "%s: no file in %s is of this model with these settings, ranks, kernels and versions",
+            *(name, root),
+        )
     return DiskPrefixCache(folder, manager, blocks, states)
 
 

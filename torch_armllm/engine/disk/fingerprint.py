@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from torch_armllm._version import __version__
-from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.kv_cache.disk.record import FORMAT
 from torch_armllm.kv_cache.disk.rows import Bytes, Rows
 from torch_armllm.ops import variants
 from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.program import without_handles
 
 _SAMPLES = 16
 """Places of a tensor that are read."""
@@ -25,7 +26,7 @@ _LARGEST_COPY = 1 << 20
 """Elements of a tensor that is not contiguous and yet read as a whole."""
 
 
-def fingerprint(runner: PlanRunner, blocks: Rows, states: Rows) -> str:
+def fingerprint(executor: StepExecutor, blocks: Rows, states: Rows) -> str:
     """Returns 32 hexadecimal digits that differ if a block's bits may differ, or lie elsewhere in it.
 
     They depend on the plan (operators, shapes, constants such as those of rotary embeddings), on the dtype,
@@ -34,11 +35,11 @@ def fingerprint(runner: PlanRunner, blocks: Rows, states: Rows) -> str:
     place of the model's folder. The sum finds a change at any other place; experts on disk have none.
 
     Args:
-        runner: of an engine; has a native plan.
+        executor: of an engine, or of a rank of it; has a native plan.
         blocks: of its KV cache.
         states: of its recurrent layers.
     """
-    plan = runner.plan
+    plan = executor.plan
     assert isinstance(plan, NativePlan)
     program = plan.program
     digest = hashlib.blake2b(digest_size=16)
@@ -46,11 +47,11 @@ def fingerprint(runner: PlanRunner, blocks: Rows, states: Rows) -> str:
         "format": FORMAT,
         "versions": [__version__, torch.__version__],
         "kernels": variants.machine().compiled,
-        "shape": repr(runner.shape),
-        "block": [runner.block_size, *blocks.description],
+        "shape": repr(executor.shape),
+        "block": [executor.block_size, *blocks.description],
         "states": states.description,
-        "program": [program.opcodes, program.integers, program.floats],
-        "first_position": runner.model.first_position,
+        "program": [program.opcodes, without_handles(program), program.floats],
+        "first_position": executor.model.first_position,
     }
     digest.update(json.dumps(known, default=str).encode())
     for constant in program.constants:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from torch_armllm.engine.disk.fingerprint import fingerprint
+from torch_armllm.engine.disk.cached_rows import cached_rows
 from torch_armllm.engine.execution.plan_runner import PlanRunner
-from torch_armllm.kv_cache.block_manager import BlockManager
+from torch_armllm.engine.scheduling.scheduler import Scheduler
 from torch_armllm.kv_cache.disk.digests import DIGEST_SIZE, prefix_digests
 from torch_armllm.kv_cache.disk.record import (
     DamagedError,
@@ -24,7 +24,7 @@ from torch_armllm.kv_cache.disk.record import (
     read_header,
     write_record,
 )
-from torch_armllm.kv_cache.disk.rows import Bytes, Rows
+from torch_armllm.kv_cache.disk.rows import Bytes
 from torch_armllm.plan.native import NativePlan
 
 
@@ -33,25 +33,22 @@ class SessionFiles:
 
     Args:
         runner: of the engine.
-        manager: of its blocks.
+        scheduler: has its blocks.
 
     Raises:
         ValueError: the engine has nothing that could be saved.
     """
 
-    def __init__(self, runner: object, manager: BlockManager) -> None:
+    def __init__(self, runner: object, scheduler: Scheduler) -> None:
+        manager = scheduler.blocks
         if not isinstance(runner, PlanRunner) or not isinstance(runner.plan, NativePlan):
             raise ValueError("the model has no native plan, and its own caches are not saved")
-        if runner.is_divided:
-            raise ValueError("sessions are not saved yet where several processes share out the model")
         if manager.prefix_cache is None:
             raise ValueError(
                 "sessions are part of the prefix cache: enable it, and give enough kv_cache_memory for it"
             )
-        self._manager = manager
-        self._blocks = Rows(runner.cache)
-        self._states = Rows(runner.states)
-        self._fingerprint = fingerprint(runner, self._blocks, self._states)
+        self._scheduler, self._manager = scheduler, manager
+        self._blocks, self._states, self._fingerprint = cached_rows(runner)
 
     def holds(self, token_ids: Sequence[int]) -> bool:
         """True if all that a request with these tokens could find is in memory."""
@@ -92,9 +89,9 @@ class SessionFiles:
                 fields = read_header(file)
                 if (found := fields["__metadata__"].get("fingerprint")) != self._fingerprint:
                     raise ValueError(
-                        f"{str(path)!r} is a session of another model, dtype of the cache, kind of CPU or "
-                        f"version of this package (its fingerprint is {found}, this model's "
-                        f"{self._fingerprint}): generate from its text instead"
+                        f"{str(path)!r} is a session of another model, dtype of the cache, kind of CPU, "
+                        f"number of ranks or version of this package (its fingerprint is {found}, this "
+                        f"model's {self._fingerprint}): generate from its text instead"
                     )
                 return self._load(file, fields)
             except DamagedError as error:
@@ -140,7 +137,8 @@ class SessionFiles:
         """Makes states the checkpoint of a block."""
         states, cache = self._manager.states, self._manager.prefix_cache
         assert states is not None and cache is not None
-        if (slot := states.save()) is not None:
+        # states that are still to be copied may lie in a slot that is free by now
+        if self._scheduler.states_are_settled and (slot := states.save()) is not None:
             self._states.put(slot, row)
             states.keep(slot, cache.content(block))
 

@@ -67,9 +67,9 @@ class PlanRunner(StepExecutor):
         self._at_work = nullcontext() if team is None else team.at_work()
 
     @property
-    def is_divided(self) -> bool:
-        """True if several processes compute the steps together."""
-        return self._leader is not None
+    def leader(self) -> RankLeader | None:
+        """Sends the steps to the other processes that compute them; None if there are none."""
+        return self._leader
 
     def watched_by(self, watch: RankWatch) -> None:
         """Sets what says which rank has failed, if several processes compute the steps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch_armllm.engine.execution.row_order import RowOrder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_message import Signal, StepReader
 
@@ -20,13 +21,22 @@ class Inbox(Protocol):
         ...
 
 
-def follow(rank: int, mailbox: Inbox, executor: StepExecutor) -> None:
+class RowServer(Protocol):
+    """Gives and takes bytes of this rank's caches."""
+
+    def do(self, order: RowOrder) -> None:
+        """Does what the leader asks for."""
+        ...
+
+
+def follow(rank: int, mailbox: Inbox, executor: StepExecutor, rows: RowServer | None = None) -> None:
     """Computes steps until the leader ends.
 
     Args:
         rank: number of this process.
         mailbox: from which it reads.
         executor: with this rank's part of the weights and of the KV cache.
+        rows: gives and takes bytes of its caches; None: the leader asks for none.
     """
     reader = StepReader(executor.cache, executor.states)
     while True:
@@ -38,6 +48,9 @@ def follow(rank: int, mailbox: Inbox, executor: StepExecutor) -> None:
             executor.compute_logits()
         elif message is Signal.RELEASE:
             executor.release_cache()
+        elif isinstance(message, RowOrder):
+            assert rows is not None, "the leader asks for bytes of caches"
+            rows.do(message)
         else:
             executor.copy(*message.copies)
             executor.run(message.inputs, message.rows, message.best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -9,8 +10,10 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.errors import RankFailedError
-from torch_armllm.engine.execution.step_message import Signal, signal_message, step_message
+from torch_armllm.engine.execution.row_order import RowOrder
+from torch_armllm.engine.execution.step_message import Signal, row_message, signal_message, step_message
 from torch_armllm.engine.step import Step
+from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.plan.step import StepInputs
 
 OnFailure = Callable[[RankFailedError], object]
@@ -46,14 +49,23 @@ class RankLeader:
 
     Args:
         mailbox: from which they read.
+        watch: says which rank has failed; None: nobody does, and a broken connection ends the step.
+        links: to the other ranks, for bytes of their caches.
 
     Attributes:
-        watch: says which rank has failed; None: nobody does, and a broken connection ends the step.
+        watch: see above.
+        links: see above.
+        rows: held by the thread that gives an order about bytes until the ranks have followed it.
     """
 
-    def __init__(self, mailbox: Outbox, watch: RankWatch | None = None) -> None:
+    def __init__(
+        self, mailbox: Outbox, watch: RankWatch | None = None, links: Sequence[RowLink] = ()
+    ) -> None:
         self._mailbox = mailbox
+        self._posting = threading.Lock()
         self.watch = watch
+        self.links = links
+        self.rows = threading.Lock()
         self._has_failed = False
 
     def on_failure(self, method: OnFailure) -> None:
@@ -80,11 +92,20 @@ class RankLeader:
         """
         self._post(*step_message(step, inputs, rows, best))
 
+    def order(self, order: RowOrder) -> None:
+        """Sends an order about bytes of caches, between two steps; any thread may call it.
+
+        Raises:
+            RankFailedError: a rank has failed.
+        """
+        self._post(row_message(order))
+
     def _post(self, numbers: array[int], tensors: Iterable[Tensor] = ()) -> None:
         reason = self._failure()
         if reason is not None:
             raise RankFailedError(reason)
-        self._mailbox.post(numbers, tensors)
+        with self._posting:
+            self._mailbox.post(numbers, tensors)
 
     def fail(self, error: Exception) -> RankFailedError:
         """Ends all ranks, because a step has failed here or there; returns the error of the engine."""
@@ -100,4 +121,5 @@ class RankLeader:
     def stop(self) -> None:
         """Ends the other ranks."""
         if self._failure() is None and not self._has_failed:
-            self._mailbox.post(signal_message(Signal.STOP))
+            with self._posting:
+                self._mailbox.post(signal_message(Signal.STOP))

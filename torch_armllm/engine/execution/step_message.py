@@ -12,12 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.execution.row_order import RowAct, RowOrder
 from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.step import NO_SAVES, StepInputs
 
 STEP = -1
 """Kind of a message that brings a step; others are signals."""
+ROWS = -4
+"""Kind of a message that brings a `RowOrder`."""
 
 
 class Signal(IntEnum):
@@ -66,6 +69,11 @@ class Copies(NamedTuple):
 def signal_message(signal: Signal) -> array[int]:
     """Returns the numbers of a message without a step."""
     return array("q", _Header(signal))
+
+
+def row_message(order: RowOrder) -> array[int]:
+    """Returns the numbers of a message about bytes of caches."""
+    return array("q", (*_Header(ROWS), *order))
 
 
 def step_message(
@@ -124,10 +132,13 @@ class StepReader:
         self._cache, self._states = cache, list(states)
         self._kept: dict[tuple[int, int, int], StepInputs] = {}
 
-    def read(self, address: int) -> ReceivedStep | Signal:
+    def read(self, address: int) -> ReceivedStep | Signal | RowOrder:
         """Returns the step of the message at an address, or what the message says without one."""
         numbers = _Numbers(address)
         header = _Header(*numbers.take(len(_Header._fields)))
+        if header.kind == ROWS:
+            act, number = numbers.take(2)
+            return RowOrder(RowAct(act), number)
         if header.kind != STEP:
             return Signal(header.kind)
         rows = None if header.rows < 0 else numbers.take(header.rows)

@@ -94,7 +94,9 @@ class Scheduler:
     @property
     def states_are_settled(self) -> bool:
         """True if no copies of states wait for the next step."""
-        return self._states is None or self._states.settled
+        unfilled = self._unfilled
+        waits = unfilled is not None and unfilled.state_moves
+        return self._states is None or (self._states.settled and not waits)
 
     def check(self, request: Request) -> None:
         """Checks a request.

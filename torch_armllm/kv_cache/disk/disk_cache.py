@@ -111,6 +111,11 @@ class DiskPrefixCache:
             *(self.folder.nbytes, self.folder.limit),
         )
 
+    def end(self) -> None:
+        """Ends all threads, and waits until what has left is written, but no more than some seconds."""
+        self._writer.join()
+        self._reader.close()
+
     def close(self) -> None:
         """Ends all threads when they have written what has left; does not wait for them."""
         self._writer.close()
