@@ -187,8 +187,8 @@ def test_a_stage_that_does_not_answer_is_killed_and_ends_the_engine(
     [
         ({"enable_lora": True}, "adapters are not shared out"),
         (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "stages do not verify draft tokens yet",
+            {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
+            "draft layers are not shared out",
         ),
         ({"pipeline_parallel_size": 65}, "give at most 64"),
         ({"pipeline_parallel_size": 0}, "give at least 1"),

@@ -298,12 +298,13 @@ def _expert_store(servable: ServableModel | None) -> ExpertStore | None:
 def _drafts(settings: Settings, runner: PlanRunner, blocks: BlockManager) -> bool:
     """Returns False where ``auto`` does not draft.
 
-    It does not in a pipeline, where bits would change, and where no slot is spare for states.
+    It does not in a pipeline, whose steps overlap, so that their times do not tell what draft tokens cost,
+    and where no slot is spare for states.
     """
-    if isinstance(runner, PipelineRunner):
-        return False
     if settings != "auto":
         return True
+    if isinstance(runner, PipelineRunner):
+        return False
     no_room = blocks.states is not None and not blocks.states.spare
     return not no_room and runner.rows_are_exact()
 

@@ -103,6 +103,4 @@ def why_not_divided(model: str | PreTrainedModel, config: EngineConfig) -> str |
         return "adapters are not shared out among ranks yet: leave enable_lora out"
     if reads_hidden_states(config.speculative_config):
         return "draft layers are not shared out among ranks yet: draft with n-grams or a draft model"
-    if config.pipeline_parallel_size > 1 and config.speculative_config not in ("auto", None):
-        return "stages do not verify draft tokens yet: leave speculative_config out"
     return None
