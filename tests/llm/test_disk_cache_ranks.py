@@ -81,10 +81,11 @@ def test_a_killed_rank_ends_the_engine_and_files_of_ranks_are_not_those_of_one(
     before = set(pids())
     llm = load(folder, prefix_cache_dir=cache, **RANKS)
     expected = run(llm, CHAT)
+    (process,) = set(pids()) - before
+    os.kill(process, signal.SIGTERM)  # as systemd does; the leader still writes what it has
     llm.save_session(tmp_path / "session", CHAT)
     assert disk_of(llm).flush()
     llm.reset_prefix_cache()
-    (process,) = set(pids()) - before
     os.kill(process, signal.SIGKILL)
     with pytest.raises(RankFailedError, match=f"rank 1 has failed: process {process} was ended by signal 9"):
         run(llm, CHAT)

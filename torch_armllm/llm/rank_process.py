@@ -41,7 +41,8 @@ def main() -> None:
     """Runs the rank until the leader ends."""
     rank, tensor_ranks, stages, file, stacks, rows, *links, leader = map(int, sys.argv[1:])
     place = RankPlace(rank, tensor_ranks, stages)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM):  # service managers send both to all processes of a server
+        signal.signal(number, signal.SIG_IGN)  # the leader decides when to end
     faulthandler.register(signal.SIGUSR1, stacks)
     connection = Connection(leader)
     memory = GroupMemory(tensor_ranks, stages, file)

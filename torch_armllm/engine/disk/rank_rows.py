@@ -101,6 +101,7 @@ class RankRowServer:
     def __init__(self, executor: StepExecutor, link: RowLink) -> None:
         self._executor, self._link = executor, link
         self._blocks, self._states = Rows(executor.cache), Rows(executor.states)
+        self._received: dict[Rows, Bytes] = {}
 
     def do(self, order: RowOrder) -> None:
         """Does it, before the steps that come after the order.
@@ -117,7 +118,9 @@ class RankRowServer:
             taken = rows.take(order.number)
             self._link.send_later(order, lambda: taken)
         else:
-            row = np.empty(rows.nbytes, np.uint8)
+            if rows not in self._received:  # new memory costs more than what it receives
+                self._received[rows] = np.empty(rows.nbytes, np.uint8)
+            row = self._received[rows]
             self._link.receive(order, row)
             rows.put(order.number, row)
 
