@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import gc
 import json
 import os
@@ -120,28 +121,38 @@ def expected_tokens(folder: Path, work: Sequence[Work]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+def files_of(process: int | str) -> collections.Counter[str]:
+    """Returns the files that a process has opened or mapped."""
+    links = []
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder's own
+            links.append(os.readlink(file))
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return collections.Counter([*links, *(line.split(maxsplit=5)[-1] for line in lines)])
+
+
 class Left:
-    """Things that a program may leave behind: those that were not there at first are found."""
+    """Things that processes may leave behind: of this process, those that were not there at first."""
 
     def __init__(self) -> None:
-        self._before = self._things()
+        self._before = self._anonymous()
+        self._shared: set[Path] = set()
+
+    def look_at(self, processes: Sequence[int]) -> None:
+        """Notes the files of processes in ``/dev/shm``, where other programs have theirs."""
+        files = {file for process in processes for file in files_of(process)}
+        self._shared |= {Path(file) for file in files if file.startswith("/dev/shm/")}
 
     def found(self) -> list[str]:
         """Returns what is left."""
         gc.collect()
-        return sorted((self._things() - self._before).elements())
+        shared = [str(file) for file in self._shared if file.exists()]
+        return sorted([*(self._anonymous() - self._before).elements(), *shared])
 
     @staticmethod
-    def _things() -> collections.Counter[str]:
-        links = []
-        for file in Path("/proc/self/fd").iterdir():
-            try:
-                links.append(os.readlink(file))
-            except FileNotFoundError:  # the folder's own
-                continue
-        links += [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
-        anonymous = [link for link in links if "memfd:" in link]
-        return collections.Counter([*anonymous, *map(str, Path("/dev/shm").iterdir())])
+    def _anonymous() -> collections.Counter[str]:
+        files = files_of("self")
+        return collections.Counter({name: files[name] for name in files if "memfd:" in name})
 
 
 def wait_for_end(llm: AsyncLLM) -> None:
@@ -158,6 +169,7 @@ def with_aborts(
     llm = AsyncLLM(str(folder), tensor_parallel_size=ranks, pipeline_parallel_size=stages, **_OPTIONS)
     processes = sorted(set(pids()) - others)
     found = asyncio.run(run(llm, work))
+    left.look_at([os.getpid(), *processes])
     counts: collections.Counter[str] = collections.Counter()
     for each, tokens, right in zip(work, found, expected, strict=True):
         whole = each.aborted_after is None or len(tokens) == len(right)
@@ -183,6 +195,7 @@ def without_leader(folder: Path, ranks: int, stages: int) -> None:
         assert leader.stdout is not None
         processes = list(map(int, leader.stdout.readline().split()))
         assert len(processes) == ranks * stages - 1
+        left.look_at([leader.pid, *processes])
         leader.kill()
     assert all(ended(process, 30) for process in processes)
     assert (things := left.found()) == [], things

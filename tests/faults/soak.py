@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -70,16 +71,20 @@ class Soak:
         assert self._process.stdout is not None
         self._base = self._process.stdout.readline().split(" at ")[1].strip().removesuffix("/v1")
 
-    def run(self, seconds: float) -> None:
-        """Runs the load for a time, and ends the server."""
+    def run(self, seconds: float, is_enough: Callable[[], bool] = lambda: True) -> None:
+        """Runs the load for a time, and until it was enough or something was found; ends the server."""
+
+        def goes_on(now: float) -> bool:
+            return now < seconds or not (is_enough() or self.findings)
+
         with httpx.Client(base_url=self._base, timeout=60) as http, ThreadPoolExecutor(_CLIENTS + 1) as pool:
             expected = http.post("/v1/completions", json=PROBE).json()["choices"][0]["text"]
             work = [pool.submit(self._client, number) for number in range(_CLIENTS)]
             work.append(pool.submit(self._reload))
             began = time.monotonic()
-            while (now := time.monotonic() - began) < seconds and self._process.poll() is None:
+            while goes_on(now := time.monotonic() - began) and self._process.poll() is None:
                 self._sample(now)
-                time.sleep(min(_INTERVAL, max(0.0, seconds - now)))
+                time.sleep(min(_INTERVAL, max(0.5, seconds - now)))
             self._over.set()
             for done in work:
                 done.result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +37,7 @@ assert again[0].outputs[0].token_ids == outputs[-1].outputs[0].token_ids
 
 
 def launch(script: Path, processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--master-port", port]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # at a port that it holds
     command += ["--nproc-per-node", str(processes), str(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny
+from tests.support.rank_processes import descendants
 from tests.support.server_live import live, until
 from tests.support.tiny_server import checkpoint
 from torch_armllm import LLM, SamplingParams
@@ -31,7 +32,7 @@ RAY: dict[str, Any] = {"distributed_executor_backend": "ray", "threads": 1}
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="needs the extra ray")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     yield ray
     ray.shutdown()
 
@@ -61,12 +62,12 @@ def groups(ray: Any) -> list[str]:
 
 
 def actors() -> list[int]:
-    """Returns the processes of all ranks that are actors."""
+    """Returns the processes of all ranks that are actors of this process's cluster."""
     found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in descendants():
         with contextlib.suppress(OSError):  # of processes that end
-            if b"ray::RankActor" in file.read_bytes():
-                found.append(int(file.parent.name))
+            if b"ray::RankActor" in Path(f"/proc/{process}/cmdline").read_bytes():
+                found.append(process)
     return found
 
 

@@ -38,7 +38,7 @@ def base(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     sizes: dict[str, Any] = {"cores": 1, "min_replicas": 2, "max_replicas": 2, "engine": ENGINE}
     serve.run(application([RayModel(str(folder), "tiny", **sizes)]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -224,14 +225,18 @@ def test_models_of_both_kinds(pooling: Live) -> None:
     assert "prompt_name is for models that pool" in error["message"]
 
 
+def a_while() -> None:
+    time.sleep(0.1)
+
+
 @contextmanager
-def held(llm: AsyncLLM, seconds: float) -> Iterator[None]:
+def held(llm: AsyncLLM, wait: Callable[[], object] = a_while) -> Iterator[None]:
     """Delays every batch."""
     engine: Any = llm.pooling_engine
     compute = engine.model.compute
 
     def slow(inputs: Any) -> Any:
-        time.sleep(seconds)
+        wait()
         return compute(inputs)
 
     engine.model.compute = slow
@@ -250,26 +255,36 @@ def one_at_a_time(models: dict[str, Any]) -> Iterator[AsyncLLM]:
 
 def test_limits(one_at_a_time: AsyncLLM) -> None:
     more: dict[str, Any] = {"max_queue": 1, "max_tokens_per_minute": 1000, "max_request_bytes": 5000}
+    engine: Any = one_at_a_time.pooling_engine
+    many = {"input": ["a"] * 50}
+
+    def is_idle(server: Live) -> bool:
+        return not engine.has_unfinished_requests() and not server.served.admission.num_admitted
+
     with live(one_at_a_time, "embed", request_timeout=0.3, **more) as server:
-        engine: Any = one_at_a_time.pooling_engine
-        with held(one_at_a_time, 0.1), ThreadPoolExecutor(2) as clients:
-            late = clients.submit(httpx.post, f"{server.base}/v1/embeddings", json={"input": ["a"] * 50})
+        with held(one_at_a_time):
+            late = httpx.post(f"{server.base}/v1/embeddings", json=many, timeout=60)
+        assert late.status_code == 504, late.text
+        assert "more than 0.3 seconds; send fewer texts" in late.json()["error"]["message"]
+        until(lambda: is_idle(server))
+    with live(one_at_a_time, "embed", **more) as server:
+        go_on = threading.Event()
+        with held(one_at_a_time, go_on.wait), ThreadPoolExecutor(1) as clients:
+            first = clients.submit(httpx.post, f"{server.base}/v1/embeddings", json=many, timeout=60)
             until(lambda: server.served.admission.num_admitted == 50)
             refused = httpx.post(f"{server.base}/v1/embeddings", json={"input": "a"})
+            go_on.set()
             assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
-            answer = late.result()
-            assert answer.status_code == 504, answer.text
-            assert "more than 0.3 seconds; send fewer texts" in answer.json()["error"]["message"]
-            until(lambda: not engine.has_unfinished_requests() and not server.served.admission.num_admitted)
-            # a client that leaves ends its request
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{server.base}/v1/embeddings", json={"input": ["a"] * 50}, timeout=0.15)
-            until(lambda: not engine.has_unfinished_requests() and not server.served.admission.num_admitted)
+            assert first.result().status_code == 200
+        # a client that leaves ends its request
+        with held(one_at_a_time), pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.base}/v1/embeddings", json=many, timeout=httpx.Timeout(60, read=0.5))
+        until(lambda: is_idle(server))
         assert not one_at_a_time._thread._streams
         large = httpx.post(f"{server.base}/rerank", json={"query": "a", "documents": ["x" * 6000]})
         assert large.status_code == 413
-        many = {"query": "a", "documents": [""] * 2049}
-        assert httpx.post(f"{server.base}/rerank", json=many).status_code in (400, 413)
+        more_documents = {"query": "a", "documents": [""] * 2049}
+        assert httpx.post(f"{server.base}/rerank", json=more_documents).status_code in (400, 413)
         for _ in range(10):
             got = httpx.post(f"{server.base}/v1/embeddings", json={"input": ["x" * 120] * 2})
         assert got.status_code == 429 and got.json()["error"]["code"] == "client_tokens"

@@ -125,12 +125,14 @@ def test_running_streams_and_waiting_requests_go_on(restarting: Live, sampling: 
         with httpx.stream("POST", f"{restarting.base}/v1/completions", json=sent, timeout=60) as got:
             for text in got.iter_text():  # lines of httpx end at other characters, too
                 events += [json.loads(part)["choices"][0] for part in text.split("data: ") if "{" in part]
-                begun = len(events) > 3 and served.admission.num_admitted == 20
-                if number == 0 and begun and served.engine.number == 0 and not served.llm.errored:
+                if number == 0 and len(events) > 3 and served.engine.number == 0 and not served.llm.errored:
                     _fail(served)
         return events
 
-    with slowed(restarting.llm, 0.05), ThreadPoolExecutor(20) as pool:  # 16 run
+    def all_came() -> bool:  # 16 run, 4 wait
+        return served.admission.num_admitted == 20
+
+    with slowed(restarting.llm, 0.05, all_came), ThreadPoolExecutor(20) as pool:
         streams = list(pool.map(stream, range(20)))
     assert _restarts(restarting) == before + 1
     for number, events in enumerate(streams):
@@ -177,7 +179,7 @@ def test_the_server_exits_while_it_rebuilds(tiny_checkpoint: Path, monkeypatch: 
         with live(AsyncLLM(str(tiny_checkpoint), **ENGINE), source="-", restart=True) as server:
             monkeypatch.setattr(server.registry, "load_llm", wait)
             waiting = pool.submit(_failing_answer, server)
-            assert loading.wait(10)
+            assert loading.wait(60)
             threading.Timer(0.2, exits.set).start()
         assert waiting.result().status_code == 503
 

@@ -65,8 +65,8 @@ def test_the_response_comes_before_the_body_ends(tiny_llm: AsyncLLM) -> None:
 
 def test_the_rest_is_not_read_forever(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm, max_request_bytes=1000, read_timeout=1.0) as server, connect(server) as connection:
-        connection.sendall(header(f"Content-Length: {SIZE}"))
         begin = time.monotonic()
+        connection.sendall(header(f"Content-Length: {SIZE}"))
         assert response(connection)[0] == 413
         assert connection.recv(1) == b""
         assert time.monotonic() - begin > 0.5

@@ -86,12 +86,15 @@ def live(
 
 
 @contextmanager
-def slowed(llm: AsyncLLM, seconds: float) -> Iterator[None]:
-    """Delays every engine step."""
+def slowed(llm: AsyncLLM, seconds: float, may_step: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Delays every engine step, and computes none while ``may_step`` says no."""
     engine: Any = llm.llm_engine
     step = engine.step
 
     def slow() -> Any:
+        if not may_step():
+            time.sleep(0.001)
+            return []
         time.sleep(seconds)
         return step()
 

@@ -113,7 +113,7 @@ def test_skip_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     assert increments(tokenizer, ids, skip=False) == ["t", "</s>", "a", ""]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 261), max_size=120), st.integers(0, 40), st.booleans())
 def test_arbitrary_bytes_decode_as_by_the_tokenizer(ids: list[int], cut: int, skip: bool) -> None:
     tokenizer = _cached("bytes")
