@@ -171,7 +171,7 @@ def interrupt(rounds: int, seed: int, folder: Path) -> dict[str, int]:
     """
     draw = random.Random(seed)
     os.environ["XDG_CACHE_HOME"], os.environ["ARMLLM_PLAN_CACHE"] = str(folder), "1"
-    model = checkpoint(folder / "model")
+    model = checkpoint(folder / "model", packed=True)
     expected, port, seconds = first_answers(model)
     counts: collections.Counter[str] = collections.Counter()
     for number in range(rounds):

@@ -24,6 +24,19 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def packed_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with packed weights."""
+    return checkpoint(tmp_path_factory.mktemp("packed"), packed=True)
+
+
+@pytest.fixture
+def stored_plans(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets `packed_checkpoint` be captured once, however often a test loads it."""
+    monkeypatch.setenv("ARMLLM_PLAN_CACHE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+
+
+@pytest.fixture(scope="session")
 def tiny_llm(tiny_checkpoint: Path) -> Iterator[AsyncLLM]:
     llm = AsyncLLM(str(tiny_checkpoint), kv_cache_memory=4 << 20, max_num_seqs=16, progress=False)
     yield llm

@@ -26,9 +26,9 @@ PROMPT = {"prompt": "a", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture
-def restarting(tiny_checkpoint: Path) -> Iterator[Live]:
-    llm = AsyncLLM(str(tiny_checkpoint), **ENGINE, max_num_seqs=16)
-    starting = live(llm, engine=ENGINE, source=str(tiny_checkpoint), restart=True, max_restarts=2)
+def restarting(packed_checkpoint: Path, stored_plans: None) -> Iterator[Live]:
+    llm = AsyncLLM(str(packed_checkpoint), **ENGINE, max_num_seqs=16)
+    starting = live(llm, engine=ENGINE, source=str(packed_checkpoint), restart=True, max_restarts=2)
     del llm  # the engine is the server's alone
     with starting as server:
         yield server

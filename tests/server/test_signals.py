@@ -82,8 +82,8 @@ class Process:
 
 
 @pytest.fixture
-def process(tiny_checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Process]:
-    running = Process(tiny_checkpoint, *request.param)
+def process(packed_checkpoint: Path, stored_plans: None, request: pytest.FixtureRequest) -> Iterator[Process]:
+    running = Process(packed_checkpoint, *request.param)
     yield running
     running.process.kill()
     running.process.wait()

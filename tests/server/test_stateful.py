@@ -43,9 +43,10 @@ def _description(base: str, source: Path) -> dict[str, Any]:
     return whole
 
 
-def test_models_come_and_go_in_any_order(tiny_checkpoint: Path) -> None:
+@pytest.mark.usefixtures("stored_plans")
+def test_models_come_and_go_in_any_order(packed_checkpoint: Path) -> None:
     engine = {"kv_cache_memory": 1 << 20, "max_num_seqs": 4, "threads": 1}
-    llm = AsyncLLM(str(tiny_checkpoint), progress=False, **engine)
+    llm = AsyncLLM(str(packed_checkpoint), progress=False, **engine)
     statuses: set[tuple[str, str, int]] = set()
     with live(llm, engine=engine, admin_api_key="a", api_keys=("k", "a")) as server:
 
@@ -56,7 +57,7 @@ def test_models_come_and_go_in_any_order(tiny_checkpoint: Path) -> None:
             return str(got.json()["choices"][0]["text"])
 
         expected = complete()
-        schema = schemathesis.openapi.from_dict(_description(server.base, tiny_checkpoint))
+        schema = schemathesis.openapi.from_dict(_description(server.base, packed_checkpoint))
 
         class Client(schema.as_state_machine()):  # type: ignore[misc]
             def call(self, case: Any, **_: Any) -> Any:
@@ -82,7 +83,7 @@ def test_models_come_and_go_in_any_order(tiny_checkpoint: Path) -> None:
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        body = {"model": str(tiny_checkpoint), "name": NAME}
+        body = {"model": str(packed_checkpoint), "name": NAME}
         assert httpx.post(f"{server.base}/v1/admin/models", json=body, headers=_KEYS, timeout=60).is_success
         assert complete() == expected
         for model in httpx.get(f"{server.base}/v1/models", headers=_KEYS).json()["data"]:

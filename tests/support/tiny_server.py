@@ -8,6 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.models import tiny
+from torch_armllm import Recipe
+from torch_armllm.quant.inplace import quantize
 
 TEMPLATE = (
     "{% if tools %}tools:{% for tool in tools %}{{ tool.function.name }};{% endfor %}\n{% endif %}"
@@ -38,9 +40,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def checkpoint(folder: Path) -> Path:
-    """Saves the model and its tokenizer in a folder."""
+def checkpoint(folder: Path, packed: bool = False) -> Path:
+    """Saves the model and its tokenizer in a folder; ``packed``: with INT4 weights, whose plan is stored."""
     saved_tokenizer = tokenizer()
-    tiny("llama", vocab_size=len(saved_tokenizer), max_position_embeddings=512).save_pretrained(folder)
+    model = tiny("llama", vocab_size=len(saved_tokenizer), max_position_embeddings=512)
+    if packed:
+        quantize(model, Recipe(importance=False), progress=False)
+    model.save_pretrained(folder)
     saved_tokenizer.save_pretrained(folder)
     return folder
