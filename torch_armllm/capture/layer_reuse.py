@@ -160,7 +160,9 @@ class LayerReuse:
                 module.__dict__["layer_idx"] = _LayerIndex(index)
             for number, layer in enumerate(self._layers):
                 layer.module.__dict__["forward"] = self._replacement_forward(number, layer)
-            yield
+            # a result of an operator is hardly asked for twice: to keep them takes a tenth of the time
+            with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+                yield
         finally:
             for layer in self._layers:
                 layer.module.__dict__.pop("forward", None)
