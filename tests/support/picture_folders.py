@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -107,6 +108,8 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 3,
 }
+WIDE = {"hidden_size": 256, "intermediate_size": 320, "num_attention_heads": 16, "num_key_value_heads": 4}
+"""Sizes of layers that ranks share out."""
 _TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 PLACEHOLDERS = {
@@ -148,8 +151,14 @@ def picture(number: int, width: int = 33, height: int = 40) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def picture_folder(folder: Path, kind: str) -> Path:
-    """Saves a tiny random model and its processor."""
+def picture_folder(folder: Path, kind: str, **text: int) -> Path:
+    """Saves a tiny random model and its processor.
+
+    Args:
+        folder: to save to.
+        kind: of model.
+        text: settings of the language model in place of those of all.
+    """
     torch.manual_seed(1)
     makers = {
         "llava": _llava,
@@ -171,7 +180,8 @@ def picture_folder(folder: Path, kind: str) -> Path:
         "paligemma": _paligemma,
         "paligemma2": partial(_paligemma, window=64),
     }
-    model, processor = makers[kind](_tokenizer())
+    with patch.dict(_TEXT, text):
+        model, processor = makers[kind](_tokenizer())
     _randomized(model).save_pretrained(folder)
     (processor() if isinstance(processor, partial) else processor).save_pretrained(folder)
     return folder
@@ -267,7 +277,7 @@ def _paligemma(tokenizer: PreTrainedTokenizerFast, window: int = 0) -> tuple[Any
     config = PaliGemmaConfig(
         text_config={**text, "tie_word_embeddings": False},
         vision_config={**_TOWER, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14},
-        projection_dim=64,
+        projection_dim=_TEXT["hidden_size"],
         image_token_index=_IDS["<image>"],
         tie_word_embeddings=False,
     )
@@ -284,7 +294,10 @@ _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrop
 def _qwen2_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     config = Qwen2VLConfig(
         text_config={**_TEXT, **_MROPE},
-        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "patch_size": 4},
+        vision_config={
+            **{"depth": 2, "embed_dim": 32, "num_heads": 2, "patch_size": 4},
+            "hidden_size": _TEXT["hidden_size"],
+        },
         **_qwen_tokens(),
     )
     return Qwen2VLForConditionalGeneration(config), partial(_qwen_processor, Qwen2VLProcessor, tokenizer)
@@ -298,10 +311,16 @@ def tower_model(kind: str) -> Any:
     return _randomized(model)
 
 
-def qwen_model(kind: str) -> Any:
-    """Returns a tiny random model of a kind of Qwen, without its processor, which may need torchvision."""
+def qwen_model(kind: str, **text: int) -> Any:
+    """Returns a tiny random model of a kind of Qwen, without its processor, which may need torchvision.
+
+    Args:
+        kind: of model.
+        text: see `picture_folder`.
+    """
     torch.manual_seed(1)
-    model, _ = _QWENS[kind](_tokenizer())
+    with patch.dict(_TEXT, text):
+        model, _ = _QWENS[kind](_tokenizer())
     model = _randomized(model)
     model.lm_head.weight.data[[_IDS[word] for word in _PADS]] = 0.0  # no answer holds a placeholder
     return model
@@ -328,7 +347,8 @@ class Qwen2VLPictures:
 
 
 def _qwen2_5_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
-    tower = {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4}
+    tower = {"depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 4}
+    tower["out_hidden_size"] = _TEXT["hidden_size"]
     config = Qwen2_5_VLConfig(
         text_config={**_TEXT, **_MROPE},
         vision_config={**tower, "intermediate_size": 64, "window_size": 16, "fullatt_block_indexes": [1]},
@@ -338,16 +358,15 @@ def _qwen2_5_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     return Qwen2_5_VLForConditionalGeneration(config), processor
 
 
-_QWEN3_TOWER: dict[str, Any] = {
-    **{"depth": 3, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4},
-    **{"intermediate_size": 48, "num_position_embeddings": 16},
-}
+def _qwen3_tower() -> dict[str, Any]:
+    sizes = {"depth": 3, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "intermediate_size": 48}
+    return {**sizes, "num_position_embeddings": 16, "out_hidden_size": _TEXT["hidden_size"]}
 
 
 def _qwen3_vl(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     config = Qwen3VLConfig(
         text_config={**_TEXT, **_MROPE, "num_hidden_layers": 3},
-        vision_config={**_QWEN3_TOWER, "deepstack_visual_indexes": [1, 0]},
+        vision_config={**_qwen3_tower(), "deepstack_visual_indexes": [1, 0]},
         **_qwen_tokens(),
     )
     return Qwen3VLForConditionalGeneration(config), partial(_qwen3_processor, tokenizer)
@@ -364,7 +383,7 @@ def _qwen3_5(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
             "layer_types": ["linear_attention", "full_attention"] * 2,
             "rope_parameters": {**rotary, "partial_rotary_factor": 0.5, "mrope_interleaved": True},
         },
-        vision_config=_QWEN3_TOWER,
+        vision_config=_qwen3_tower(),
         **_qwen_tokens(),
     )
     tokenizer = Qwen3_5Tokenizer(vocab=_letters(), merges=[], **_QWEN3_5_TOKENS)

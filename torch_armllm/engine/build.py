@@ -69,6 +69,7 @@ class Ranks(Protocol):
         whole_shape: shape of the cache that is sized: that of the whole model, or this rank's own if there is
             one stage.
         largest_share: largest part of that cache which a process keeps; its memory limits the size.
+        pictures: reads prompts with pictures; or the reason why the processes take none.
     """
 
     size: int
@@ -76,6 +77,7 @@ class Ranks(Protocol):
     link: StageLink | None
     whole_shape: Shape
     largest_share: float
+    pictures: PictureReader | str
 
     def lead(self, sizes: dict[str, Any]) -> RankLeader:
         """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
@@ -108,9 +110,10 @@ def build_engine(
     team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
     trace = trace_to(config.trace)
-    pictures: PictureReader | str = "several processes serve texts only: set tensor_parallel_size=1"
     if ranks is None:
         pictures = picture_reader(model, processor, config.most_pictures, config.max_num_batched_tokens)
+    else:
+        pictures = ranks.pictures
     servable = servable_model(model)
     runner: Runner
     pipeline: PipelineRunner | None = None
@@ -170,6 +173,7 @@ def build_engine(
         common: dict[str, Any] = {"swap_blocks": memory.swap_blocks, "drawable": drawable, "shape": shape}
         common |= {"state_slots": state_slots[0], "swap_state_slots": state_slots[1]}
         common |= {"trace": trace, "team": team}
+        common |= {"pictures": None if isinstance(pictures, str) else pictures.steps}
         leader = None if ranks is None else ranks.lead(sizes)
         if ranks is not None and ranks.link is not None and leader is not None:
             shares_logits = ranks.size > ranks.stages
@@ -180,7 +184,6 @@ def build_engine(
                 *(servable, memory.num_blocks),
                 kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
                 adapters=None if adapters is None else AdapterRows(adapters.rows, adapters.logit_rows),
-                pictures=None if isinstance(pictures, str) else pictures.steps,
                 leader=leader,
                 **common,
             )

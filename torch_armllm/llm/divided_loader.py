@@ -18,9 +18,11 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.stage_executor import StageExecutor
 from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.pictures.parts import leading_reader
+from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.llm.launched_ranks import LaunchedRanks, launched_ranks
-from torch_armllm.llm.loader import LoadedEngine, load_patched
+from torch_armllm.llm.loader import LoadedEngine, load_patched, load_processor
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
 from torch_armllm.llm.rank_part import PartFacts, RankPart, compare, largest_share, rank_part
 from torch_armllm.llm.rank_processes import RankProcesses
@@ -61,16 +63,19 @@ class DividedRanks:
         facts: list[PartFacts],
         link: StageLink | None,
         config: EngineConfig,
+        pictures: PictureReader | str,
     ) -> None:
-        compare(facts, place.tensor_ranks)
         self.size, self.stages, self.link = place.size, place.stages, link
         self.whole_shape: Shape = part.model.shape if place.stages == 1 else part.whole_shape
         self.largest_share = largest_share(facts, self.whole_shape)
         self._others, self._state_dtype = others, config.state_dtype
+        self.pictures = pictures
 
     def lead(self, sizes: dict[str, Any]) -> RankLeader:
         """Gives the other processes the sizes of their caches, and returns what sends them steps."""
-        return self._others.leader(sizes | {"state_dtype": self._state_dtype})
+        takes_pictures = not isinstance(self.pictures, str)
+        own = {"state_dtype": self._state_dtype, "takes_pictures": takes_pictures}
+        return self._others.leader(sizes | own)
 
 
 def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConfig:
@@ -159,9 +164,11 @@ def _load_with_processes(
         agree([described(), *processes.receive()])
         processes.send("build")
         part = rank_part(loaded, config.kv_cache_dtype, place, group)
-        del loaded
         facts = [part.facts, *processes.receive()]
-        ranks = DividedRanks(processes, place, part, facts, link, config)
+        compare(facts, place.tensor_ranks)
+        pictures = _reader(loaded, settings["model"], part, facts, config)
+        del loaded
+        ranks = DividedRanks(processes, place, part, facts, link, config, pictures)
         engine = build_engine(part.model, tokenizer, config, ranks=ranks)
     except BaseException as error:
         reason = processes.failure()
@@ -171,6 +178,17 @@ def _load_with_processes(
         raise
     weakref.finalize(engine, end_ranks, engine.disk, close)
     return part.model, engine
+
+
+def _reader(
+    model: Any, source: str, part: RankPart, facts: list[PartFacts], config: EngineConfig
+) -> PictureReader | str:
+    """Returns what reads pictures in the first process, or the reason why the processes take none."""
+    if (reason := next((each.text_only for each in facts if each.text_only), None)) is not None:
+        return reason
+    processor = load_processor(model, source) if config.most_pictures else None
+    limits = config.most_pictures, config.max_num_batched_tokens
+    return leading_reader(model, part.pictures, processor, *limits)
 
 
 def _load_launched(
@@ -183,16 +201,18 @@ def _load_launched(
     loaded = load_patched(**settings, progress=progress and place.rank == 0)
     group = others.open_group(config.enable_expert_parallel)
     part = rank_part(loaded, config.kv_cache_dtype, place, group)
-    del loaded
     facts = others.gather(part.facts)
+    compare(facts, place.tensor_ranks)
     link = others.open_link(group) if place.stages > 1 else None
     if place.rank > 0:
         executor: Any = StepExecutor
         if link is not None:
             executor = functools.partial(StageExecutor, place=place, link=link)
-        compare(facts, place.tensor_ranks)
-        others.run(part.model, config, executor)
-    ranks = DividedRanks(others, place, part, facts, link, config)
+        del loaded
+        others.run(part, config, executor)
+    pictures = _reader(loaded, settings["model"], part, facts, config)
+    del loaded
+    ranks = DividedRanks(others, place, part, facts, link, config, pictures)
     engine = build_engine(part.model, tokenizer, config, ranks=ranks)
     weakref.finalize(engine, end_ranks, engine.disk, others.close)
     return part.model, engine

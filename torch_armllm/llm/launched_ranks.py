@@ -18,15 +18,13 @@ from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
-from torch_armllm.kv_cache.dtypes import STATE_DTYPES
-from torch_armllm.kv_cache.shapes import with_state_dtype
+from torch_armllm.llm.rank_part import RankPart
 from torch_armllm.parallel.connections import Connections
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.parallel.stage_link import StageLink
-from torch_armllm.plan.plan_model import PlanModel
 
 CONNECT_SECONDS = 120.0
 """Time in which all ranks have to meet."""
@@ -118,18 +116,17 @@ class LaunchedRanks:
             each.close()
         self._connections.close()
 
-    def run(self, model: PlanModel, config: EngineConfig, executor_of: Callable[..., StepExecutor]) -> None:
+    def run(self, part: RankPart, config: EngineConfig, executor_of: Callable[..., StepExecutor]) -> None:
         """Computes steps until rank 0 ends, and then ends this process.
 
         Args:
-            model: this rank's part.
+            part: this rank's part of the model.
             config: of the engine.
-            executor_of: called with the part, and the settings of `StepExecutor`.
+            executor_of: called with the settings of `StepExecutor`.
         """
         sizes: list[Any] = [None]
         dist.broadcast_object_list(sizes, 0, group=self._group)
-        shape = with_state_dtype(model.shape, STATE_DTYPES[sizes[0].pop("state_dtype")])
-        executor = executor_of(model, shape=shape, **sizes[0])
+        executor = executor_of(**part.executor_settings(sizes[0]))
         team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
         try:
             with team.at_work():

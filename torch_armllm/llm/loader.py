@@ -78,11 +78,11 @@ def load_engine(
     )
     if config.speculative_config == "auto" and isinstance(model, str):
         _suggest_drafts(loaded, Path(model).expanduser())
-    processor = _processor(loaded, source) if config.most_pictures else None
+    processor = load_processor(loaded, source) if config.most_pictures else None
     return LoadedEngine(build_engine(loaded, own_tokenizer, config, processor), loaded, own_tokenizer)
 
 
-def _processor(model: Any, source: str) -> Any:
+def load_processor(model: Any, source: str) -> Any:
     """Returns the processor of a model that takes pictures; None if its files or a package are missing."""
     if getattr(model.config, "model_type", "") not in FAMILIES or not source:
         return None

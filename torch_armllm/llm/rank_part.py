@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.engine.pictures.parts import part_steps
+from torch_armllm.engine.pictures.picture_steps import PictureSteps
+from torch_armllm.kv_cache.dtypes import STATE_DTYPES
+from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
 from torch_armllm.llm.rank_start import agree
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
@@ -22,12 +25,14 @@ class PartFacts(NamedTuple):
         program: fingerprint of the part's instructions, which all ranks of a stage run.
         bytes_per_token: of the part's cache.
         state_bytes: of a sequence's states.
+        text_only: the reason why the part takes no pictures; empty if it does.
     """
 
     model: str
     program: str
     bytes_per_token: int
     state_bytes: int
+    text_only: str
 
 
 @dataclass
@@ -37,12 +42,25 @@ class RankPart:
     Attributes:
         model: the layers of a stage, with a rank's weights.
         whole_shape: shape of the cache of the whole model.
+        pictures: what pictures change in its steps, or the reason why it takes none.
         facts: for the first process.
     """
 
     model: PlanModel
     whole_shape: Shape
+    pictures: PictureSteps | str
     facts: PartFacts
+
+    def executor_settings(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of the `StepExecutor` of a process that follows, by what the first one says.
+
+        Args:
+            sizes: see `torch_armllm.engine.build.Ranks.lead`.
+        """
+        settings = dict(sizes)
+        shape = with_state_dtype(self.model.shape, STATE_DTYPES[settings.pop("state_dtype")])
+        pictures = self.pictures if settings.pop("takes_pictures") else None
+        return settings | {"model": self.model, "shape": shape, "pictures": pictures}
 
 
 def rank_part(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankPart:
@@ -52,12 +70,14 @@ def rank_part(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGrou
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     divided = divided_model(model, cache, place, group)
     part = divided.part
+    pictures = part_steps(model, part, place)
     program = part.plan.program
     facts = PartFacts(
         *(_fingerprint(divided.description), _fingerprint(program.opcodes, program.columns, program.dtype)),
         *(part.shape.bytes_per_token, part.shape.states.bytes_per_sequence),
+        text_only=pictures if isinstance(pictures, str) else "",
     )
-    return RankPart(part, divided.whole_shape, facts)
+    return RankPart(part, divided.whole_shape, pictures, facts)
 
 
 def compare(facts: Sequence[PartFacts], tensor_ranks: int) -> None:

@@ -25,8 +25,6 @@ from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.stage_executor import StageExecutor
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
-from torch_armllm.kv_cache.dtypes import STATE_DTYPES
-from torch_armllm.kv_cache.shapes import with_state_dtype
 from torch_armllm.llm.loader import load_patched
 from torch_armllm.llm.rank_part import rank_part
 from torch_armllm.llm.rank_start import described
@@ -73,13 +71,13 @@ def _run(place: RankPlace, memory: GroupMemory, connection: Connection, rows: in
     del model
     connection.send(("built", part.facts))
     sizes: dict[str, Any] = connection.recv()
-    shape = with_state_dtype(part.model.shape, STATE_DTYPES[sizes.pop("state_dtype")])
+    own = part.executor_settings(sizes)
     if links:
         previous, following = (socket(fileno=each) for each in links)
         link = StageLink(previous, following, group=group)
-        executor: StepExecutor = StageExecutor(part.model, shape=shape, place=place, link=link, **sizes)
+        executor: StepExecutor = StageExecutor(place=place, link=link, **own)
     else:
-        executor = StepExecutor(part.model, shape=shape, **sizes)
+        executor = StepExecutor(**own)
     threading.Thread(target=_end_with, args=[connection], name="armllm-leader", daemon=True).start()
     mailbox = Mailbox(memory.mail, place.size, lambda: _check(memory))
     with team.at_work():

@@ -17,6 +17,7 @@ from torch_armllm.parallel.stage import Stage
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.divisible_model import divisible_model
 from torch_armllm.patching.patch import remove_plan
+from torch_armllm.patching.prefix_forward import causal_prefixes
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.quant.inspection import is_packed
@@ -66,7 +67,7 @@ def divided_model(
     if place.stages > 1:
         stage = Stage(place.stage, place.stages, sum(tensor.nbytes for tensor in whole.head.tensors))
     refusal = f"{whole.name} cannot be divided by {setting}"
-    with released_tracing_memory():
+    with released_tracing_memory(), causal_prefixes(model):
         try:
             built = build_plan(model, is_packed(model), cache_dtype, group=group, stage=stage)
         except CaptureError as reason:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from torch_armllm.patching.model_kind import (
 )
 from torch_armllm.patching.nested_text import has_nested_text, with_texts_by_ids
 from torch_armllm.patching.op_counts import op_counts
-from torch_armllm.patching.prefix_forward import PrefixForward, causal_attention, is_prefix_model
+from torch_armllm.patching.prefix_forward import PrefixForward, causal_prefixes, is_prefix_model
 from torch_armllm.patching.stacks import install_stacks
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.quant.inplace import quantize
@@ -104,9 +103,8 @@ def _has_window(module: fx.GraphModule) -> bool:
 def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
     """Captures the model and replaces its base model's ``forward`` by a plan; None if capture fails."""
     base = base_model_of(model)
-    has_prefixes = is_prefix_model(model)
     try:
-        with causal_attention(base) if has_prefixes else nullcontext():
+        with causal_prefixes(model):
             built = build_plan(model, is_packed(model), cache_dtype)
     except CaptureError as error:
         report.capture_reason = str(error)
@@ -132,7 +130,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     if built.looks_ahead:
         forward = EncoderForward(base, built.plan, shape, vocabulary, max_length, _has_window(built.graph))
     else:
-        make = PrefixForward if has_prefixes else PatchedForward
+        make = PrefixForward if is_prefix_model(model) else PatchedForward
         forward = make(
             *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
         )

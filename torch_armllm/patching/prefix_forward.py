@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.module_fallback import Unserved
 
@@ -26,9 +27,10 @@ def is_prefix_model(model: Any) -> bool:
 
 
 @contextmanager
-def causal_attention(base: Any) -> Iterator[None]:
-    """Makes the attention of a model causal while the context lasts, as it is after the prompt."""
-    changed = [m for m in base.language_model.modules() if getattr(m, "is_causal", True) is False]
+def causal_prefixes(model: Any) -> Iterator[None]:
+    """Makes the attention of an `is_prefix_model` causal while the context lasts, as after the prompt."""
+    modules = base_model_of(model).language_model.modules() if is_prefix_model(model) else ()
+    changed = [m for m in modules if getattr(m, "is_causal", True) is False]
     try:
         for module in changed:
             module.is_causal = True

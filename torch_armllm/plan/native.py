@@ -103,5 +103,5 @@ def _free() -> Callable[[int], None]:
 
 def _tensors(i: StepInputs) -> list[Tensor]:
     """Returns the inputs in the order in which programs number them."""
-    given = [tensor for tensor in (i.given, i.rows, *i.angles) if tensor is not None]
+    given = [tensor for tensor in (i.given, i.numbers, i.rows, *i.angles) if tensor is not None]
     return [i.input_ids, i.position_ids, i.slots, i.block_table, i.query_start, i.seq_lens, *i.caches, *given]

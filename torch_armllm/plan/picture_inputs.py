@@ -12,6 +12,7 @@ from torch_armllm.ops.rope import reference_rope_table
 from torch_armllm.ops.tables import ENUMS
 from torch_armllm.plan.encoded_fields import (
     INDEX,
+    SPACE,
     Placed,
     instructions,
     is_nothing,
@@ -161,6 +162,8 @@ def with_given_rows(
         following = _first_norm(program, layer + 1)
         part = _norm_in(following)
         rows = view_of(program.integers, following.fields[f"{part}x"])
+        if rows[SPACE] == ENUMS["Space"]["shared"]:
+            raise ValueError("its ranks share the rows that features of pictures are added to")
         if program.integers[following.fields[f"{part}width"]] != hidden:
             raise ValueError(f"its plan keeps hidden states of another size than {hidden}")
         # Where the norm adds the last layer's result itself, this is that result: the sum is the same.

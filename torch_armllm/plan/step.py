@@ -45,8 +45,9 @@ class StepInputs:
     """int64 ``(T,)``: slot to which the states after a token are also written, -1 for none; may be empty"""
     given: Tensor | None = None
     """``(T, columns)``: hidden states of another model, an input of draft layers; int64 ``(T,)``: token
-    types, of encoders; int64 ``(T, n)``: numbers of each token of models that take pictures; None for other
-    models"""
+    types, of encoders; rows of the stage before, of stages of a pipeline; None for other models"""
+    numbers: Tensor | None = None
+    """int64 ``(T, n)``: numbers of each token of models that take pictures; None for others"""
     rows: Tensor | None = None
     """``(T, columns)``: of each token of models that take pictures, see `with_given_rows`; None for others"""
     angles: tuple[Tensor, ...] = ()

@@ -76,7 +76,7 @@ class PipelineRunner(PlanRunner):
             inputs, rows = self._builder.build(step)
             if len(rows) == inputs.tokens:
                 rows = None
-        self._led.send(step, inputs, rows, best=False)
+        self._led.send(step, inputs, rows, best=False, shown=self._shown)
         self._trace.mark("prepare")
         if not self.states:  # other stages have some
             inputs = replace(inputs, state_slots=None)

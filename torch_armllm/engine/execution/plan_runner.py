@@ -12,6 +12,7 @@ from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_message import Signal
 from torch_armllm.engine.execution.thread_team import ThreadTeam
+from torch_armllm.engine.pictures.picture_input import PictureInput
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
@@ -58,9 +59,8 @@ class PlanRunner(StepExecutor):
         super().__init__(
             *(model, num_blocks, swap_blocks, trace, drawable, state_slots, swap_state_slots, shape),
             kept_columns=kept_columns,
+            pictures=pictures,
         )
-        if pictures is not None:
-            self.plan = pictures.plan
         self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states, pictures)
         self._adapters = adapters
         self._leader = leader
@@ -121,9 +121,14 @@ class PlanRunner(StepExecutor):
             if len(rows) == inputs.tokens:
                 rows = None
         if self._leader is not None:
-            self._leader.send(step, inputs, rows, best)
+            self._leader.send(step, inputs, rows, best, self._shown)
         self._trace.mark("prepare")
         return self.run(inputs, rows, best)
+
+    @property
+    def _shown(self) -> PictureInput | None:
+        """Rows of the pictures of the step that was built; None: there are no pictures."""
+        return None if self.pictures is None else self.pictures.rows
 
     def copy_blocks(self, step: Step) -> None:
         """Copies the states and blocks of a step: states in order, swaps out, swaps in, and copy-on-write."""

@@ -38,7 +38,7 @@ def follow(rank: int, mailbox: Inbox, executor: StepExecutor, rows: RowServer | 
         executor: with this rank's part of the weights and of the KV cache.
         rows: gives and takes bytes of its caches; None: the leader asks for none.
     """
-    reader = StepReader(executor.cache, executor.states)
+    reader = StepReader(executor.cache, executor.states, executor.pictures)
     while True:
         message = reader.read(mailbox.receive())
         mailbox.done(rank)
@@ -51,6 +51,7 @@ def follow(rank: int, mailbox: Inbox, executor: StepExecutor, rows: RowServer | 
         elif isinstance(message, RowOrder):
             assert rows is not None, "the leader asks for bytes of caches"
             rows.do(message)
-        else:
+        elif message is not None:
             executor.copy(*message.copies)
             executor.run(message.inputs, message.rows, message.best)
+            reader.end_step()

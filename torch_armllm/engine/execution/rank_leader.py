@@ -11,7 +11,14 @@ from torch import Tensor
 
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.execution.row_order import RowOrder
-from torch_armllm.engine.execution.step_message import Signal, row_message, signal_message, step_message
+from torch_armllm.engine.execution.step_message import (
+    Signal,
+    picture_messages,
+    row_message,
+    signal_message,
+    step_message,
+)
+from torch_armllm.engine.pictures.picture_input import PictureInput
 from torch_armllm.engine.step import Step
 from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.plan.step import StepInputs
@@ -84,12 +91,22 @@ class RankLeader:
         """
         self._post(signal_message(signal))
 
-    def send(self, step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> None:
-        """Sends a step, which all ranks then compute.
+    def send(
+        self,
+        step: Step,
+        inputs: StepInputs,
+        rows: Sequence[int] | None,
+        best: bool,
+        shown: PictureInput | None = None,
+    ) -> None:
+        """Sends a step, which all ranks then compute, and the rows of its pictures before it.
 
         Raises:
             RankFailedError: a rank has failed.
         """
+        if shown is not None:
+            for message in picture_messages(inputs.tokens, shown):
+                self._post(*message)
         self._post(*step_message(step, inputs, rows, best))
 
     def order(self, order: RowOrder) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.pictures.picture_input import PictureInput
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
@@ -60,6 +61,7 @@ class StepBuilder:
         self.keeps_states = bool(self.states)
         self._pictures = pictures
         self._numbers = None if pictures is None else pictures.numbers
+        self._rows = None if pictures is None else pictures.rows
         self._table = BlockTable()
         self._reserve_tokens(512)
         self._reserve_sequences(64)
@@ -80,8 +82,8 @@ class StepBuilder:
             given = SharedBuffer("q", tokens * columns)
             self._given = given.items
             self._given_by_tokens = _Views(tokens, lambda n: (given.view(n, columns),))
-        if self._pictures is not None:
-            self._pictures.rows.reserve(tokens)
+        if self._rows is not None:
+            self._rows.reserve(tokens)
 
     def _reserve_sequences(self, sequences: int) -> None:
         starts, lengths = (SharedBuffer("i", sequences + 1) for _ in range(2))
@@ -120,8 +122,8 @@ class StepBuilder:
             self._write_state_slots(step)
         if self._numbers is not None:
             self._numbers.write(self._given, step)
-        if self._pictures is not None:
-            self._pictures.rows.clear()
+        if self._rows is not None:
+            self._rows.clear()
         if inputs is None or inputs.block_table is not table.view(count):
             inputs = self._decodes[count] = self._decode_inputs(count)
         inputs.max_seq_len = max_seq_len
@@ -133,14 +135,16 @@ class StepBuilder:
         _, lengths, _ = self._by_sequences[count]
         return StepInputs(
             *(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache, self.states),
-            *(self._state_slots_of(count), saves, self._given_of(count), self._rows_of(count)),
+            *(self._state_slots_of(count), saves),
+            numbers=self._numbers_of(count),
+            rows=self._rows_of(count),
         )
 
-    def _given_of(self, tokens: int) -> Tensor | None:
+    def _numbers_of(self, tokens: int) -> Tensor | None:
         return None if self._numbers is None else self._given_by_tokens[tokens][0]
 
     def _rows_of(self, tokens: int) -> Tensor | None:
-        return None if self._pictures is None else self._pictures.rows.view(tokens)
+        return None if self._rows is None else self._rows.view(tokens)
 
     def _write_state_slots(self, step: Step) -> None:
         """Writes the slots of sequences, and those of the states that the step saves."""
@@ -202,20 +206,21 @@ class StepBuilder:
         table = self._table.view(len(scheduled))
         if self.keeps_states:
             self._write_state_slots(step)
-        if self._pictures is not None:
-            self._write_pictures(self._pictures, step)
+        if self._pictures is not None and self._rows is not None:
+            self._write_pictures(self._pictures.token, self._rows, step)
         if self._numbers is not None:
             self._numbers.write(self._given, step)
         step_inputs = StepInputs(
             *(input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache),
             *(self.states, self._state_slots_of(len(scheduled)), saves),
-            *(self._given_of(tokens), self._rows_of(tokens)),
+            numbers=self._numbers_of(tokens),
+            rows=self._rows_of(tokens),
         )
         return step_inputs, rows
 
-    def _write_pictures(self, pictures: PictureSteps, step: Step) -> None:
+    def _write_pictures(self, placeholder: int, rows: PictureInput, step: Step) -> None:
         """Writes the rows of picture tokens, and the id that they have in place of the placeholders'."""
-        pictures.rows.clear()
+        rows.clear()
         at = 0
         for sequence, start, count in step.scheduled:
             shown = sequence.request.pictures
@@ -223,9 +228,9 @@ class StepBuilder:
                 found = shown.within(start, start + count)
                 tokens = [at + position - start for position in shown.positions[found]]
                 for token in tokens:
-                    self._ids[token] = pictures.token
+                    self._ids[token] = placeholder
                 if tokens:
-                    pictures.rows.write(tokens, shown.rows[found])
+                    rows.write(tokens, shown.rows[found])
             at += count
 
     def _reserve(self, tokens: int, sequences: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import StateMove
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.block_copies import copy_blocks
@@ -36,6 +37,7 @@ class StepExecutor:
         swap_state_slots: likewise, of swap memory.
         shape: of the KV cache and the states; None: the model's own.
         kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
+        pictures: what pictures change in steps; None: there are no pictures.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class StepExecutor:
         swap_state_slots: int = 0,
         shape: Shape | None = None,
         kept_columns: range | None = None,
+        pictures: PictureSteps | None = None,
     ) -> None:
         self.model = model
-        self.plan: Plan = model.plan
+        self.plan: Plan = model.plan if pictures is None else pictures.plan
+        self.pictures = pictures
         self.head = model.head
         self.shape = model.shape if shape is None else shape
         self.block_size = self.shape.block_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from typing import NamedTuple
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.execution.row_order import RowAct, RowOrder
+from torch_armllm.engine.pictures.picture_input import PictureInput
+from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.step import NO_SAVES, StepInputs
@@ -21,6 +23,11 @@ STEP = -1
 """Kind of a message that brings a step; others are signals."""
 ROWS = -4
 """Kind of a message that brings a `RowOrder`."""
+PICTURES = -2
+"""Kind of a message that brings rows of pictures, of the step that follows."""
+_PICTURE_BYTES = 4 << 20
+"""Most bytes of rows of such a message: a step's pictures may have many, which the slots of a mailbox would
+keep."""
 
 
 class Signal(IntEnum):
@@ -103,11 +110,28 @@ def step_message(
     return numbers, _tensors(inputs)
 
 
+def picture_messages(tokens: int, shown: PictureInput) -> Iterator[tuple[array[int], list[Tensor]]]:
+    """Yields the numbers and the tensors of messages with the rows of a step's pictures.
+
+    Args:
+        tokens: of the step.
+        shown: its rows.
+    """
+    count = max(1, _PICTURE_BYTES // (shown.columns * shown.dtype.itemsize))
+    for first in range(0, len(shown.written), count):
+        part = shown.written[first : first + count]
+        numbers = array("q", _Header(PICTURES, tokens, rows=len(part)))
+        numbers.extend(part)
+        yield numbers, [shown.of(part)]
+
+
 def _tensors(inputs: StepInputs) -> list[Tensor]:
     """Returns the tensors of a message: those of int64 first, so that all are aligned."""
     tensors = [inputs.input_ids, inputs.position_ids, inputs.slots]
     if inputs.state_slots is not None:
         tensors += [inputs.state_slots, inputs.save_slots]
+    if inputs.numbers is not None:
+        tensors.append(inputs.numbers)
     return [*tensors, inputs.block_table, inputs.query_start, inputs.seq_lens]
 
 
@@ -126,19 +150,29 @@ class StepReader:
     Args:
         cache: this rank's KV cache.
         states: this rank's states of recurrent layers.
+        pictures: what pictures change in this rank's steps; None: there are no pictures.
     """
 
-    def __init__(self, cache: Cache, states: Sequence[Tensor]) -> None:
+    def __init__(self, cache: Cache, states: Sequence[Tensor], pictures: PictureSteps | None = None) -> None:
         self._cache, self._states = cache, list(states)
+        self._shown = None if pictures is None else pictures.rows
+        self._columns = 0 if pictures is None or pictures.numbers is None else pictures.numbers.columns
         self._kept: dict[tuple[int, int, int], StepInputs] = {}
 
-    def read(self, address: int) -> ReceivedStep | Signal | RowOrder:
-        """Returns the step of the message at an address, or what the message says without one."""
+    def read(self, address: int) -> ReceivedStep | Signal | RowOrder | None:
+        """Returns the step of the message at an address, or what the message says without one.
+
+        None: it brings rows of pictures, of the next step.
+        """
         numbers = _Numbers(address)
         header = _Header(*numbers.take(len(_Header._fields)))
         if header.kind == ROWS:
             act, number = numbers.take(2)
             return RowOrder(RowAct(act), number)
+        if header.kind == PICTURES:
+            if self._shown is not None:  # other stages do not embed tokens
+                self._read_pictures(header, numbers, self._shown)
+            return None
         if header.kind != STEP:
             return Signal(header.kind)
         rows = None if header.rows < 0 else numbers.take(header.rows)
@@ -159,7 +193,26 @@ class StepReader:
             )  # a plan replays what it did for the same object, which other queries forbid
         return ReceivedStep(Copies(moves, *pairs), inputs, rows, bool(header.best))
 
+    def end_step(self) -> None:
+        """Forgets the pictures of a step, which has been computed."""
+        if self._shown is not None:
+            self._shown.clear()
+
+    def _read_pictures(self, header: _Header, numbers: _Numbers, shown: PictureInput) -> None:
+        self._reserve(header.tokens, shown)
+        tokens = numbers.take(header.rows)
+        rows = torch.empty(len(tokens), shown.columns - 1, dtype=shown.dtype)
+        ctypes.memmove(rows.data_ptr(), numbers.at, rows.nbytes)
+        shown.write(tokens, rows)
+
+    def _reserve(self, tokens: int, shown: PictureInput) -> None:
+        if tokens > shown.capacity:
+            shown.reserve(max(512, 2 * tokens))
+            self._kept.clear()  # those have views of other memory
+
     def _inputs(self, header: _Header) -> StepInputs:
+        if self._shown is not None:
+            self._reserve(header.tokens, self._shown)
         key = tokens, sequences, width = header.tokens, header.sequences, header.table_width
         inputs = self._kept.pop(key, None)
         if inputs is None:
@@ -171,6 +224,8 @@ class StepReader:
             inputs = StepInputs(
                 *(ids, positions, slots, table, starts, lengths, 0, self._cache, self._states, state_slots),
                 saves if header.has_states else NO_SAVES,
+                numbers=torch.empty(tokens, self._columns, dtype=torch.int64) if self._columns else None,
+                rows=None if self._shown is None else self._shown.view(tokens),
             )
             if len(self._kept) == _KEPT:
                 del self._kept[next(iter(self._kept))]  # the least recently used

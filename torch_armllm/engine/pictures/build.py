@@ -11,7 +11,7 @@ from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.pictures.rotary_axes import rotary_axes
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
-from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.picture_inputs import (
@@ -55,66 +55,114 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
         limit: most pictures of a prompt.
         tokens: most tokens of a step.
     """
-    name = type(model).__name__
     if isinstance(model, PlanModel):
         return f"{model.name} came from the plan cache, which keeps no vision towers: set ARMLLM_PLAN_CACHE=0"
+    if (reason := unknown_family(model) or why_not_read(model, processor, limit)) is not None:
+        return reason
+    forward = patched_forward(model) if is_patched(model) else None
+    if forward is None or not isinstance(forward.plan, NativePlan):
+        return text_only(model, "it has no native plan")
+    try:
+        steps = picture_steps(forward.base, model.config, forward.plan, forward.shape, forward.vocab_size)
+    except ValueError as reason:
+        return text_only(model, reason)
+    return reader_of(model, forward.base, forward.module_forward, processor, steps, limit, tokens)
+
+
+def unknown_family(model: Any) -> str | None:
+    """Returns the reason why a model is none whose pictures are known; None if it is one."""
     config = getattr(model, "config", None)
-    kind = getattr(config, "model_type", "")
-    tower = getattr(config, "vision_config", None)
-    if tower is None:
-        return f"{name} takes no pictures: it is a model of text"
-    if kind not in FAMILIES:
-        return f"{name} is served for text only: only pictures of {', '.join(FAMILIES)} are known"
+    if getattr(config, "vision_config", None) is None:
+        return f"{type(model).__name__} takes no pictures: it is a model of text"
+    if getattr(config, "model_type", "") not in FAMILIES:
+        return text_only(model, f"only pictures of {', '.join(FAMILIES)} are known")
+    return None
+
+
+def why_not_read(model: Any, processor: Any, limit: int) -> str | None:
+    """Returns the reason why nothing reads a model's pictures; see `picture_reader`."""
     if limit == 0:
         return "limit_mm_per_prompt allows no pictures"
     if processor is None:
-        return f"{name} is served for text only: its files have no processor, or Pillow is missing ([vision])"
-    forward = patched_forward(model) if is_patched(model) else None
-    if forward is None or not isinstance(forward.plan, NativePlan):
-        return f"{name} is served for text only: it has no native plan"
-    try:
-        steps = _steps(forward, _numbers(kind, config), tower)
-    except ValueError as reason:
-        return f"{name} is served for text only: {reason}"
-    base: Any = forward.base
+        return text_only(model, "its files have no processor, or Pillow is missing ([vision])")
+    return None
+
+
+def text_only(model: Any, reason: object) -> str:
+    """Returns the error of prompts with pictures to a model that does not take them for some reason."""
+    return f"{type(model).__name__} is served for text only: {reason}"
+
+
+def reader_of(
+    model: Any,
+    base: Any,
+    own: Callable[..., Any],
+    processor: Any,
+    steps: PictureSteps,
+    limit: int,
+    tokens: int,
+) -> PictureReader:
+    """Returns the reader of a model's pictures, whose vision tower becomes a plan.
+
+    Args:
+        model: a language model.
+        base: its base model.
+        own: the ``forward`` of the base model that is no plan's.
+        steps: what pictures change in the steps of its plan.
+        processor: see `picture_reader`.
+        limit: likewise.
+        tokens: likewise.
+    """
     named = next((part for part in _TOWERS if hasattr(base, part)), None)
     if named is None:  # Llama 4: its base model is that of its language model
-        base, named = model, next((part for part in _TOWERS if hasattr(model, part)), None)
+        base, own = model, model.forward
+        named = next((part for part in _TOWERS if hasattr(model, part)), None)
     from torch_armllm.engine.pictures.tower import plan_tower
 
-    layers = None if named is None else plan_tower(getattr(base, named), config)
-    own = forward.module_forward if base is forward.base else model.forward
+    layers = None if named is None else plan_tower(getattr(base, named), model.config)
     return PictureReader(base, own, processor, steps, limit, tokens, layers)
 
 
-def _numbers(kind: str, config: Any) -> TokenNumbers | None:
+def _numbers(config: Any) -> TokenNumbers | None:
     """Returns the numbers of each token that the plan of a model reads beside its id."""
     if getattr(config.get_text_config(), "use_bidirectional_attention", None) == "vision":
         return LaterTokens(only_windows=True)
-    make = FAMILIES[kind]
+    make = FAMILIES[config.model_type]
     return None if make is None else make()
 
 
-def _steps(forward: PatchedForward, numbers: TokenNumbers | None, tower: Any) -> PictureSteps:
+def picture_steps(
+    base: Any, config: Any, plan: NativePlan, shape: Shape, vocab_size: int, is_first: bool = True
+) -> PictureSteps:
     """Returns the plan of a model with the inputs that pictures need.
 
+    Args:
+        base: the base model.
+        config: of the model.
+        plan: of the base model.
+        shape: of its KV cache.
+        vocab_size: of the model.
+        is_first: False for a stage of a pipeline that reads the rows of another one, not embeddings.
+
     Raises:
-        ValueError: it has no place for one of them.
+        ValueError: the plan has no place for one of them.
     """
-    plan = forward.plan
-    base: Any = forward.base
-    assert isinstance(plan, NativePlan)
-    program, number = plan.program, input_after(forward.shape.tensors(0), len(forward.shape.states.groups))
+    numbers = _numbers(config)
+    program, number = plan.program, input_after(shape.tensors(0), len(shape.states.groups))
+    if not is_first:
+        number += 1  # that of the rows
     if numbers is not None:
         program, number = _with_numbers(program, numbers, base, number), number + 1
-    layers = len(getattr(tower, "deepstack_visual_indexes", None) or ())
+    if not is_first:
+        return PictureSteps(NativePlan(program, plan.experts), None, 0, 0, numbers)
+    layers = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
     scale = float(getattr(base.get_input_embeddings(), "embed_scale", 1.0))
-    config = base.config.get_text_config()
-    hidden, dtype = int(config.hidden_size), program.dtype
+    text = base.config.get_text_config()
+    hidden, dtype = int(text.hidden_size), program.dtype
     program = with_given_rows(program, hidden, dtype, number, layers, scale)
     rows = PictureInput(given_columns(hidden, layers), dtype)
-    pad = getattr(config, "pad_token_id", None)  # which layers that embed tokens too take for pictures
-    token = pad if pad is not None and 0 <= pad < forward.vocab_size else 0
+    pad = getattr(text, "pad_token_id", None)  # which layers that embed tokens too take for pictures
+    token = pad if pad is not None and 0 <= pad < vocab_size else 0
     return PictureSteps(NativePlan(program, plan.experts), rows, token, layers, numbers)
 
 
@@ -125,6 +173,8 @@ def _with_numbers(program: Encoded, numbers: TokenNumbers, base: Any, number: in
         ValueError: the program has no place for them.
     """
     if isinstance(numbers, RotaryPositions):
+        if not {"rope", "rope_table", "attention"} & set(program.opcodes):
+            return program  # of a stage of recurrent layers
         return with_rotary_axes(program, rotary_axes(base.language_model, program), number)
     assert isinstance(numbers, LaterTokens)
     return with_later_tokens(program, number, numbers.only_windows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,9 +14,13 @@ class PictureInput:
     Args:
         columns: of a row.
         dtype: of the hidden states.
+
+    Attributes:
+        columns: of a row.
     """
 
     def __init__(self, columns: int, dtype: torch.dtype) -> None:
+        self.columns = columns
         self._rows = torch.empty(0, columns, dtype=dtype)
         self._written: list[int] = []
 
@@ -22,6 +28,16 @@ class PictureInput:
     def dtype(self) -> torch.dtype:
         """Dtype of the rows."""
         return self._rows.dtype
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that there is room for."""
+        return len(self._rows)
+
+    @property
+    def written(self) -> Sequence[int]:
+        """Numbers of the tokens of pictures, in order."""
+        return self._written
 
     def reserve(self, tokens: int) -> None:
         """Makes room for the tokens of a step; earlier views are no longer written to."""
@@ -33,6 +49,10 @@ class PictureInput:
         """Returns the rows of the first tokens, ``(tokens, columns)``."""
         return self._rows[:tokens]
 
+    def of(self, tokens: Sequence[int]) -> Tensor:
+        """Returns a copy of the rows ``(n, columns − 1)`` of n tokens of pictures, by their numbers."""
+        return self._rows[tokens, :-1]
+
     def clear(self) -> None:
         """Makes all tokens those of texts."""
         if self._written:
@@ -40,7 +60,7 @@ class PictureInput:
             self._rows[self._written, -1] = 1.0
             self._written.clear()
 
-    def write(self, tokens: list[int], rows: Tensor) -> None:
+    def write(self, tokens: Sequence[int], rows: Tensor) -> None:
         """Writes the rows ``(n, columns − 1)`` of n tokens of pictures, by their numbers in the step."""
         self._rows[tokens, :-1] = rows
         self._rows[tokens, -1] = 0.0

@@ -15,14 +15,14 @@ class PictureSteps:
 
     Attributes:
         plan: reads the numbers, if there are any, and after them the rows.
-        rows: of each token.
+        rows: of each token; None: a stage of a pipeline that reads those of another one.
         token: id that tokens of pictures have in a step.
         layers: number of early layers that features of pictures are added after.
         numbers: of each token; None: the plan reads none.
     """
 
     plan: NativePlan
-    rows: PictureInput
+    rows: PictureInput | None
     token: int
     layers: int = 0
     numbers: TokenNumbers | None = None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_armllm.engine.pictures.attention_masks import is_mask_of
 from torch_armllm.engine.pictures.media import check_count, check_size
@@ -66,6 +66,12 @@ class PictureReader:
         config = model.config
         token = getattr(config, "image_token_id", None)
         self._token = int(config.image_token_index if token is None else token)
+
+    def remove_layers(self) -> None:
+        """Removes the layers of the language model, which others compute: a prompt needs what is before."""
+        for module in list(_decoder_of(self._base).modules()):
+            if isinstance(getattr(module, "layers", None), nn.ModuleList):
+                module.layers = nn.ModuleList()
 
     @property
     def chat_template(self) -> str | None:
@@ -182,7 +188,7 @@ class PictureReader:
         Raises:
             ValueError: the decoder is given something that a plan does not know.
         """
-        dtype, numbers = self.steps.rows.dtype, self.steps.numbers
+        dtype, numbers = self.steps.plan.program.dtype, self.steps.numbers
         inputs = {
             n: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
             for n, v in inputs.items()
