@@ -129,7 +129,7 @@ class LaunchedRanks:
         sizes: list[Any] = [None]
         dist.broadcast_object_list(sizes, 0, group=self._group)
         shape = with_state_dtype(model.shape, STATE_DTYPES[sizes[0].pop("state_dtype")])
-        executor = executor_of(model, shape=shape, **sizes[0])
+        executor = executor_of(model, shape=shape, slots=model.slots, **sizes[0])
         team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
         try:
             with team.at_work():

@@ -73,13 +73,14 @@ def _run(place: RankPlace, memory: GroupMemory, connection: Connection, rows: in
     del model
     connection.send(("built", part.facts))
     sizes: dict[str, Any] = connection.recv()
-    shape = with_state_dtype(part.model.shape, STATE_DTYPES[sizes.pop("state_dtype")])
+    sizes["shape"] = with_state_dtype(part.model.shape, STATE_DTYPES[sizes.pop("state_dtype")])
+    sizes["slots"] = part.model.slots
     if links:
         previous, following = (socket(fileno=each) for each in links)
         link = StageLink(previous, following, group=group)
-        executor: StepExecutor = StageExecutor(part.model, shape=shape, place=place, link=link, **sizes)
+        executor: StepExecutor = StageExecutor(part.model, place=place, link=link, **sizes)
     else:
-        executor = StepExecutor(part.model, shape=shape, **sizes)
+        executor = StepExecutor(part.model, **sizes)
     threading.Thread(target=_end_with, args=[connection], name="armllm-leader", daemon=True).start()
     mailbox = Mailbox(memory.mail, place.size, lambda: _check(memory))
     with team.at_work():

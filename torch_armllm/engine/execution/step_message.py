@@ -12,15 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.execution.adapter_rows import AdapterRuns, Run, adapter_runs
+from torch_armllm.engine.execution.factor_message import FactorPiece
 from torch_armllm.engine.execution.row_order import RowAct, RowOrder
 from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.step import NO_SAVES, StepInputs
 
 STEP = -1
-"""Kind of a message that brings a step; others are signals."""
+"""Kind of a message that brings a step."""
+FACTORS = -2
+"""Kind of a message that brings a part of an adapter."""
 ROWS = -4
-"""Kind of a message that brings a `RowOrder`."""
+"""Kind of a message that brings a `RowOrder`; others are signals."""
 
 
 class Signal(IntEnum):
@@ -55,6 +59,8 @@ class _Header(NamedTuple):
     swaps_out: int = 0
     swaps_in: int = 0
     copies: int = 0
+    adapters: int = 0
+    adapters_of_logits: int = 0
 
 
 class Copies(NamedTuple):
@@ -76,6 +82,11 @@ def row_message(order: RowOrder) -> array[int]:
     return array("q", (*_Header(ROWS), *order))
 
 
+def factor_message(piece: FactorPiece) -> tuple[array[int], list[Tensor]]:
+    """Returns the numbers and the tensors of a message with a part of an adapter."""
+    return array("q", _Header(FACTORS)) + piece.numbers, [piece.content]
+
+
 def step_message(
     step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool
 ) -> tuple[array[int], list[Tensor]]:
@@ -89,9 +100,11 @@ def step_message(
     """
     sequences, width = inputs.block_table.shape
     lists = step.swaps_out, step.swaps_in, step.copies
+    runs = adapter_runs(step)
     header = _Header(
         *(STEP, inputs.tokens, sequences, width, inputs.max_seq_len, -1 if rows is None else len(rows)),
         *(best, inputs.state_slots is not None, step.decode_only, len(step.state_moves), *map(len, lists)),
+        *map(len, runs),
     )
     numbers = array("q", header)
     numbers.extend(rows or ())
@@ -100,6 +113,9 @@ def step_message(
     for pairs in lists:
         for pair in pairs:
             numbers.extend(pair)
+    for each in runs:
+        for run in each:
+            numbers.extend(run)
     return numbers, _tensors(inputs)
 
 
@@ -118,6 +134,7 @@ class ReceivedStep(NamedTuple):
     inputs: StepInputs
     rows: list[int] | None
     best: bool
+    adapters: AdapterRuns
 
 
 class StepReader:
@@ -132,10 +149,12 @@ class StepReader:
         self._cache, self._states = cache, list(states)
         self._kept: dict[tuple[int, int, int], StepInputs] = {}
 
-    def read(self, address: int) -> ReceivedStep | Signal | RowOrder:
+    def read(self, address: int) -> ReceivedStep | FactorPiece | RowOrder | Signal:
         """Returns the step of the message at an address, or what the message says without one."""
         numbers = _Numbers(address)
         header = _Header(*numbers.take(len(_Header._fields)))
+        if header.kind == FACTORS:
+            return numbers.piece()
         if header.kind == ROWS:
             act, number = numbers.take(2)
             return RowOrder(RowAct(act), number)
@@ -147,6 +166,8 @@ class StepReader:
             for kind, source, target in (numbers.take(3) for _ in range(header.state_moves))
         ]
         pairs = [numbers.pairs(count) for count in (header.swaps_out, header.swaps_in, header.copies)]
+        counts = header.adapters, header.adapters_of_logits
+        runs = AdapterRuns(*([Run(*numbers.take(3)) for _ in range(count)] for count in counts))
         inputs = self._inputs(header)
         inputs.max_seq_len = header.max_seq_len
         at = numbers.at
@@ -157,7 +178,7 @@ class StepReader:
             inputs = replace(
                 inputs
             )  # a plan replays what it did for the same object, which other queries forbid
-        return ReceivedStep(Copies(moves, *pairs), inputs, rows, bool(header.best))
+        return ReceivedStep(Copies(moves, *pairs), inputs, rows, bool(header.best), runs)
 
     def _inputs(self, header: _Header) -> StepInputs:
         key = tokens, sequences, width = header.tokens, header.sequences, header.table_width
@@ -191,3 +212,10 @@ class _Numbers:
 
     def pairs(self, count: int) -> list[tuple[int, int]]:
         return [(first, second) for first, second in (self.take(2) for _ in range(count))]
+
+    def piece(self) -> FactorPiece:
+        slot, layer, places, place, dtype, first, size, dims = self.take(8)
+        shape = tuple(self.take(dims))
+        content = torch.empty(size, dtype=torch.uint8)
+        ctypes.memmove(content.data_ptr(), self.at, size)
+        return FactorPiece(slot, layer, places, place, dtype, first, shape, content)
