@@ -16,7 +16,9 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.linear.packed_layout import PANEL
+from torch_armllm.ops.lora import BLOCK
 from torch_armllm.parallel.rank_group import RankGroup, shares
+from torch_armllm.passes.lib.adapter_columns import add_to_columns
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     aten,
@@ -25,6 +27,7 @@ from torch_armllm.passes.lib.graph import (
     drop_unused,
     is_op,
     new_constant,
+    only_user,
     recompute,
     value,
 )
@@ -62,10 +65,13 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
 def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     """Lets a rank compute its columns of a quantized layer, and gathers those of all.
 
-    Panels of gate and up alternate in the weight of a gated layer.
+    Panels of gate and up alternate in the weight of a gated layer.  Adapters are added to a rank's columns,
+    which are then whole blocks of their factors; those of the columns of a merged layer to what is gathered.
     """
     size: int = argument(node, "out_features")
-    panels = _panels(size, group)
+    user = only_user(node)
+    adapted = user if is_op(user, armllm.lora_linear.default) and user.args[0] is node else None
+    panels = _panels(size, group, 1 if adapted is None else BLOCK // PANEL)
     if panels is None:
         return 0
     gated = is_op(node, armllm.int4_gated_linear.default)
@@ -79,8 +85,22 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
         with module.graph.inserting_before(node):
             part = call(module.graph, aten.slice.Tensor, residual, -1, chosen.start, chosen.stop)
         node.update_arg(argument_place(node, "residual"), part)
+    if adapted is not None:
+        recompute(node)
+        node = _add_to_own(module, adapted, node, chosen)
     _gather(module, group, node, [len(_columns(each, size)) for each in panels])
     return 1
+
+
+def _add_to_own(module: fx.GraphModule, adapted: Node, own: Node, columns: range) -> Node:
+    """Lets adapters be added to a rank's columns; returns the node that does so."""
+    with module.graph.inserting_before(adapted):
+        added = add_to_columns(module, adapted, own, ((columns.start, columns.stop),))
+    adapted.replace_all_uses_with(added)
+    factors = str(adapted.args[3].target)  # type: ignore[union-attr]
+    module.graph.erase_node(adapted)
+    drop_unused(module, factors)
+    return added
 
 
 def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
@@ -139,10 +159,19 @@ def _set_arguments(node: Node, **values: Any) -> None:
     node.args = tuple(args)
 
 
-def _panels(size: int, group: RankGroup) -> list[range] | None:
-    """Returns the panels of each rank; None for a layer that every rank computes as a whole."""
+def _panels(size: int, group: RankGroup, unit: int = 1) -> list[range] | None:
+    """Returns the panels of each rank; None for a layer that every rank computes as a whole.
+
+    Args:
+        size: columns of the layer.
+        group: the ranks.
+        unit: panels that stay together.
+    """
     panels = -(-size // PANEL)
-    return None if size < group.least_columns or panels < group.size else shares(panels, group.size)
+    units = -(-panels // unit)
+    if size < group.least_columns or units < group.size:
+        return None
+    return [range(unit * part.start, min(unit * part.stop, panels)) for part in shares(units, group.size)]
 
 
 def _columns(panels: range, size: int) -> range:

@@ -17,7 +17,7 @@ from torch.fx.node import Node
 
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.passes.lib.graph import aten, call, drop_unused, fake_mode, is_op, recompute, value
-from torch_armllm.passes.lib.head_owners import STATES, HeadOwner, head_owners, states_of
+from torch_armllm.passes.lib.head_owners import STATES, HeadOwner, adapted_products, head_owners, states_of
 from torch_armllm.passes.lib.partial_results import (
     QUANTIZED,
     PartialResult,
@@ -30,7 +30,12 @@ from torch_armllm.passes.lib.partial_results import (
 from torch_armllm.passes.lib.parts import Part, fills, row_size, slice_node, within
 
 armllm = torch.ops.armllm
-_AT_ONCE = (*QUANTIZED, armllm.dense_linear.default, armllm.causal_conv.default)
+_AT_ONCE = (
+    *QUANTIZED,
+    armllm.dense_linear.default,
+    armllm.lora_linear.default,
+    armllm.causal_conv.default,
+)
 """Operators that compute all wanted parts of their result by one call."""
 _MOST_IMBALANCE = 1.5
 """Heads of the rank with the most, relative to the average, above which all ranks compute all heads."""
@@ -46,7 +51,7 @@ class HeadDivision:
     def __init__(self, module: fx.GraphModule, group: RankGroup) -> None:
         self._module = module
         self._group = group
-        found = head_owners(module, group)
+        found = head_owners(module, group) | adapted_products(module, group)
         self.owners = {n: each for n, each in found.items() if each.imbalance <= _MOST_IMBALANCE}
         self._leave_whole(found.keys() - self.owners.keys())
         self._plan = _Plan(module, self.owners, set())

@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.linear.packed_layout import PANEL
+from torch_armllm.ops.lora import BLOCK
 from torch_armllm.parallel.rank_group import HeadShares, RankGroup, shares
 from torch_armllm.passes.lib.graph import aten, is_op, value
 from torch_armllm.passes.lib.partial_results import Call, PartialResult, partial_result
@@ -80,6 +81,19 @@ def head_owners(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwne
     for node in nodes:
         if is_op(node, armllm.causal_conv.default) and (owner := _channels(node, group)) is not None:
             owners[node] = owner
+    return owners
+
+
+def adapted_products(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwner]:
+    """Returns the products of gate and up to which adapters are added, whose columns ranks share out."""
+    owners = {}
+    for node in module.graph.nodes:
+        if is_op(node, armllm.gated_act.default) and any(
+            is_op(x, armllm.lora_linear.default) for x in node.args[:2]
+        ):
+            owner = _channels(node, group, BLOCK)
+            if owner is not None and int(value(node).shape[-1]) >= group.least_columns:
+                owners[node] = owner
     return owners
 
 
@@ -165,11 +179,12 @@ def _delta_heads(node: Node, group: RankGroup) -> HeadOwner | None:
     return HeadOwner(part, [len(each) for each in heads.query], Call(node, sources).result)
 
 
-def _channels(node: Node, group: RankGroup) -> HeadOwner | None:
+def _channels(node: Node, group: RankGroup, unit: int = PANEL) -> HeadOwner | None:
     channels = int(value(node).shape[-1])
-    if channels % PANEL or channels < PANEL * group.size:
+    if channels % PANEL or channels < unit * group.size:
         return None
-    every = [range(PANEL * p.start, PANEL * p.stop) for p in shares(channels // PANEL, group.size)]
+    parts = shares(-(-channels // unit), group.size)
+    every = [range(unit * part.start, min(unit * part.stop, channels)) for part in parts]
     part = Part.of(0, channels, every[group.rank])
     result = partial_result(node, part)
     return None if result is None else HeadOwner(part, [len(each) for each in every], result)

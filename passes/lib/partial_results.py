@@ -15,13 +15,18 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.lora.block_columns import are_blocks
 from torch_armllm.ops.linear.packed_layout import PANEL
+from torch_armllm.ops.lora import BLOCK
+from torch_armllm.passes.lib.adapter_columns import add_to_columns
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, new_constant, value
 from torch_armllm.passes.lib.parts import Part, Ranges, fills, sliced, through_view, union
 
 armllm = torch.ops.armllm
 QUANTIZED = (armllm.int4_linear.default, armllm.int8_linear.default)
 VIEWS = (aten.view.default, aten.reshape.default)
+_ALIGN: dict[Any, int] = {**dict.fromkeys(QUANTIZED, PANEL), armllm.lora_linear.default: BLOCK}
+"""Columns of an operator that are computed together."""
 _HEADS_LINEAR = (armllm.int8_heads_linear.default, armllm.dense_heads_linear.default)
 
 Get = Callable[[Node, Part], Node]
@@ -149,7 +154,7 @@ def merged_part(node: Node, parts: Sequence[Part]) -> Part | None:
     """Returns the part that contains others of a node's result, and that its operator computes at once."""
     if any((part.axis, part.period) != (parts[0].axis, parts[0].period) for part in parts):
         return None
-    whole = union(parts, PANEL if is_op(node, *QUANTIZED) else 1)
+    whole = union(parts, _ALIGN.get(node.target, 1))
     return whole if fills(whole, node) and whole.count < whole.period else None
 
 
@@ -290,6 +295,18 @@ def _linear(node: Node, part: Part) -> PartialResult | None:
     return made.result
 
 
+def _lora_linear(node: Node, part: Part) -> PartialResult | None:
+    """Rule of adapters' additions: a rank has the second factors of its columns, in whole blocks."""
+    base = _arguments(node)[0]
+    if part.axis != 0 or not fills(part, node) or not are_blocks(part.ranges):
+        return None
+
+    def emit(module: fx.GraphModule, get: Get) -> Node:
+        return add_to_columns(module, node, get(base, part), part.ranges)
+
+    return PartialResult({base: part}, emit)
+
+
 def _heads_linear(node: Node, part: Part) -> PartialResult | None:
     x, weight = _arguments(node)[:2]
     if part.axis != 1 or not fills(part, node) or weight.op != "get_attr":
@@ -323,6 +340,7 @@ def _selective_scan(node: Node, part: Part) -> PartialResult | None:
 _RULES: dict[Any, Callable[[Node, Part], PartialResult | None]] = {
     **dict.fromkeys(VIEWS, _view),
     **dict.fromkeys((*QUANTIZED, armllm.dense_linear.default), _linear),
+    armllm.lora_linear.default: _lora_linear,
     **dict.fromkeys(_HEADS_LINEAR, _heads_linear),
     **dict.fromkeys((aten.select.int, aten.unsqueeze.default, aten.squeeze.dim), _squeezed),
     **dict.fromkeys((operator.getitem, aten.slice.Tensor), _chosen),

@@ -7,24 +7,27 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.support.adapters import random_adapter
 from tests.support.models import tiny
-from torch_armllm import LLM, SamplingParams
+from torch_armllm import LLM, LoRARequest, SamplingParams
 from torch_armllm.llm.launched_ranks import launched_ranks
 
 SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60))]
 SCRIPT = """
 import json, sys
-from torch_armllm import LLM, SamplingParams
+from torch_armllm import LLM, LoRARequest, SamplingParams
 
 options = {"skip_tokenizer_init": True, "progress": False, "threads": 1, "kv_cache_memory": 1 << 20}
-llm = LLM(sys.argv[1], **json.loads(sys.argv[2]), **options)
+llm = LLM(sys.argv[1], **json.loads(sys.argv[2]), **options, enable_lora=True)
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-outputs = llm.generate(json.loads(sys.argv[3]), params, use_tqdm=False)
+adapters = [None, LoRARequest("adapter", 1, sys.argv[4]), None]
+outputs = llm.generate(json.loads(sys.argv[3]), params, use_tqdm=False, lora_request=adapters)
 print("tokens", json.dumps([output.outputs[0].token_ids for output in outputs]))
 session = sys.argv[1] + ".session"
 llm.save_session(session, json.loads(sys.argv[3])[-1])
@@ -45,16 +48,24 @@ def launch(script: Path, processes: int, *arguments: str) -> subprocess.Complete
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"tensor": 2}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}], ids=str)
 def test_ranks_of_torchrun_return_the_tokens_of_one_process(tmp_path: Path, sizes: dict[str, int]) -> None:
-    tiny("llama", torch.bfloat16, **SIZES).save_pretrained(tmp_path / "model")
+    model = tiny("llama", torch.bfloat16, **SIZES)
+    adapter = str(random_adapter(model, tmp_path / "adapter", 1, 1.0))
+    model.save_pretrained(tmp_path / "model")
     (tmp_path / "script.py").write_text(SCRIPT)
     settings = json.dumps({f"{name}_parallel_size": size for name, size in sizes.items()})
     count = math.prod(sizes.values())
-    run = launch(tmp_path / "script.py", count, str(tmp_path / "model"), settings, json.dumps(PROMPTS))
+    arguments = str(tmp_path / "model"), settings, json.dumps(PROMPTS), adapter
+    run = launch(tmp_path / "script.py", count, *arguments)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = [line for line in run.stdout.splitlines() if line.startswith("tokens")]
-    one = LLM(str(tmp_path / "model"), tensor_parallel_size=1, skip_tokenizer_init=True, progress=False)
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "progress": False, "enable_lora": True}
+    one = LLM(str(tmp_path / "model"), tensor_parallel_size=1, **options)
+    adapters = [None, LoRARequest("adapter", 1, adapter), None]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    expected = [list(o.outputs[0].token_ids) for o in one.generate(PROMPTS, params, use_tqdm=False)]
+    expected = [
+        list(output.outputs[0].token_ids)
+        for output in one.generate(PROMPTS, params, use_tqdm=False, lora_request=adapters)
+    ]
     assert lines == [f"tokens {json.dumps(expected)}"]
 
 

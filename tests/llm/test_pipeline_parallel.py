@@ -185,7 +185,6 @@ def test_a_stage_that_does_not_answer_is_killed_and_ends_the_engine(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"enable_lora": True}, "adapters are not shared out"),
         (
             {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
             "draft layers are not shared out",

@@ -180,7 +180,13 @@ def test_ray_that_is_missing_is_an_error_with_the_remedy(
     ("settings", "message"),
     [
         ({}, "give one of them, at least 2"),
-        ({"tensor_parallel_size": 2, "enable_lora": True}, "adapters are not shared out"),
+        (
+            {
+                "tensor_parallel_size": 2,
+                "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+            },
+            "draft layers are not shared",
+        ),
         ({"data_parallel_size": 2}, "torch_armllm.serve_ray"),
         ({"distributed_executor_backend": "uni"}, "distributed_executor_backend = 'uni': give mp or ray"),
     ],

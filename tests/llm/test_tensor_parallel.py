@@ -128,7 +128,6 @@ def test_a_rank_tells_its_stack(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"enable_lora": True}, "adapters are not shared out"),
         (
             {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
             "draft layers are not shared",

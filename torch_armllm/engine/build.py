@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.build import build_disk_cache
-from torch_armllm.engine.execution.adapter_rows import AdapterRows
 from torch_armllm.engine.execution.pipeline_runner import PipelineRunner
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.rank_leader import RankLeader
@@ -49,6 +48,7 @@ from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
 from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.system.host import cpu_name
 from torch_armllm.system.logs import show_messages
@@ -172,7 +172,7 @@ def build_engine(
         }
         common: dict[str, Any] = {"swap_blocks": memory.swap_blocks, "drawable": drawable, "shape": shape}
         common |= {"state_slots": state_slots[0], "swap_state_slots": state_slots[1]}
-        common |= {"trace": trace, "team": team}
+        common |= {"trace": trace, "team": team, "slots": None if adapters is None else adapters.slots}
         common |= {"pictures": None if isinstance(pictures, str) else pictures.steps}
         leader = None if ranks is None else ranks.lead(sizes)
         if ranks is not None and ranks.link is not None and leader is not None:
@@ -183,10 +183,11 @@ def build_engine(
             runner = PlanRunner(
                 *(servable, memory.num_blocks),
                 kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
-                adapters=None if adapters is None else AdapterRows(adapters.rows, adapters.logit_rows),
                 leader=leader,
                 **common,
             )
+        if adapters is not None:
+            adapters.share_by(runner.share_adapter)
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
         caching = config.enable_prefix_caching and (not memory.state_slots or memory.spare_state_slots > 0)
@@ -277,19 +278,16 @@ def _adapter_table(model: Any, servable: ServableModel | None, config: EngineCon
     if not isinstance(plan, NativePlan):
         reason = why_not_captured(model) or "its graph runs node by node"
         raise ValueError(f"enable_lora needs a native plan, and {type(model).__name__} has none: {reason}")
-    from torch_armllm.lora.slots import head_slots, slots_of  # imports modules that others do not need
+    from torch_armllm.lora.read_slots import slots_read_by  # imports modules that others do not need
 
-    read = {constant.data_ptr() for constant in plan.program.constants}
-    layers = {name: slots for name, slots in slots_of(model).items() if slots.a.data_ptr() in read}
-    if not layers:
+    constants = plan.program.constants
+    slots = model.slots if isinstance(model, PlanModel) else slots_read_by(model, constants)
+    if slots is None:
         raise ValueError(
             "enable_lora needs slots for adapters, and this model was patched without: load it with "
             "LLM(folder, enable_lora=True)"
         )
-    head = head_slots(model)
-    if head is not None:  # another plan, or the layer itself, reads them
-        layers |= {name: slots for name, slots in slots_of(model).items() if slots is head}
-    return AdapterTable(layers, config.max_lora_rank, head)
+    return AdapterTable(slots, config.max_lora_rank)
 
 
 def _expert_store(servable: ServableModel | None) -> ExpertStore | None:

@@ -87,7 +87,8 @@ def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConf
         return replace(config, tensor_parallel_size=1)  # each process is to be an engine, or a stage
     nodes = len(usable_nodes())
     ranks = 1
-    if nodes > 1 and isinstance(model, str) and why_not_divided(model, config) is None:
+    may_divide = not config.enable_lora  # ranks do not adapt experts
+    if nodes > 1 and may_divide and isinstance(model, str) and why_not_divided(model, config) is None:
         folder = Path(model).expanduser()
         ranks = best_ranks(weight_bytes(folder), _layers(folder), nodes) if folder.is_dir() else 1
         logger.info(

@@ -74,7 +74,7 @@ def load_engine(
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
     loaded = load_patched(
-        model, dtype, quantization, progress, config.kv_cache_dtype, _slots(config), hf_overrides
+        model, dtype, quantization, progress, config.kv_cache_dtype, adapter_slots_of(config), hf_overrides
     )
     if config.speculative_config == "auto" and isinstance(model, str):
         _suggest_drafts(loaded, Path(model).expanduser())
@@ -178,7 +178,7 @@ def load_patched(
     return model
 
 
-def _slots(config: EngineConfig) -> AdapterSlots | None:
+def adapter_slots_of(config: EngineConfig) -> AdapterSlots | None:
     """Returns the sizes of the slots for adapters; None: there are to be none."""
     if not config.enable_lora:
         return None
@@ -186,7 +186,8 @@ def _slots(config: EngineConfig) -> AdapterSlots | None:
 
     # a step may verify draft tokens beyond its budget of tokens
     rows = 2 * max(config.max_num_batched_tokens, config.max_num_seqs)
-    return AdapterSlots(config.max_loras, config.max_lora_rank, rows, config.lora_dtype)
+    processes = config.tensor_ranks, config.pipeline_parallel_size
+    return AdapterSlots(config.max_loras, config.max_lora_rank, rows, config.lora_dtype, *processes)
 
 
 def verify_checksums(model: str | PreTrainedModel) -> None:

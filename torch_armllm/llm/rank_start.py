@@ -10,6 +10,7 @@ from torch_armllm import _version
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.speculative.build import reads_hidden_states
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
+from torch_armllm.llm.loader import adapter_slots_of
 from torch_armllm.ops import variants
 from torch_armllm.parallel.placement import rank_cores
 
@@ -67,6 +68,7 @@ def model_settings(
         "dtype": dtype,
         "quantization": quantization,
         "kv_cache_dtype": config.kv_cache_dtype,
+        "adapter_slots": adapter_slots_of(config),
         "hf_overrides": hf_overrides,
     }
 
@@ -99,8 +101,6 @@ def why_not_divided(model: str | PreTrainedModel, config: EngineConfig) -> str |
         return "each rank loads its part of the model itself: give the folder in place of a loaded model"
     if not hasattr(os, "memfd_create"):
         return "ranks share memory that only Linux has"
-    if config.enable_lora:
-        return "adapters are not shared out among ranks yet: leave enable_lora out"
     if reads_hidden_states(config.speculative_config):
         return "draft layers are not shared out among ranks yet: draft with n-grams or a draft model"
     return None

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from torch_armllm.lora.adapter import Adapter, expert_layer, read_adapter
 from torch_armllm.lora.request import LoRARequest
+from torch_armllm.lora.slot_set import Factors, Share, SlotSet
 from torch_armllm.system.host import free_memory
 
 if TYPE_CHECKING:  # imports modules that an engine from the plan cache does not need
     from torch_armllm.lora.expert_slots import ExpertFactors
-    from torch_armllm.lora.slots import LoraSlots, Slots
 
 _FIRST_PREFIX = -2
 """Number in front of the prefixes of the first adapter; 0 and −1 have other meanings in the prefix cache."""
@@ -47,30 +47,30 @@ class PreparedAdapter:
         factors: of the modules that it adapts, as their slots hold them; see `LoraSlots.prepare`.
     """
 
-    factors: Mapping[str, tuple[Tensor, ...]]
+    factors: Factors
 
 
 class AdapterTable:
     """Loads adapters into the slots of a model's layers, and unloads the ones that were not used for longest.
 
     Args:
-        layers: slots by the names of their layers.
+        slots: of the model's layers.
         max_rank: highest rank of an adapter.
-        head: the slots of the model's head, which are among the layers'; None: it has none.
     """
 
-    def __init__(self, layers: Mapping[str, Slots], max_rank: int, head: LoraSlots | None = None) -> None:
-        self._layers = layers
+    def __init__(self, slots: SlotSet, max_rank: int) -> None:
+        self.slots = slots
+        self._layers = slots.layers
         self._max_rank = max_rank
-        first = next(layer for layer in layers.values() if layer is not head)
-        self.rows = first.adapters
-        """int32 ``(L,)``: slot of each row of a step; −1 for none."""
-        self.logit_rows = None if head is None else head.adapters
-        """int32 ``(L,)``: likewise of the rows that need logits; None: the head has no slots."""
-        self._free = list(range(first.slots))[::-1]
+        self._share: Share = lambda slot, factors: None
+        self._free = list(range(slots.count))[::-1]
         self._loaded: dict[int, LoadedAdapter] = {}  # the one that was not used for longest is the first
         self._prefixes = count(_FIRST_PREFIX, -1)
         self._grown: set[int] = set()  # slots whose memory for experts is in use
+
+    def share_by(self, share: Share) -> None:
+        """Sets what writes adapters to the slots of other processes that compute the model."""
+        self._share = share
 
     @property
     def loaded(self) -> list[LoRARequest]:
@@ -88,6 +88,7 @@ class AdapterTable:
             ValueError: the adapter cannot be read, or does not fit the model.
         """
         adapter = read_adapter(request.lora_path)
+        self._refuse_experts_of_ranks(request, adapter)
         experts, rest = self._experts_and_rest(request, adapter)
         self._check(request, adapter, rest)
         prepared: dict[str, tuple[Tensor, ...]] = {}
@@ -136,11 +137,10 @@ class AdapterTable:
         factors = (prepared or self.prepare(request)).factors
         slot = self._take_slot(request)
         self._grow(request, slot, factors)
-        for name, layer in self._layers.items():
-            if name in factors:
-                layer.write(slot, *factors[name])
-            else:
-                layer.clear(slot)
+        self._share(slot, factors)
+        self.slots.clear(slot)
+        for name, given in factors.items():
+            self.slots.write(slot, name, given)
         loaded = self._loaded[request.lora_int_id] = LoadedAdapter(request, slot, next(self._prefixes))
         return loaded
 
@@ -172,7 +172,7 @@ class AdapterTable:
             self.unload(idle)
         return self._free.pop()
 
-    def _grow(self, request: LoRARequest, slot: int, factors: Mapping[str, tuple[Tensor, ...]]) -> None:
+    def _grow(self, request: LoRARequest, slot: int, factors: Factors) -> None:
         """Notes that a slot takes memory for experts; gives it back if there is no room for them."""
         experts = [given for name, given in factors.items() if self._layers[name].kind == "experts"]
         needed = sum(factor.nbytes for given in experts for factor in given)
@@ -185,6 +185,15 @@ class AdapterTable:
                 f"{needed / 1e6:.0f} MB; {free / 1e6:.0f} MB are free: lower kv_cache_memory"
             )
         self._grown.add(slot)
+
+    def _refuse_experts_of_ranks(self, request: LoRARequest, adapter: Adapter) -> None:
+        """Raises ValueError if an adapter adapts experts that tensor parallel ranks share out."""
+        single = {name for name in adapter.factors if expert_layer(name) and name not in self._layers}
+        if self.slots.ranks > 1 and (names := sorted(adapter.stacked.keys() | single)):
+            raise ValueError(
+                f"{_adapts(request, names[0])}: tensor parallel ranks share out experts without adapters; "
+                "set tensor_parallel_size=1, or pipeline_parallel_size in place of it"
+            )
 
     def _experts_and_rest(
         self, request: LoRARequest, adapter: Adapter
@@ -242,6 +251,11 @@ class AdapterTable:
                     f"and {own[1]}: it is an adapter of another model"
                 )
             copy = adapter.copies.get(name)
+            if copy is not None and not layer.can_compare:
+                raise ValueError(
+                    f"{where} and brings a weight for it, which ranks and stages do not compare with the "
+                    "model's: save it without (save_embedding_layers=False)"
+                )
             if copy is not None and not layer.is_of(copy):
                 raise ValueError(
                     f"{where} and brings a weight for it that is not this model's: it is an adapter of "

@@ -91,6 +91,9 @@ class ExpertSlots(nn.Module):
         """A constant of a plan that reads these slots."""
         return self.factors.inner_a
 
+    def forget_layer(self) -> None:
+        """Does nothing: they do not know the experts' weights."""
+
     def stacked(self, module: str, pairs: Sequence[Pair], adapter: Adapter) -> ExpertFactors:
         """Returns the factors of an adapter of whole parameters.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.lora.block_columns import Columns, columns_of, empty_columns
 from torch_armllm.lora.dtypes import LoraDtype
 from torch_armllm.lora.expert_slots import ExpertSlots, is_adaptable
 from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_embedding, lora_integers, lora_linear
@@ -36,12 +38,21 @@ class AdapterSlots(NamedTuple):
         rank: highest rank of an adapter.
         rows: most tokens of a step.
         dtype: of the factors.
+        ranks: number of tensor parallel ranks that share the model out; experts of several have no slots.
+        stages: number of stages that do.
     """
 
     slots: int
     rank: int
     rows: int
     dtype: LoraDtype = "auto"
+    ranks: int = 1
+    stages: int = 1
+
+    @property
+    def is_divided(self) -> bool:
+        """True if several processes share the model out."""
+        return self.ranks * self.stages > 1
 
 
 class LoraSlots(nn.Module):
@@ -55,9 +66,11 @@ class LoraSlots(nn.Module):
         ranks: int32 ``(slots,)``: ranks in use; 0: the slot's adapter leaves the layer alone.
         adapters: int32 ``(L,)``: slot of each row of the step, −1 for none; one tensor for all layers, and
             one for the head, whose rows are those that need logits.
+        columns: outputs whose second factors ``b`` holds, those of a rank; None: all.
     """
 
     kind: ClassVar[Literal["linear", "embedding"]] = "linear"
+    columns: Columns | None = None
     a: Tensor
     b: Tensor
     ranks: Tensor
@@ -65,7 +78,7 @@ class LoraSlots(nn.Module):
 
     def __init__(self, layer: QuantLinear | Embedding, a: Tensor, b: Tensor, rows: Tensor) -> None:
         super().__init__()
-        self._layer = (layer,)  # in a tuple: it has this module
+        self._layer: tuple[QuantLinear | Embedding, ...] = (layer,)  # in a tuple: it has this module
         self.in_features, self.out_features = _sizes(layer)
         self.register_buffer("a", a, persistent=False)
         self.register_buffer("b", b, persistent=False)
@@ -81,6 +94,29 @@ class LoraSlots(nn.Module):
         """Number of adapters that fit."""
         return len(self.ranks)
 
+    def keep(self, columns: Columns, b: Tensor | None = None, weight: Tensor | None = None) -> None:
+        """Leaves the second factors of some columns, which a rank computes.
+
+        Args:
+            columns: begin and end of each range.
+            b: memory for them; None: it is allocated.
+            weight: the packed weight of these columns, with which `is_of` then compares.
+        """
+        self.columns = columns
+        self.b = empty_columns(self.b, columns) if b is None else b
+        (layer,) = self._layer
+        if weight is not None and isinstance(layer, QuantLinear):
+            self._layer = (_with_columns(layer, weight, sum(end - begin for begin, end in columns)),)
+
+    def forget_layer(self) -> None:
+        """Lets the memory of the layer's whole weight go, with which adapters cannot be compared then."""
+        self._layer = ()
+
+    @property
+    def can_compare(self) -> bool:
+        """True if `is_of` knows the layer's weight."""
+        return bool(self._layer)
+
     def prepare(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Returns an adapter's factors ``(r, in_features)`` and ``(r, out_features)`` as slots hold them."""
         blocks = lora_blocks(b)
@@ -91,6 +127,8 @@ class LoraSlots(nn.Module):
     def write(self, slot: int, a: Tensor, b: Tensor) -> None:
         """Writes an adapter's factors, as `prepare` returns them, to a slot."""
         rank = len(a)
+        if self.columns is not None:
+            b = columns_of(b, self.columns)
         self.a[slot, :rank], self.b[slot, :, :rank], self.ranks[slot] = a, b, rank
 
     def clear(self, slot: int) -> None:
@@ -98,7 +136,7 @@ class LoraSlots(nn.Module):
         self.ranks[slot] = 0
 
     def is_of(self, weight: Tensor) -> bool:
-        """True if a float weight is the layer's own, row by row, but for rounding."""
+        """True if a float weight is the layer's own, row by row, but for rounding; of a rank, its rows."""
         (layer,) = self._layer
         own: tuple[int, ...] = (self.out_features, self.in_features)
         rounding = getattr(layer, "error", 0.0)
@@ -107,7 +145,9 @@ class LoraSlots(nn.Module):
             own = own[::-1]
         if weight.shape != own:
             return False
-        parts = (slice(n, min(n + _ROWS, own[0])) for n in range(0, own[0], _ROWS))
+        if self.columns is not None:
+            weight = torch.cat([weight[begin:end] for begin, end in self.columns])
+        parts = (slice(n, min(n + _ROWS, len(weight))) for n in range(0, len(weight), _ROWS))
         return all(_are_close(weight[part], _rows_of(layer, part), bound) for part in parts)
 
 
@@ -144,6 +184,14 @@ def _sizes(layer: QuantLinear | Embedding) -> tuple[int, int]:
     if isinstance(layer, QuantLinear):
         return layer.in_features, layer.out_features
     return layer.num_embeddings, layer.embedding_dim
+
+
+def _with_columns(layer: QuantLinear, weight: Tensor, count: int) -> QuantLinear:
+    """Returns a layer with the packed weight of some of its outputs."""
+    part = copy(layer)
+    part._buffers = {**layer._buffers, "weight_packed": weight}
+    part.out_features = count
+    return part
 
 
 def _rows_of(layer: QuantLinear | Embedding, part: slice) -> Tensor:
@@ -189,13 +237,16 @@ def add_slots(model: Any, sizes: AdapterSlots) -> None:
         layers.append(head)
     as_integers = sizes.dtype == "int8" or (sizes.dtype == "auto" and model.dtype != torch.float32)
     kind = torch.int8 if as_integers else model.dtype
-    shapes = [shape for layer in layers for shape in _shapes(layer, sizes, as_integers)]
-    factors = iter(_zeros(shapes, kind))
-    for layer in layers:
-        a, b = next(factors), next(factors)
+    shapes = [_shapes(layer, sizes, as_integers) for layer in layers]
+    if sizes.is_divided:  # the second factors may get memory of their own
+        first, second = (_zeros(each, kind, is_used=False) for each in zip(*shapes, strict=True))
+    else:
+        both = _zeros([shape for pair in shapes for shape in pair], kind)
+        first, second = both[::2], both[1::2]
+    for layer, a, b in zip(layers, first, second, strict=True):
         rows = of_logits if layer is head else adapters
         layer.lora = LoraSlots(layer, a, b, rows)
-    for experts in filter(is_adaptable, base.modules()):
+    for experts in filter(is_adaptable, base.modules()) if sizes.ranks == 1 else ():
         experts.lora = ExpertSlots(experts, sizes.slots, sizes.rank, kind, adapters)
     embedding = base.get_input_embeddings()
     if isinstance(embedding, TiedEmbedding) or (
@@ -208,8 +259,8 @@ def _add_embedding_slots(
     embedding: Embedding, sizes: AdapterSlots, dtype: torch.dtype, kind: torch.dtype, rows: Tensor
 ) -> None:
     tokens, columns = _sizes(embedding)
-    (a,) = _zeros([(sizes.slots, tokens, sizes.rank)], dtype)
-    (b,) = _zeros([_b_shape(columns, sizes, kind == torch.int8)], kind)
+    (a,) = _zeros([(sizes.slots, tokens, sizes.rank)], dtype, not sizes.is_divided)
+    (b,) = _zeros([_b_shape(columns, sizes, kind == torch.int8)], kind, not sizes.is_divided)
     if not isinstance(embedding.__dict__["_modules"].get("lora"), EmbeddingSlots):
         embedding.register_forward_hook(_add_adapters)
     embedding.lora = EmbeddingSlots(embedding, a, b, rows)
@@ -232,15 +283,17 @@ def _numbers(count: int, as_integers: bool) -> int:
     return lora_integers(torch.zeros(count)).shape[0] if as_integers else count
 
 
-def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
+def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, is_used: bool = True) -> list[Tensor]:
     """Returns zeros in one piece of memory, on huge pages where the system has them.
 
-    A decode step reads all factors in use; the factor of one layer is often smaller than a huge page.
+    A decode step reads all factors in use; the factor of one layer is often smaller than a huge page.  Memory
+    that may not be used is not written yet.
     """
     sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in shapes]
     memory = torch.empty(sum(sizes), dtype=dtype)
     prefer_huge(memory)
-    memory.zero_()  # written at once, so that it counts as used before the KV cache is sized
+    if is_used:
+        memory.zero_()  # written at once, so that it counts as used before the KV cache is sized
     parts = memory.split(sizes)
     return [part[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)]
 

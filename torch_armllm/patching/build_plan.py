@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.stage import Stage
 from torch_armllm.passes import PassContext, run_passes
+from torch_armllm.passes.lib.adapter_columns import AdapterColumns, adapter_columns
 from torch_armllm.passes.lib.cache_layout import cache_layout
 from torch_armllm.patching.layer_inputs import append_layer_inputs
 from torch_armllm.patching.self_check import REQUIRED_PASSES, find_guilty_pass, tolerance
@@ -50,6 +51,7 @@ class BuiltPlan:
         has_other_cache, most_tokens, length_reason: see `CapturedGraph`.
         looks_ahead: True if tokens attend to later ones: a step computes whole texts.
         notes: remarks for the report.
+        adapter_columns: what a rank has of the slots for adapters whose columns are shared out.
     """
 
     plan: Plan
@@ -60,6 +62,7 @@ class BuiltPlan:
     length_reason: str
     looks_ahead: bool
     notes: list[str] = field(default_factory=list)
+    adapter_columns: list[AdapterColumns] = field(default_factory=list)
 
 
 def build_plan(
@@ -196,6 +199,7 @@ class _Builder:
             *(plan, shape, graph, captured.has_other_cache, captured.most_tokens, captured.length_reason),
             looks_ahead,
             notes,
+            [replace(each, name=captured.names[each.name]) for each in adapter_columns(graph)],
         )
 
     def find_guilty_pass(self, sample: Sample, bound: float) -> str | None:

@@ -15,6 +15,7 @@ from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage import Stage
 from torch_armllm.patching.build_plan import build_plan
+from torch_armllm.patching.divided_slots import divided_slots
 from torch_armllm.patching.divisible_model import divisible_model
 from torch_armllm.patching.patch import remove_plan
 from torch_armllm.patching.prefix_forward import causal_prefixes
@@ -81,8 +82,13 @@ def divided_model(
         head = head.without_weights()
     elif group is not None:
         head = head.divided(group)
+    slots = whole.slots
+    if slots is not None:
+        has_head = place.stage == 0
+        slots = divided_slots(model, slots, built.plan.program.constants, built.adapter_columns, has_head)
+        slots = replace(slots, ranks=place.tensor_ranks)
     collapse([*built.plan.program.constants, *head.tensors])
     program = whole.plan.program
     facts = whole.name, program.opcodes, program.columns, program.dtype, whole.vocab_size, whole.shape
-    part = replace(whole, plan=built.plan, shape=built.shape, head=head)
+    part = replace(whole, plan=built.plan, shape=built.shape, head=head, slots=slots)
     return DividedModel(part, whole.shape, repr((*facts, place.tensor_ranks, place.stages)))

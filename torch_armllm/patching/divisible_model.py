@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch_armllm.lora.read_slots import slots_read_by
 from torch_armllm.patching.patched_model import servable_model
 from torch_armllm.patching.state import why_not_captured
 from torch_armllm.plan.native import NativePlan
@@ -45,4 +46,5 @@ def divisible_model(model: Any, setting: str) -> PlanModel:
         stated_positions=servable.stated_positions,
         head=head,
         generation_config=servable.generation_config,
+        slots=slots_read_by(model, program.constants),
     )

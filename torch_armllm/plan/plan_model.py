@@ -12,10 +12,12 @@ from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.ops.collective import gather_columns
 from torch_armllm.ops.linear import dense_linear, int4_linear, int8_linear
 from torch_armllm.ops.linear.packed_layout import PANEL
+from torch_armllm.ops.lora import BLOCK
 from torch_armllm.parallel.rank_group import RankGroup, shares
 from torch_armllm.plan.native import NativePlan
 
 if TYPE_CHECKING:  # imports modules that an engine from the plan cache does not need
+    from torch_armllm.lora.slot_set import SlotSet
     from torch_armllm.lora.slots import LoraSlots
 
 
@@ -89,9 +91,11 @@ class HeadWeights:
         return self.out_features if self.ranks is None else self.ranks.columns[self.ranks.rank]
 
     def divided(self, group: RankGroup) -> HeadWeights:
-        """Returns the part of a rank, in memory of its own; all ranks gather the logits of all parts."""
-        assert self.lora is None, "adapters are not shared out among ranks"
-        step = 1 if self.scheme is None else PANEL
+        """Returns the part of a rank, in memory of its own; all ranks gather the logits of all parts.
+
+        Slots for adapters keep what the rank computes.
+        """
+        step = 1 if self.scheme is None else PANEL if self.lora is None else BLOCK
         parts = shares(-(-self.out_features // step), group.size)
         ends = [min(part.stop * step, self.out_features) for part in parts]
         columns = [end - part.start * step for part, end in zip(parts, ends, strict=True)]
@@ -99,16 +103,20 @@ class HeadWeights:
             raise ValueError(f"{self.out_features} logits cannot be shared out among {group.size} ranks")
         own = parts[group.rank]
         first = own.start * step
+        rows = 1 if self.scheme is None else PANEL
+        weight = self.weight[first // rows : -(-(first + columns[group.rank]) // rows)].clone()
+        if self.lora is not None:
+            self.lora.keep(((first, first + columns[group.rank]),), weight=weight)
         return replace(
             self,
-            weight=self.weight[own.start : own.stop].clone(),
+            weight=weight,
             bias=None if self.bias is None else self.bias[first : first + columns[group.rank]].clone(),
             ranks=HeadRanks(group.communicator, group.rank, columns),
         )
 
     def without_weights(self) -> HeadWeights:
         """Returns the layer for a process that computes no logits."""
-        return replace(self, weight=self.weight[:0].clone(), bias=None)
+        return replace(self, weight=self.weight[:0].clone(), bias=None, lora=None)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -139,7 +147,10 @@ class HeadWeights:
 
 @dataclass
 class PlanModel:
-    """A `torch_armllm.plan.servable_model.ServableModel` without modules; see there for the fields."""
+    """A `torch_armllm.plan.servable_model.ServableModel` without modules; see there for the fields.
+
+    ``slots`` are those for adapters; None: there are none.
+    """
 
     name: str
     plan: NativePlan
@@ -151,3 +162,4 @@ class PlanModel:
     stated_positions: int
     head: HeadWeights
     generation_config: SimpleNamespace | None
+    slots: SlotSet | None = None

@@ -9,7 +9,7 @@ from torch_armllm.ops.collective import rank_of, shared_bytes_of
 from torch_armllm.plan.program import Field, Instruction, Operand, Program, Storage, layout
 
 _WRITERS = ("linear", "norm_linear", "gated_linear", "norm_gated_linear", "attention")
-"""Instructions that write their result as rows of any stride, and read it no more."""
+"""Instructions that write their result as rows of any stride; nothing but adapters, in place, adds to it."""
 _READERS = ("linear", "norm_linear", "gated_linear", "norm_gated_linear", "rms_norm", "layer_norm")
 _READ = ("x", "residual")
 """Fields of these that they read, and do not write."""
@@ -74,8 +74,10 @@ def _can_share(
         return False
     before = [use for use in uses[id(own.storage)] if use[0] != at]
     after = [use for use in uses[id(whole.storage)] if use[0] != at]
-    written = len(before) == 1 and program.instructions[before[0][0]].opcode in _WRITERS
-    if not written or before[0][0] > at or before[0][1] != "out":
+    if not before or not all(number < at and name == "out" for number, name in before):
+        return False
+    writer, *adding = (program.instructions[number].opcode for number, _ in before)
+    if writer not in _WRITERS or any(opcode != "lora" for opcode in adding):
         return False
     return all(
         number > at and name in _READ and program.instructions[number].opcode in _READERS

@@ -5,53 +5,93 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch import Tensor
 
 from torch_armllm.engine.step import Step
+from torch_armllm.lora.slot_set import SlotSet
+
+
+class Run(NamedTuple):
+    """Adjacent rows with the same adapter."""
+
+    begin: int
+    end: int
+    slot: int
+
+
+class AdapterRuns(NamedTuple):
+    """Rows of a step that have adapters: those of tokens, and those of tokens that need logits."""
+
+    tokens: list[Run]
+    logits: list[Run]
+
+    def of_tokens(self) -> AdapterRuns:
+        """Returns the rows of tokens alone."""
+        return AdapterRuns(self.tokens, [])
+
+    def of_logits(self) -> AdapterRuns:
+        """Returns the rows that need logits alone."""
+        return AdapterRuns([], self.logits)
+
+
+NO_ADAPTERS = AdapterRuns([], [])
+
+
+def adapter_runs(step: Step) -> AdapterRuns:
+    """Returns the rows of a step that have adapters, which is quick for a step without adapters."""
+    if all(scheduled.sequence.request.adapter is None for scheduled in step.scheduled):
+        return NO_ADAPTERS
+    runs = AdapterRuns([], [])
+    at = at_logits = 0
+    for scheduled in step.scheduled:
+        adapter, count = scheduled.sequence.request.adapter, scheduled.count
+        logits = len(scheduled.logit_positions)
+        if adapter is not None:
+            runs.tokens.append(Run(at, at + count, adapter.slot))
+            runs.logits.append(Run(at_logits, at_logits + logits, adapter.slot))
+        at, at_logits = at + count, at_logits + logits
+    return runs
 
 
 class AdapterRows:
     """Says to a plan and to a head which adapter each row of a step has.
 
     Args:
-        rows: int32 ``(L,)`` of tokens, that the plan reads; −1 for no adapter, which is the case between
-            steps.
-        logit_rows: likewise of the rows that need logits, that the head reads; None: it reads none.
+        slots: that they read.  Their rows have −1 for no adapter, which is the case between steps.
     """
 
-    def __init__(self, rows: Tensor, logit_rows: Tensor | None = None) -> None:
-        self._tensors = rows, logit_rows  # keeps the memory alive
+    def __init__(self, slots: SlotSet) -> None:
+        self._tensors = slots.rows, slots.logit_rows  # keeps the memory alive
         # setting an element of a tensor takes microseconds
-        self._rows = _numbers(rows)
-        self._logit_rows = None if logit_rows is None else _numbers(logit_rows)
+        self._rows = _numbers(slots.rows)
+        self._logit_rows = None if slots.logit_rows is None else _numbers(slots.logit_rows)
 
     @contextmanager
-    def of(self, step: Step) -> Iterator[None]:
-        """Holds a step's adapters while the context lasts; a step without adapters writes nothing."""
-        if all(scheduled.sequence.request.adapter is None for scheduled in step.scheduled):
-            yield
-            return
-        written = written_logits = 0
+    def hold(self, runs: AdapterRuns) -> Iterator[None]:
+        """Holds the adapters of rows while the context lasts; a step without adapters writes nothing."""
         try:
-            at = at_logits = 0
-            for scheduled in step.scheduled:
-                adapter, count = scheduled.sequence.request.adapter, scheduled.count
-                logits = 0 if self._logit_rows is None else len(scheduled.logit_positions)
-                if adapter is not None:
-                    assert at + count <= len(self._rows), "a step has more tokens than there are rows"
-                    written = at + count
-                    self._rows[at:written] = [adapter.slot] * count
-                    if self._logit_rows is not None:
-                        written_logits = at_logits + logits
-                        self._logit_rows[at_logits:written_logits] = [adapter.slot] * logits
-                at, at_logits = at + count, at_logits + logits
+            _write(self._rows, runs.tokens)
+            _write(self._logit_rows, runs.logits)
             yield
         finally:
-            if written:
-                self._rows[:written] = [-1] * written
-            if written_logits and self._logit_rows is not None:
-                self._logit_rows[:written_logits] = [-1] * written_logits
+            _clear(self._rows, runs.tokens)
+            _clear(self._logit_rows, runs.logits)
+
+
+def _write(rows: ctypes.Array[ctypes.c_int32] | None, runs: list[Run]) -> None:
+    if rows is None or not runs:
+        return
+    assert runs[-1].end <= len(rows), "a step has more tokens than there are rows"
+    for begin, end, slot in runs:
+        rows[begin:end] = [slot] * (end - begin)
+
+
+def _clear(rows: ctypes.Array[ctypes.c_int32] | None, runs: list[Run]) -> None:
+    if rows is not None and runs:
+        end = min(runs[-1].end, len(rows))
+        rows[:end] = [-1] * end
 
 
 def _numbers(rows: Tensor) -> ctypes.Array[ctypes.c_int32]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.engine.execution.adapter_rows import AdapterRuns, adapter_runs
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_message import Signal
@@ -53,7 +54,7 @@ class PipelineRunner(PlanRunner):
         self._link = link
         self._led, self._shares_logits = leader, shares_logits
         self._builder.keeps_states = has_states
-        self._rows: deque[int] = deque()
+        self._rows: deque[tuple[int, AdapterRuns]] = deque()
 
     def begin(self, step: Step) -> None:
         """Computes the first layers of a step, while other stages compute earlier ones.
@@ -80,8 +81,11 @@ class PipelineRunner(PlanRunner):
         self._trace.mark("prepare")
         if not self.states:  # other stages have some
             inputs = replace(inputs, state_slots=None)
-        self._link.send(self.plan.run(inputs))
-        self._rows.append(inputs.tokens if rows is None else len(rows))
+        runs = adapter_runs(step)
+        with self.holding(runs.of_tokens()):
+            hidden = self.plan.run(inputs)
+        self._link.send(hidden)
+        self._rows.append((inputs.tokens if rows is None else len(rows), runs.of_logits()))
         self._trace.mark("decode" if rows is None else "prefill")
 
     def _fail(self, error: Exception) -> RankFailedError:
@@ -99,8 +103,9 @@ class PipelineRunner(PlanRunner):
         try:
             if self._shares_logits:
                 self._led.tell(Signal.LOGITS)
-            hidden = self._link.receive(self._rows.popleft())
-            with self._at_work, torch.no_grad():
+            count, adapters = self._rows.popleft()
+            hidden = self._link.receive(count)
+            with self._at_work, torch.no_grad(), self.holding(adapters):
                 logits = self.logits(hidden)
                 self._trace.mark("head")
                 return StepResult(logits)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
-from torch_armllm.engine.execution.adapter_rows import AdapterRows
+from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.engine.execution.adapter_rows import adapter_runs
 from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader, RankWatch
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
@@ -17,6 +18,7 @@ from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.lora.slot_set import Factors, SlotSet
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step_result import StepResult
 
@@ -35,7 +37,7 @@ class PlanRunner(StepExecutor):
         team: compute threads; None: torch's own.
         drawable: number of token ids that may be sampled; None: all.
         kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
-        adapters: the adapters of a step's rows; None: the plan has no slots for adapters.
+        slots: for adapters, which the plan reads; None: there are none.
         pictures: what pictures change in steps; None: there are no pictures.
         leader: sends the steps to the other ranks or stages; None: there are none.
     """
@@ -52,17 +54,17 @@ class PlanRunner(StepExecutor):
         swap_state_slots: int = 0,
         shape: Shape | None = None,
         kept_columns: range | None = None,
-        adapters: AdapterRows | None = None,
+        slots: SlotSet | None = None,
         pictures: PictureSteps | None = None,
         leader: RankLeader | None = None,
     ) -> None:
         super().__init__(
             *(model, num_blocks, swap_blocks, trace, drawable, state_slots, swap_state_slots, shape),
             kept_columns=kept_columns,
+            slots=slots,
             pictures=pictures,
         )
         self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states, pictures)
-        self._adapters = adapters
         self._leader = leader
         self._at_work = nullcontext() if team is None else team.at_work()
 
@@ -103,13 +105,35 @@ class PlanRunner(StepExecutor):
             step: to compute.
             best: asks for the most probable tokens too; they are returned if they cost little.
         """
-        with self._at_work, nullcontext() if self._adapters is None else self._adapters.of(step):
+        with self._at_work, self._holding(step):
             if self._leader is None:
                 return self._compute(step, best)
             try:
                 return self._compute(step, best)
             except Exception as error:
-                raise self._leader.fail(error) from error
+                raise self._fail(error) from error
+
+    def _holding(self, step: Step) -> AbstractContextManager[None]:
+        return nullcontext() if self.slots is None else self.holding(adapter_runs(step))
+
+    def _fail(self, error: Exception) -> RankFailedError:
+        """Ends all processes that compute steps together; returns the error of the engine."""
+        assert self._leader is not None
+        return self._leader.fail(error)
+
+    def share_adapter(self, slot: int, factors: Factors) -> None:
+        """Writes an adapter to a slot of all other processes, if there are any, between two steps.
+
+        Raises:
+            RankFailedError: one of them has failed.
+        """
+        if self._leader is None:
+            return
+        assert self.slots is not None
+        try:
+            self._leader.send_adapter(slot, list(self.slots.layers), factors)
+        except Exception as error:
+            raise self._fail(error) from error
 
     def _compute(self, step: Step, best: bool) -> StepResult:
         self.copy_blocks(step)

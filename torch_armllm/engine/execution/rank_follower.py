@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch_armllm.engine.execution.factor_message import FactorPiece, FactorWriter
 from torch_armllm.engine.execution.row_order import RowOrder
 from torch_armllm.engine.execution.step_executor import StepExecutor
-from torch_armllm.engine.execution.step_message import Signal, StepReader
+from torch_armllm.engine.execution.step_message import ReceivedStep, Signal, StepReader
 
 
 class Inbox(Protocol):
@@ -39,6 +40,7 @@ def follow(rank: int, mailbox: Inbox, executor: StepExecutor, rows: RowServer | 
         rows: gives and takes bytes of its caches; None: the leader asks for none.
     """
     reader = StepReader(executor.cache, executor.states, executor.pictures)
+    writer = None if executor.slots is None else FactorWriter(executor.slots)
     while True:
         message = reader.read(mailbox.receive())
         mailbox.done(rank)
@@ -48,10 +50,14 @@ def follow(rank: int, mailbox: Inbox, executor: StepExecutor, rows: RowServer | 
             executor.compute_logits()
         elif message is Signal.RELEASE:
             executor.release_cache()
+        elif isinstance(message, FactorPiece):
+            assert writer is not None, "an adapter, where there are no slots"
+            writer.add(message)
         elif isinstance(message, RowOrder):
             assert rows is not None, "the leader asks for bytes of caches"
             rows.do(message)
-        elif message is not None:
+        elif isinstance(message, ReceivedStep):
             executor.copy(*message.copies)
-            executor.run(message.inputs, message.rows, message.best)
+            with executor.holding(message.adapters):
+                executor.run(message.inputs, message.rows, message.best)
             reader.end_step()

@@ -10,9 +10,11 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.engine.execution.factor_message import factor_pieces
 from torch_armllm.engine.execution.row_order import RowOrder
 from torch_armllm.engine.execution.step_message import (
     Signal,
+    factor_message,
     picture_messages,
     row_message,
     signal_message,
@@ -20,6 +22,7 @@ from torch_armllm.engine.execution.step_message import (
 )
 from torch_armllm.engine.pictures.picture_input import PictureInput
 from torch_armllm.engine.step import Step
+from torch_armllm.lora.slot_set import Factors
 from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.plan.step import StepInputs
 
@@ -108,6 +111,15 @@ class RankLeader:
             for message in picture_messages(inputs.tokens, shown):
                 self._post(*message)
         self._post(*step_message(step, inputs, rows, best))
+
+    def send_adapter(self, slot: int, layers: list[str], factors: Factors) -> None:
+        """Sends an adapter, which all ranks then write to a slot; see `factor_pieces`.
+
+        Raises:
+            RankFailedError: a rank has failed.
+        """
+        for piece in factor_pieces(slot, layers, factors):
+            self._post(*factor_message(piece))
 
     def order(self, order: RowOrder) -> None:
         """Sends an order about bytes of caches, between two steps; any thread may call it.

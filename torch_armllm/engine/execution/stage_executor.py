@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from torch_armllm.engine.execution.adapter_rows import AdapterRuns
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage_link import StageLink
@@ -36,6 +38,13 @@ class StageExecutor(StepExecutor):
         self._link = link
         self._is_first, self._is_last = place.stage == 0, place.stage == place.stages - 1
         self._rows: deque[int] = deque()
+        self._adapters_of_logits: deque[AdapterRuns] = deque()
+
+    def holding(self, adapters: AdapterRuns) -> AbstractContextManager[None]:
+        """See `StepExecutor.holding`; the first stage keeps those of its logits, which it computes later."""
+        if self._is_first:
+            self._adapters_of_logits.append(adapters.of_logits())
+        return super().holding(adapters.of_tokens())
 
     def run(self, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> StepResult:
         """Computes the stage's part of a step; see `StepExecutor.run`.
@@ -59,5 +68,5 @@ class StageExecutor(StepExecutor):
     def compute_logits(self) -> None:
         """Computes this rank's part of the logits of the oldest step under way, on the first stage."""
         if self._is_first:
-            with torch.no_grad():
+            with torch.no_grad(), super().holding(self._adapters_of_logits.popleft()):
                 self.logits(self._link.receive(self._rows.popleft()))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.execution.adapter_rows import AdapterRows, AdapterRuns
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import StateMove
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.block_copies import copy_blocks
 from torch_armllm.kv_cache.shapes import Cache, Shape
+from torch_armllm.lora.slot_set import SlotSet
 from torch_armllm.ops.linear.packed_layout import same_in_any_batch
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
@@ -37,6 +40,7 @@ class StepExecutor:
         swap_state_slots: likewise, of swap memory.
         shape: of the KV cache and the states; None: the model's own.
         kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
+        slots: for adapters, which the plan reads; None: there are none.
         pictures: what pictures change in steps; None: there are no pictures.
     """
 
@@ -51,9 +55,12 @@ class StepExecutor:
         swap_state_slots: int = 0,
         shape: Shape | None = None,
         kept_columns: range | None = None,
+        slots: SlotSet | None = None,
         pictures: PictureSteps | None = None,
     ) -> None:
         self.model = model
+        self.slots = slots
+        self._adapters = None if slots is None else AdapterRows(slots)
         self.plan: Plan = model.plan if pictures is None else pictures.plan
         self.pictures = pictures
         self.head = model.head
@@ -99,6 +106,10 @@ class StepExecutor:
         for move in moves:
             self._move_state(move)
         copy_blocks(self.cache, self._swap, swaps_out, swaps_in, copies)
+
+    def holding(self, adapters: AdapterRuns) -> AbstractContextManager[None]:
+        """Says which adapters the rows of a step have, while the context lasts."""
+        return nullcontext() if self._adapters is None else self._adapters.hold(adapters)
 
     def run(self, inputs: StepInputs, rows: Sequence[int] | None, best: bool) -> StepResult:
         """Computes a step.

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.execution.adapter_rows import AdapterRuns, Run, adapter_runs
+from torch_armllm.engine.execution.factor_message import FactorPiece
 from torch_armllm.engine.execution.row_order import RowAct, RowOrder
 from torch_armllm.engine.pictures.picture_input import PictureInput
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
@@ -20,11 +22,13 @@ from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.step import NO_SAVES, StepInputs
 
 STEP = -1
-"""Kind of a message that brings a step; others are signals."""
-ROWS = -4
+"""Kind of a message that brings a step."""
+FACTORS = -2
+"""Kind of a message that brings a part of an adapter."""
+ROWS = -3
 """Kind of a message that brings a `RowOrder`."""
-PICTURES = -2
-"""Kind of a message that brings rows of pictures, of the step that follows."""
+PICTURES = -4
+"""Kind of a message that brings rows of pictures, of the step that follows; others are signals."""
 _PICTURE_BYTES = 4 << 20
 """Most bytes of rows of such a message: a step's pictures may have many, which the slots of a mailbox would
 keep."""
@@ -62,6 +66,8 @@ class _Header(NamedTuple):
     swaps_out: int = 0
     swaps_in: int = 0
     copies: int = 0
+    adapters: int = 0
+    adapters_of_logits: int = 0
 
 
 class Copies(NamedTuple):
@@ -83,6 +89,11 @@ def row_message(order: RowOrder) -> array[int]:
     return array("q", (*_Header(ROWS), *order))
 
 
+def factor_message(piece: FactorPiece) -> tuple[array[int], list[Tensor]]:
+    """Returns the numbers and the tensors of a message with a part of an adapter."""
+    return array("q", _Header(FACTORS)) + piece.numbers, [piece.content]
+
+
 def step_message(
     step: Step, inputs: StepInputs, rows: Sequence[int] | None, best: bool
 ) -> tuple[array[int], list[Tensor]]:
@@ -96,9 +107,11 @@ def step_message(
     """
     sequences, width = inputs.block_table.shape
     lists = step.swaps_out, step.swaps_in, step.copies
+    runs = adapter_runs(step)
     header = _Header(
         *(STEP, inputs.tokens, sequences, width, inputs.max_seq_len, -1 if rows is None else len(rows)),
         *(best, inputs.state_slots is not None, step.decode_only, len(step.state_moves), *map(len, lists)),
+        *map(len, runs),
     )
     numbers = array("q", header)
     numbers.extend(rows or ())
@@ -107,6 +120,9 @@ def step_message(
     for pairs in lists:
         for pair in pairs:
             numbers.extend(pair)
+    for each in runs:
+        for run in each:
+            numbers.extend(run)
     return numbers, _tensors(inputs)
 
 
@@ -142,6 +158,7 @@ class ReceivedStep(NamedTuple):
     inputs: StepInputs
     rows: list[int] | None
     best: bool
+    adapters: AdapterRuns
 
 
 class StepReader:
@@ -159,13 +176,15 @@ class StepReader:
         self._columns = 0 if pictures is None or pictures.numbers is None else pictures.numbers.columns
         self._kept: dict[tuple[int, int, int], StepInputs] = {}
 
-    def read(self, address: int) -> ReceivedStep | Signal | RowOrder | None:
+    def read(self, address: int) -> ReceivedStep | FactorPiece | RowOrder | Signal | None:
         """Returns the step of the message at an address, or what the message says without one.
 
         None: it brings rows of pictures, of the next step.
         """
         numbers = _Numbers(address)
         header = _Header(*numbers.take(len(_Header._fields)))
+        if header.kind == FACTORS:
+            return numbers.piece()
         if header.kind == ROWS:
             act, number = numbers.take(2)
             return RowOrder(RowAct(act), number)
@@ -181,6 +200,8 @@ class StepReader:
             for kind, source, target in (numbers.take(3) for _ in range(header.state_moves))
         ]
         pairs = [numbers.pairs(count) for count in (header.swaps_out, header.swaps_in, header.copies)]
+        counts = header.adapters, header.adapters_of_logits
+        runs = AdapterRuns(*([Run(*numbers.take(3)) for _ in range(count)] for count in counts))
         inputs = self._inputs(header)
         inputs.max_seq_len = header.max_seq_len
         at = numbers.at
@@ -191,7 +212,7 @@ class StepReader:
             inputs = replace(
                 inputs
             )  # a plan replays what it did for the same object, which other queries forbid
-        return ReceivedStep(Copies(moves, *pairs), inputs, rows, bool(header.best))
+        return ReceivedStep(Copies(moves, *pairs), inputs, rows, bool(header.best), runs)
 
     def end_step(self) -> None:
         """Forgets the pictures of a step, which has been computed."""
@@ -246,3 +267,10 @@ class _Numbers:
 
     def pairs(self, count: int) -> list[tuple[int, int]]:
         return [(first, second) for first, second in (self.take(2) for _ in range(count))]
+
+    def piece(self) -> FactorPiece:
+        slot, layer, places, place, dtype, first, size, dims = self.take(8)
+        shape = tuple(self.take(dims))
+        content = torch.empty(size, dtype=torch.uint8)
+        ctypes.memmove(content.data_ptr(), self.at, size)
+        return FactorPiece(slot, layer, places, place, dtype, first, shape, content)

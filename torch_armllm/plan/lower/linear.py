@@ -140,7 +140,7 @@ def _lora_linear(
 def _is_own(base: Node) -> bool:
     """True if one node reads a quantized layer's result, or those columns of a merged layer's."""
     layer = base.args[0] if is_op(base, aten.slice.Tensor) else base
-    layers = armllm.int4_linear.default, armllm.int8_linear.default
+    layers = armllm.int4_linear.default, armllm.int8_linear.default, armllm.gather_columns.default
     return len(base.users) == 1 and any(is_op(layer, op) for op in layers)
 
 
