@@ -60,7 +60,8 @@ class RankPart:
         settings = dict(sizes)
         shape = with_state_dtype(self.model.shape, STATE_DTYPES[settings.pop("state_dtype")])
         pictures = self.pictures if settings.pop("takes_pictures") else None
-        return settings | {"model": self.model, "shape": shape, "pictures": pictures}
+        own = {"model": self.model, "shape": shape, "pictures": pictures, "slots": self.model.slots}
+        return settings | own
 
 
 def rank_part(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankPart:
