@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.support.models import tiny
 from tests.support.rank_plans import built
 from tests.support.ranks import at_once, communicators
+from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.program import Instruction, Operand, Program
@@ -70,10 +71,10 @@ def test_many_steps_of_uneven_ranks_have_the_bits_of_one() -> None:
     texts = [torch.randint(3, 90, (1, n), generator=generator) for n in sizes]
     positions = [torch.arange(n)[None] for n in sizes]
 
-    def hidden(plan: NativePlan, text: int) -> Tensor:
+    def hidden(plan: NativePlan, shape: Shape, text: int) -> Tensor:
         return sample_hidden(plan, shape, texts[text], positions[text], steps=(sizes[text],))
 
-    expected = [hidden(one, text) for text in range(len(texts))]
+    expected = [hidden(one, shape, text) for text in range(len(texts))]
     with communicators(3, 1 << 12, shared_bytes=1 << 18) as (_, opened):
 
         def work(rank: int) -> list[Tensor]:
@@ -81,11 +82,11 @@ def test_many_steps_of_uneven_ranks_have_the_bits_of_one() -> None:
             found = []
             for text in range(len(texts)):
                 time.sleep(random.choice([0, 0, 0.003]))
-                found.append(hidden(plans[rank], text))
+                found.append(hidden(*parts[rank][:2], text))
             return found
 
-        plans = [built(model, RankGroup(rank, 3, opened[rank], 16))[0] for rank in range(3)]
-        assert plans[0].opcodes[0] == "meet"
+        parts = [built(model, RankGroup(rank, 3, opened[rank], 16)) for rank in range(3)]
+        assert parts[0][0].opcodes[0] == "meet"
         for found in at_once(3, work):
             assert all(map(torch.equal, found, expected))
 
