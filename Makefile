@@ -2,7 +2,10 @@
 #
 #   make demo       the embedded model answers a prompt
 #   make check      lint, types and the fast tests: in under 3 minutes, for use while working
-#   make test       all tests             make test-arm   op tests as aarch64 code under emulation
+#   make test       all tests; TRANSFORMERS=5.23.0: beside that release, in an environment of its own
+#   make test-arm   op tests as aarch64 code under emulation
+#   make oldest     the tests that run models, beside the oldest transformers that is supported
+#   make newest     the same beside the newest release of everything that the index has today
 #   make lint       ruff, clang-format, the order of the layers, docstrings, line lengths, workflows
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       tests of kernels, ops and the engine under Address- and UndefinedBehaviorSanitizer
@@ -23,7 +26,8 @@
 #   make matrix     that wheel in clean environments of several versions of Python, torch and transformers
 #
 # Variables: PYTHON (an interpreter >= 3.10), VENV (default .venv), PIP_ARGS (added to every pip call),
-# TORCH_INDEX (where torch comes from, if the default index has no CPU-only build), ARGS (added to the command run).
+# TORCH_INDEX (where torch comes from, if the default index has no CPU-only build), ARGS (added to the command run),
+# TORCH (the torch of `make newest`).
 
 SHELL  := bash
 PYTHON ?= python3
@@ -53,8 +57,8 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo check test test-arm fuzz fuzz-models bench bench-peers bench-arm microbench models lint \
-        format types docs asan tsan faults soak weekly wheel wheel-arm \
+.PHONY: all install demo check test test-arm oldest newest fuzz fuzz-models bench bench-peers bench-arm microbench \
+        models lint format types docs asan tsan faults soak weekly wheel wheel-arm \
         kernels-hub matrix clean
 .DELETE_ON_ERROR:
 
@@ -88,8 +92,18 @@ check: lint types
 
 test: $(READY) $(MODEL)
 	$(BIN)/cmake --build build/py3-none-* --target check_kernels  # where the install builds: build/{wheel_tag}
+ifdef TRANSFORMERS
+	$(PY) .ci/with_versions.py --transformers $(TRANSFORMERS) --all -- $(ARGS)
+else
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not builds" -n auto --maxprocesses 4 --dist loadfile \
 		--timeout 420 -o faulthandler_timeout=450 $(ARGS)  # a test that hangs is named
+endif
+
+oldest: $(READY) $(MODEL)
+	$(PY) .ci/with_versions.py --transformers oldest -- $(ARGS)
+
+newest: $(READY) $(MODEL)
+	$(PY) .ci/with_versions.py --newest $(if $(TORCH),--torch $(TORCH)) -- $(ARGS)
 
 test-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash tests/arm/test-arm.sh $(ARGS)

@@ -1,13 +1,13 @@
 """The wheel in clean environments of several versions of Python, torch and transformers.
 
     python .ci/release/matrix.py dist/*.whl              all rows whose Python is on this machine
-    python .ci/release/matrix.py dist/*.whl --rows 3.11/2.13.0+cpu/5.0.0 ...
+    python .ci/release/matrix.py dist/*.whl --rows 3.11/2.13.0+cpu/5.10.1 ...
     python .ci/release/matrix.py dist/*.whl --markdown   the table for docs/reference/compatibility.md
 
-A row is Python/torch/transformers.  Each gets an environment of its own in build/matrix, with the wheel, its
-extra `serve` and nothing of the checkout; `first_use.py` runs there without a compiler.  The environment is
-removed afterwards.  On x86-64 the default index has torch with CUDA, several gigabytes a row: name an index
-of CPU builds with TORCH_INDEX where there is one.
+A row is Python/torch/transformers, where `newest` is what the index has today.  Each gets an environment of
+its own in build/matrix, with the wheel, its extra `serve` and nothing of the checkout; `first_use.py` runs
+there without a compiler.  The environment is removed afterwards.  On x86-64 the default index has torch with
+CUDA, several gigabytes a row: name an index of CPU builds with TORCH_INDEX where there is one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "matrix"
 ROWS = (
-    "3.10/2.10.0/5.0.0",
-    "3.11/2.13.0/5.0.0",
-    "3.11/2.13.0/5.23.0",
-    "3.12/2.12.1/5.11.0",
-    "3.13/2.15.0/5.23.0",
-    "3.14/2.15.0/5.23.0",
+    "3.10/2.10.0/5.10.1",  # the oldest of each
+    "3.11/2.13.0/5.10.1",
+    "3.11/2.13.0/5.24.0",  # the pinned ones: .ci/constraints.txt
+    "3.12/2.12.1/5.15.0",
+    "3.13/2.15.0/5.24.0",
+    "3.14/newest/newest",
 )
 
 
@@ -49,6 +49,11 @@ def interpreter(version: str) -> str | None:
     return None
 
 
+def requirement(package: str, version: str) -> str:
+    """What pip is asked for."""
+    return package if version == "newest" else f"{package}=={version}"
+
+
 def try_row(wheel: Path, row: str, keep: bool) -> dict[str, Any]:
     """Outcome of one row: versions and steps, or the reason why the environment could not be made."""
     python, torch, transformers = row.split("/")
@@ -64,10 +69,15 @@ def try_row(wheel: Path, row: str, keep: bool) -> dict[str, Any]:
         pip = [home / "env/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         index = os.environ.get("TORCH_INDEX")
         caches = ["--no-cache-dir"]
-        torch_only = [*(["--index-url", index] if index else []), *caches, f"torch=={torch}"]
+        torch_only = [*(["--index-url", index] if index else []), *caches, requirement("torch", torch)]
         for wanted in (
             torch_only,
-            [*caches, f"transformers=={transformers}", f"{wheel}[serve]", f"torch=={torch}"],
+            [
+                *caches,
+                requirement("transformers", transformers),
+                f"{wheel}[serve]",
+                requirement("torch", torch),
+            ],
         ):
             done = subprocess.run([*map(str, pip), *wanted], capture_output=True, text=True)
             if done.returncode:

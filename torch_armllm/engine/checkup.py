@@ -18,7 +18,7 @@ from torch_armllm.system.host import free_memory
 from torch_armllm.system.huge_pages import SETTING, collapse, page_size
 from torch_armllm.system.text_layout import labeled
 
-OLDEST = {"python": (3, 10), "torch": (2, 10), "transformers": (5, 0)}
+OLDEST = {"python": (3, 10), "torch": (2, 10), "transformers": (5, 10, 1)}
 """Oldest versions that this package supports."""
 _LEAST_MEMORY = 2 * 10**9
 """Free bytes below which only the smallest models run."""
@@ -95,7 +95,7 @@ def _versions(info: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:2])
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3])
 
 
 def _with_problem(name: str, text: str, found: dict[str, str]) -> Finding:
