@@ -29,7 +29,7 @@ TORCH = "2.10.0"
 """The oldest version of torch that is supported: its headers are compiled against."""
 PLATFORM = "manylinux_2_28"
 SYMBOLS = Path(__file__).with_name("symbols.txt")
-"""All functions of torch that the library calls, one a line."""
+"""All functions of torch that the library may call, one a line; the compiler inlines some of a family."""
 SYSTEM = re.compile(r"lib(torch_cpu|stdc\+\+|gcc_s|m|c|dl|pthread)\.so|ld-linux")
 """Libraries that every system with torch has."""
 SIZE = 8 << 20
@@ -72,7 +72,7 @@ def build_wheel(arch: str, cxx: str) -> Path:
     """Builds a wheel for an architecture, linked against the libraries of an old system, and repairs it."""
     libraries = ";".join(str(path) for path in build_stubs(WORK / f"stubs-{arch}", cxx))
     settings = {
-        "build-dir": str(ROOT / "build" / f"wheel-{arch}"),
+        "build-dir": str(ROOT / "build" / f"wheel-{arch}-torch-{TORCH}"),
         "cmake.define.ARMLLM_TORCH_INCLUDE": str(torch_headers()),
         "cmake.define.ARMLLM_LINK_LIBRARIES": libraries,
         "cmake.define.CMAKE_CXX_COMPILER": cxx,

@@ -20,7 +20,7 @@ from tests.support.models import tiny
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
-from torch_armllm.kv_cache.disk import reader, writer
+from torch_armllm.kv_cache.disk import counter, reader, writer
 from torch_armllm.kv_cache.disk.disk_cache import DiskCounts, DiskPrefixCache
 from torch_armllm.server.metrics import ServerMetrics
 
@@ -223,6 +223,53 @@ def test_full_disk_is_said_once_and_files_are_still_read(
     assert exact_outputs(engine, [TEXT]) == expected() and counts_of(engine).hits == FULL
     (message,) = (text for text in warnings_of(caplog) if "prefix cache" in text)
     assert "No space left on device" in message and str(tmp_path) in message
+
+
+def test_disk_that_has_room_again_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "torch_armllm")
+    write, full = writer.write_record, [True]
+
+    def write_if_room(*arguments: Any) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*arguments)
+
+    monkeypatch.setattr(writer, "write_record", write_if_room)
+    monkeypatch.setattr(writer, "_RETRY", 0.0)
+    engine = make_engine(prefix_cache_dir=tmp_path)
+    for seed in range(2):
+        exact_outputs(engine, [prompt(70, seed)])
+        assert disk_of(engine).flush()
+    assert not kept(tmp_path) and len([text for text in warnings_of(caplog) if "No space" in text]) == 1
+    full[0] = False
+    exact_outputs(engine, [TEXT])
+    assert disk_of(engine).flush() and kept(tmp_path)
+    assert f"the prefix cache writes to {tmp_path} again" in caplog.text
+    monkeypatch.setattr(writer, "_RETRY", 3600.0)
+    full[0] = True
+    exact_outputs(engine, [prompt(70, 5)])
+    assert disk_of(engine).flush()
+    full[0] = False
+    exact_outputs(engine, [prompt(70, 6)])
+    assert disk_of(engine).flush() and counts_of(engine).bytes_written, "sequences in between are not kept"
+
+
+def test_folder_that_is_only_readable_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(counter, "open_own", refuse)
+    monkeypatch.setattr("torch_armllm.kv_cache.disk.folder.os.utime", refuse)
+    engine = make_engine(prefix_cache_dir=tmp_path)
+    assert exact_outputs(engine, [TEXT]) == expected() and counts_of(engine).hits == FULL
+    (message,) = (text for text in warnings_of(caplog) if "prefix_cache_dir" in text)
+    assert "is only read" in message and "Read-only file system" in message
 
 
 def test_block_that_was_overwritten_is_not_written(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +13,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from tests.support.planted_files import PLANTED, planted_folder
+from torch_armllm.kv_cache.disk import counter
 from torch_armllm.kv_cache.disk.digests import prefix_digests
 from torch_armllm.kv_cache.disk.folder import CacheFolder
 from torch_armllm.kv_cache.disk.record import DamagedError, Identity, Section, read_record, write_record
 from torch_armllm.kv_cache.disk.rows import Rows
+from torch_armllm.system import own_files
+from torch_armllm.system.files import atomic_file
 
 IDENTITY = Identity("ab" * 16, bytes(range(20)))
 
@@ -79,3 +86,123 @@ def test_file_that_others_removed_makes_no_room_twice(tmp_path: Path) -> None:
             paths[0].unlink()
     assert [path.exists() for path in paths] == [False, False, True, True, True]
     assert folder.nbytes == 900 and not folder.touch(paths[0])
+
+
+def stored(root: Path, name: int = 0) -> tuple[CacheFolder, Path]:
+    """A folder with a file of 300 bytes."""
+    folder = CacheFolder(root, "f" * 32, 1000)
+    path = folder.path(bytes([name] * 20), "kv")
+    folder.store(path, 300, lambda free: write_scratch(free, 300))
+    return folder, path
+
+
+def write_scratch(path: Path, size: int) -> None:
+    with atomic_file(path, shared=True) as scratch:
+        scratch.write_bytes(bytes(size))
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_counter_that_others_planted_is_replaced_and_not_written_through(
+    plant: Callable[[Path, Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim, root = tmp_path / "victim", tmp_path / "cache"
+    victim.write_text("precious")
+    _, path = stored(root)
+    (root / "bytes").unlink()
+    plant(root / "bytes", victim)
+    if plant is planted_folder:  # which is not removed
+        folder = CacheFolder(root, "f" * 32, 1000)
+        assert folder.problem is not None and folder.found == 300 and folder.holds(path)
+        return
+    folder, _ = stored(root, 1)
+    assert folder.problem is None and folder.nbytes == 600 and folder.holds(path)
+    assert victim.read_text() == "precious" and not (tmp_path / "absent").exists()
+    assert f"{root / 'bytes'} of the prefix cache is replaced, as " in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\xff" * 200, b"5", bytes(1 << 20)], ids=len)
+def test_counter_of_any_content_is_counted_anew(content: bytes, tmp_path: Path) -> None:
+    folder, _ = stored(tmp_path)
+    (tmp_path / "bytes").write_bytes(content)
+    assert folder.nbytes < 1 << 64
+    again = CacheFolder(tmp_path, "f" * 32, 1000)
+    assert again.nbytes == again.found == 300 and (tmp_path / "bytes").stat().st_size == 8
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_file_that_others_planted_is_absent_named_and_replaced(
+    plant: Callable[[Path, Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim, root = tmp_path / "victim", tmp_path / "cache"
+    victim.write_text("precious")
+    folder, path = stored(root)
+    path.unlink()
+    plant(path, victim)
+    before = victim.stat().st_mtime_ns
+    assert not folder.holds(path) and not folder.touch(path)
+    assert f"{path} of the prefix cache is not read, as " in caplog.text
+    with pytest.raises(OSError, match="link|regular|other"):
+        read_record(path, IDENTITY, Section("block", (1, 64)), np.empty(64, np.uint8))
+    folder.store(path, 300, lambda free: write_scratch(free, 300))
+    assert folder.holds(path) is (plant is not planted_folder)
+    assert victim.read_text() == "precious" and victim.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("level", ["model", "part"])
+def test_link_in_place_of_a_folder_is_absent(
+    level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    folder, path = stored(root)
+    replaced = path.parent if level == "part" else path.parent.parent
+    replaced.rename(elsewhere)
+    replaced.symlink_to(elsewhere)
+    names = sorted(elsewhere.rglob("*"))
+    again = CacheFolder(root, "f" * 32, 1000)
+    assert again.found == 0
+    assert not again.holds(path)
+    other = again.path(bytes(19) + b"\1", "kv")
+    again.store(other, 300, lambda free: write_scratch(free, 300))
+    assert sorted(elsewhere.rglob("*")) == names and "it is a link" in caplog.text + str(again.problem)
+
+
+def test_folders_of_others_beside_the_cache_are_left_alone(tmp_path: Path) -> None:
+    for place in ("project/src", "f" * 32 + "/source"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "main.py").write_text("")
+        (tmp_path / place / "model.safetensors").write_bytes(bytes(5000))
+    folder, path = stored(tmp_path)
+    CacheFolder(tmp_path, "f" * 32, 1000)
+    assert folder.nbytes == 300 and path.exists()
+    assert len(list(tmp_path.rglob("main.py"))) == len(list(tmp_path.rglob("model.safetensors"))) == 2
+
+
+def test_folder_of_another_user_is_named_and_its_files_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, path = stored(tmp_path)
+    monkeypatch.setattr(own_files, "_foreign", lambda state: "it belongs to another user (uid 4712)")
+    folder = CacheFolder(tmp_path, "f" * 32, 1000)
+    assert folder.found == 0 and folder.problem is not None and not folder.holds(path)
+    assert f"{tmp_path} is not this process's own folder, as it belongs to another user" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_folder_that_cannot_be_written_is_read(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = stored(tmp_path)
+    with monkeypatch.context() as patched:
+
+        def refuse(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        patched.setattr(counter, "open_own", refuse)
+        folder = CacheFolder(tmp_path, "f" * 32, 1000)
+        assert folder.problem == os.strerror(number) and folder.found == 300 and folder.holds(path)
+        if number != errno.ENOSPC:  # which passes
+            with pytest.raises(OSError, match=os.strerror(number)):
+                CacheFolder(tmp_path, "e" * 32, 1000)
+    other = folder.path(bytes([1] * 20), "kv")
+    folder.store(other, 300, lambda free: write_scratch(free, 300))
+    assert folder.problem is None and folder.nbytes == 600, "it is tried again"

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 import torch_armllm
 from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
+from tests.support.planted_files import PLANTED
 from tests.support.server_live import NAME, live
 from torch_armllm import LLM, Recipe, SamplingParams
 from torch_armllm.cli.main import main
@@ -188,6 +190,20 @@ def test_damaged_entry_is_reported_and_rewritten(
         again = load(folder)
         assert is_stored(again)
         assert tokens(again) == expected
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_entry_that_others_planted_is_named_and_not_read(
+    plant: Callable[[Path, Path], None], plans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key: Any = {"folder": str(tmp_path)}
+    entry.write(key, {}, {})
+    assert entry.read(key) == ({}, {})
+    (file,) = plans.iterdir()
+    file.rename(tmp_path / "victim")
+    plant(file, tmp_path / "victim")
+    assert cache.lookup(key) is None
+    assert f"{file} is not read, as " in caplog.text
 
 
 def test_checkpoints_quantized_while_loading_are_not_cached(plans: Path, tmp_path: Path) -> None:

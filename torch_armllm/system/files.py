@@ -28,6 +28,7 @@ def atomic_file(path: Path, shared: bool = False, durable: bool = False) -> Iter
         scratch = Path(name)
     else:
         scratch = path.with_name(scratch_name(path.name))
+        _make_anew(scratch)
     try:
         yield scratch
         if durable:
@@ -35,6 +36,12 @@ def atomic_file(path: Path, shared: bool = False, durable: bool = False) -> Iter
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _make_anew(path: Path) -> None:
+    """Makes an empty file, so that its writer does not follow a link that has its name."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
 
 
 def _wait_for_disk(path: Path) -> None:

@@ -58,6 +58,12 @@ def build_disk_cache(
             f"prefix_cache_dir = {str(root)!r} cannot be written: {error.strerror or error}. Name a folder "
             "that this user may write to"
         ) from error
+    if folder.problem is not None:
+        _logger.warning(
+            "%s: prefix_cache_dir = %r is only read, as it cannot be written: %s. Writing is tried again "
+            "every minute",
+            *(name, str(root), folder.problem),
+        )
     _logger.info(
         "%s: prefix cache on disk in %s, %s of %s in use; %s for %d tokens",
         *(name, root / folder.fingerprint, format_bytes(folder.nbytes), format_bytes(size)),

@@ -88,10 +88,10 @@ class DiskPrefixCache:
         digests: list[bytes] = []
         longest = usable
         for place, digest in enumerate(prefix_digests(token_ids, self._manager.block_size)):
-            if place >= known and self.blocks.nbytes and not folder.path(digest, "kv").exists():
+            if place >= known and self.blocks.nbytes and not folder.holds(folder.path(digest, "kv")):
                 break
             digests.append(digest)
-            if place >= usable and (not with_states or folder.path(digest, "state").exists()):
+            if place >= usable and (not with_states or folder.holds(folder.path(digest, "state"))):
                 longest = place + 1
         return Match(digests[:longest], min(known, longest), with_states)
 

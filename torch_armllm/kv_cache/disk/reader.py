@@ -85,7 +85,7 @@ class BlockReader:
             return None
         except DamagedError as error:
             _logger.warning("%s of the prefix cache is ignored and removed: %s", path, error)
-            with suppress(OSError):
+            with suppress(OSError):  # of a folder that is only read
                 path.unlink()
             return None
         except OSError as error:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch_armllm.kv_cache.disk.rows import Bytes
 from torch_armllm.system.files import atomic_file
+from torch_armllm.system.own_files import open_own
 
 FORMAT = "torch_armllm KV 1"
 """Changes with everything that a reader has to know of the files."""
@@ -106,9 +107,9 @@ def read_record(path: Path, identity: Identity, section: Section, into: Bytes) -
 
     Raises:
         DamagedError: the file is not as it was written, or is another one.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is not this user's own.
     """
-    with FileIO(path) as file:
+    with FileIO(open_own(path)) as file:
         begin = file.read(len(header(identity, [section], 0)))
         if os.fstat(file.fileno()).st_size != len(begin) + section.nbytes:
             raise DamagedError("it has another size")

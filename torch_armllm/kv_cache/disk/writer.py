@@ -31,6 +31,8 @@ _SHARE = 1 / 200
 """Share of a core that the thread takes while sequences run. Threads that compute wait for each other, so
 that each millisecond costs all of them several."""
 _LOWEST_PRIORITY = 19
+_RETRY = 60.0
+"""Seconds after which a disk that was full, or was only read, is tried again."""
 _END_WAIT = 10.0
 """Seconds that the end of the process may wait for the disk."""
 
@@ -54,7 +56,8 @@ class BlockWriter:
     It needs no copy of a block from the thread of the engine, and makes nothing wait: it copies a block, and
     then looks whether the prefix cache still knows it under the same number, which is never given twice. A
     block that has been given away since is not written. The thread has the lowest priority, and rests after
-    each file while sequences run.
+    each file while sequences run. After a file that could not be written it rests for a minute, in which
+    sequences are not written, and then tries again.
 
     Args:
         folder: of the files.
@@ -80,6 +83,7 @@ class BlockWriter:
         self._closing = False
         self._awaited = 0
         self._works = True
+        self._paused_until = 0.0 if folder.problem is None else time.monotonic() + _RETRY
         self._rested = 0.0
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="armllm-prefix-writer", daemon=True)
@@ -94,7 +98,7 @@ class BlockWriter:
             length: tokens that are computed.
         """
         manager, size = self._manager, self._manager.block_size
-        if not self._works or length < size:
+        if not self._works or length < size or time.monotonic() < self._paused_until:
             return
         cache = manager.prefix_cache
         assert cache is not None
@@ -145,7 +149,7 @@ class BlockWriter:
             try:
                 self._write_prefix(prefix)
             except OSError as error:
-                self._stop(error)
+                self._pause(error)
             except BaseException:
                 self._works = False
                 raise
@@ -168,15 +172,19 @@ class BlockWriter:
             self._busy = True
             return self._queue.popleft()
 
-    def _stop(self, error: OSError) -> None:
-        self._works = False
+    def _pause(self, error: OSError) -> None:
+        """Drops what waits; says so once until files are written again."""
+        first, folder = self._folder.problem is None, self._folder
+        folder.problem = error.strerror or str(error)
+        self._paused_until = time.monotonic() + _RETRY
         with self._changed:
             self._queue.clear()
-        _logger.warning(
-            "the prefix cache cannot write to %s, and writes no more before a restart: %s. What is there is "
-            "still read; make room there, or name another prefix_cache_dir",
-            *(self._folder.root, error.strerror or error),
-        )
+        if first:
+            _logger.warning(
+                "the prefix cache cannot write to %s: %s. What is there is still read, and writing is tried "
+                "again every %d s; make room there, or name another prefix_cache_dir",
+                *(folder.root, folder.problem, _RETRY),
+            )
 
     def _write_prefix(self, prefix: _Prefix) -> None:
         size, room = self._manager.block_size, self._folder.limit
@@ -223,7 +231,10 @@ class BlockWriter:
         if size > self._folder.limit:
             return
         identity = Identity(self._folder.fingerprint, digest)
+        problem = self._folder.problem
         self._folder.store(path, size, lambda free: write_record(free, identity, [section], [row]))
+        if problem is not None and self._folder.problem is None:
+            _logger.info("the prefix cache writes to %s again", self._folder.root)
         self.bytes_written += size
         self._rest()
 

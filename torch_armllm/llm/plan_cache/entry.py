@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torch_armllm.llm.plan_cache.key import PlanKey, entry_name
 from torch_armllm.system.files import atomic_file, cache_folder
+from torch_armllm.system.own_files import UntrustedFileError, check_own_file, check_own_folder
 
 _MAX_ENTRIES = 64
 """Number of entries; older ones are deleted."""
@@ -49,6 +50,7 @@ def write(key: PlanKey, metadata: Mapping[str, Any], tensors: Mapping[str, Tenso
         OSError: the folder cannot be written, or the disk is full.
     """
     folder().mkdir(parents=True, exist_ok=True)
+    check_own_folder(folder(), may_be_link=True)
     text = json.dumps({"key": key, **metadata})
     copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     with atomic_file(_path(key), shared=True) as scratch:
@@ -63,8 +65,8 @@ def _clean() -> None:
     """Deletes the oldest entries beyond the limit, and old scratch files."""
     entries = []
     for path in folder().iterdir():
-        with suppress(FileNotFoundError):  # other processes clean, too
-            time_ns = path.stat().st_mtime_ns
+        with suppress(OSError):  # other processes clean, too; a folder is nobody's entry
+            time_ns = path.lstat().st_mtime_ns
             if path.suffix == ".safetensors":
                 entries.append((time_ns, path))
             elif time_ns < time.time_ns() - _ABANDONED * 1e9:
@@ -77,11 +79,16 @@ def read(key: PlanKey) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """Returns the metadata and tensors of the key's entry; None if there is no entry.
 
     Raises:
-        ValueError: the entry is damaged.
+        ValueError: the entry is damaged, or not this user's own.
     """
     path = _path(key)
-    if not path.exists():
+    try:
+        check_own_folder(path.parent, may_be_link=True)
+        check_own_file(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except UntrustedFileError as error:
+        raise ValueError(f"{error.filename} is not read, as {error.strerror}: remove it") from None
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
