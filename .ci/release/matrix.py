@@ -50,7 +50,7 @@ def interpreter(version: str) -> str | None:
 
 
 def requirement(package: str, version: str) -> str:
-    """What pip is asked for."""
+    """The requirement that pip gets."""
     return package if version == "newest" else f"{package}=={version}"
 
 

@@ -1,4 +1,4 @@
-"""What others may put where a process looks for its own file."""
+"""Files that others may put where a process looks for its own."""
 
 from __future__ import annotations
 

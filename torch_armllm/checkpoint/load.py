@@ -32,6 +32,7 @@ from torch_armllm.checkpoint.formats.third_party_loader import load_third_party
 from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
 from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config, with_overrides
+from torch_armllm.checkpoint.named_files import check_tokenizer_names
 from torch_armllm.checkpoint.saved_metadata import verify_folder
 from torch_armllm.checkpoint.source_name import DENSE, MOE, check_source, not_found
 from torch_armllm.checkpoint.upcycle import upcycle
@@ -215,6 +216,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a model; see `load_model`."""
     path = resolve(source)
     reader = file_reader(path)
+    if reader is None:
+        check_tokenizer_names(path)
     name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
     with naming_extra("timm", f"the vision tower of {source}"), not_found(path):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)

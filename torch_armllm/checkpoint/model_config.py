@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from torch_armllm.checkpoint.named_files import check_named_files
 from torch_armllm.checkpoint.source_name import not_found
 from torch_armllm.system.extras import naming_extra
 
@@ -32,6 +33,7 @@ def read_config(source: str) -> PreTrainedConfig:
     with naming_extra("timm", f"the vision tower of {source}"), config_errors(source), not_found(source):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_sizes(source, config)
+    check_named_files(source)
     return config
 
 

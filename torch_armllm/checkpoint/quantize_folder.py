@@ -43,6 +43,7 @@ from torch_armllm.quant.skeleton import describe_modules
 from torch_armllm.quant.spill_file import SpillFile
 from torch_armllm.quant.wide_activations import wide_layers
 from torch_armllm.system.allocator import release_free_memory
+from torch_armllm.system.inner_paths import is_inner
 from torch_armllm.system.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -293,6 +294,8 @@ def _write_metadata(model: nn.Module, source: Path, out: Path, quantization: Arm
     """Writes everything but the weights; config.json last, since it makes the folder a model."""
     for file in _metadata_files(source):
         if file.name != "config.json":
+            if not is_inner(file, source):
+                logger.warning("%s is a link: the new folder has a copy of %s", file, file.resolve())
             shutil.copyfile(file, out / file.name)
     for folder in source.iterdir():
         if folder.is_dir() and _MODULE_FOLDER.fullmatch(folder.name):

@@ -61,7 +61,7 @@ def read_index(file: Path) -> dict[str, Any]:
     if not isinstance(places, dict) or not places:
         raise ValueError(f"{file} has no weight_map with a file for each tensor: copy or download it again")
     for name, place in places.items():
-        if not isinstance(place, str) or Path(place).name != place:
+        if not isinstance(place, str) or Path(place).name != place or place == "..":
             raise ValueError(
                 f"weight_map in {file} has {place!r} for {name}, and the name of a file is expected"
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_armllm.checkpoint.source_name import check_source
+from torch_armllm.system.inner_paths import check_inner_name, inner_path
 
 
 def find_file(source: str, name: str) -> Path | None:
@@ -29,6 +30,22 @@ def find_file(source: str, name: str) -> Path | None:
         _raise_exceptions_for_gated_repo=False,
     )
     return None if found is None else Path(found)
+
+
+def check_inner(source: str, name: object, where: str) -> str:
+    """Returns a name that a file of a folder or hub name gives, if it stays there.
+
+    Args:
+        source: the folder or hub name.
+        name: of a file or folder in it.
+        where: the file that names it.
+
+    Raises:
+        ValueError: it leads elsewhere.
+    """
+    if (folder := Path(source).expanduser()).exists():
+        inner_path(folder, name, f"{where} of {source}")
+    return check_inner_name(name, f"{where} of {source}")
 
 
 def read_json(source: str, name: str) -> Any:

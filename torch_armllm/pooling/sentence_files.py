@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.pooling.model_files import find_file, read_json, read_object
+from torch_armllm.pooling.model_files import check_inner, find_file, read_json, read_object
 
 MODULES = "modules.json"
 
@@ -120,7 +120,9 @@ def read_sentence_files(source: str) -> SentenceFiles:
     projections: list[Projection] = []
     normalize = False
     for module in modules:
-        kind, folder = _kind(module), str(module.get("path", ""))
+        kind, folder = _kind(module), check_inner(source, module.get("path", ""), MODULES)
+        for file in ("config.json", "model.safetensors") if folder else ():
+            check_inner(source, f"{folder}/{file}", MODULES)
         if kind == "Pooling":
             pooling = read_object(source, f"{folder}/config.json")
             if not pooling:

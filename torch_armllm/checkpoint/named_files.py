@@ -1,0 +1,67 @@
+"""Files that other files of a checkpoint name; transformers joins some names to the folder without a look."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import cached_file
+
+from torch_armllm.checkpoint.weight_files import ALL_KINDS, read_index
+from torch_armllm.system.inner_paths import check_inner_name
+
+_TOKENIZER = "tokenizer_config.json"
+
+
+def check_named_files(source: str) -> None:
+    """Checks that the files of a folder or hub name lead to no file elsewhere.
+
+    Args:
+        source: the folder or hub name.
+
+    Raises:
+        ValueError: the index of the weights or the configuration of the tokenizer names a file elsewhere.
+    """
+    for index_name, single in ALL_KINDS:
+        if _find(source, single) is not None:  # which transformers prefers
+            break
+        if (index := _find(source, index_name)) is not None:
+            read_index(index)
+            break
+    check_tokenizer_names(source)
+
+
+def check_tokenizer_names(source: str) -> None:
+    """Checks the configuration of a tokenizer; see `check_named_files`."""
+    file = _find(source, _TOKENIZER)
+    fields = {} if file is None else _json(file)
+    where = f"{_TOKENIZER} of {source}"
+    for name in _list(fields.get("fast_tokenizer_files")):
+        check_inner_name(name, f"fast_tokenizer_files in {where}")
+    for template in _list(fields.get("chat_template")):  # each becomes a file where the tokenizer is saved
+        if isinstance(template, dict) and (name := str(template.get("name", ""))) != Path(name).name:
+            raise ValueError(f"chat_template in {where} has the name {name!r}, which is no name of a file")
+
+
+def _find(source: str, name: str) -> Path | None:
+    path: str | None = cached_file(
+        source,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if path is None else Path(path)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # transformers says so
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
