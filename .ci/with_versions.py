@@ -118,7 +118,7 @@ def build_wheel() -> Path:
 
 def prepare(options: argparse.Namespace) -> Environment:
     """An environment with what was asked for."""
-    wheel = build_wheel()
+    wheel = options.wheel.resolve() if options.wheel else build_wheel()
     if options.newest:
         shutil.rmtree(ENVIRONMENTS / "newest", ignore_errors=True)
         environment = Environment(ENVIRONMENTS / "newest")
@@ -144,6 +144,7 @@ def main() -> int:
     which.add_argument("--newest", action="store_true", help="the newest release of every package")
     which.add_argument("--transformers", metavar="VERSION", help="a release, or 'oldest'")
     parser.add_argument("--torch", default="", metavar="VERSION", help="with --newest: that torch")
+    parser.add_argument("--wheel", type=Path, metavar="FILE", help="a wheel that is built already")
     parser.add_argument("--all", action="store_true", help="all tests, where none are named")
     parser.add_argument("arguments", nargs="*", metavar="PYTEST", help="after --: for pytest")
     options = parser.parse_args()
