@@ -112,7 +112,7 @@ class CacheFolder:
                 check_own_folder(folder)
             state = os.lstat(path)
         except UntrustedFileError as error:
-            self._name(error.filename, error.strerror)
+            self._name(error.filename, str(error.strerror))
             return False
         except OSError:
             return False
@@ -163,7 +163,7 @@ class CacheFolder:
                 self._make(self._own)
                 self._make(path.parent)
             except UntrustedFileError as error:
-                self._name(error.filename, error.strerror)
+                self._name(error.filename, str(error.strerror))
                 return
             if path.is_dir() and not path.is_symlink():  # which no file replaces
                 return
