@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from torch_armllm import ops
 from torch_armllm._version import __version__
 from torch_armllm.cli.main import build_parser
 
@@ -86,6 +87,36 @@ def test_program_linked_with_stubs_needs_old_symbols_only(tmp_path: Path) -> Non
     assert [key for key in keys if key[1] > stubs.NEWEST[key[0]]] == []
     strong = [line for line in lines if line.split()[-2] == "U"]
     assert [line for line in strong if "@" not in line] == []
+
+
+def test_functions_of_torch_that_the_library_calls_are_listed() -> None:
+    """Of a family of functions, inlining decides which are called."""
+    if shutil.which("nm") is None:
+        pytest.skip("needs binutils")
+    command = ["nm", "-D", "--undefined-only", ops.LIBRARY_PATH]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    called = {name for line in lines if "@" not in (name := line.split()[-1]) and "torch_" in name}
+    listed = set((ROOT / ".ci/release/symbols.txt").read_text().split())
+    assert called and called - listed == set()
+    assert len([name for name in listed if name.startswith("aoti_torch_memory_format_")]) == 4
+
+
+def test_each_torch_has_a_build_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / ".ci" / "release"))
+    wheel = script("wheel")
+    commands: list[tuple[str, ...]] = []
+
+    def record(*args: object, **_: object) -> str:
+        commands.append(tuple(map(str, args)))
+        raise SystemExit
+
+    monkeypatch.setattr(wheel, "run", record)
+    monkeypatch.setattr(wheel, "build_stubs", lambda *_: [])
+    monkeypatch.setattr(wheel, "torch_headers", lambda: tmp_path)
+    with pytest.raises(SystemExit):
+        wheel.build_wheel("x86_64", "g++")
+    (folder,) = (each for each in commands[0] if each.startswith("-Cbuild-dir="))
+    assert folder.endswith(f"wheel-x86_64-torch-{wheel.TORCH}")
 
 
 def test_outcome_of_a_row_names_what_failed() -> None:
