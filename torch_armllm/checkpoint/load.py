@@ -216,10 +216,10 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a model; see `load_model`."""
     path = resolve(source)
     reader = file_reader(path)
-    if reader is None:
-        check_tokenizer_names(path)
     name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
     with naming_extra("timm", f"the vision tower of {source}"), not_found(path):
+        if reader is None:
+            check_tokenizer_names(path)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
 
 
