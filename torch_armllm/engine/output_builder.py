@@ -77,11 +77,11 @@ class OutputBuilder:
             request.request_id,
             request.prompt,
             request.prompt_token_ids,
+            request.prompt_logprobs,
             outputs,
             finished,
-            request.prompt_logprobs,
-            request.num_cached_tokens,
             request.metrics,
+            request.num_cached_tokens,
         )
 
     def _advance_delta(self, sequence: Sequence, length: int) -> tuple[int, int] | None:

@@ -11,9 +11,11 @@ from starlette.routing import Route
 
 from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
+from torch_armllm.server.middleware import request_ids
 from torch_armllm.server.middleware.auth import Authentication
 from torch_armllm.server.middleware.limits import BodyLimit
 from torch_armllm.server.middleware.request_counts import RequestCounts
+from torch_armllm.server.middleware.request_ids import RequestIds
 from torch_armllm.server.middleware.unknown_fields import HEADER, UnknownFields
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
 from torch_armllm.server.model_leases import ModelLeases
@@ -84,11 +86,12 @@ def build_app(registry: ModelRegistry) -> FastAPI:
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[HEADER],
+            expose_headers=[HEADER, request_ids.HEADER],
         )
     app.add_middleware(UnknownFields)
     routes = [route for group in (page, docs, *groups) for route in group.router.routes]
     paths = {route.path for route in routes if isinstance(route, Route)}
     app.add_middleware(RequestCounts, paths=paths, count=registry.metrics.count_response)
+    app.add_middleware(RequestIds)
     app.add_middleware(UnreadBodies, timeout=settings.read_timeout)  # the outermost: it sees every response
     return app

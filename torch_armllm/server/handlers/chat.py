@@ -56,13 +56,20 @@ class ChatHandler:
                 if not started:
                     started = True
                     for index in range(self._outputs.params.n):
-                        yield self._chunk(index, {"role": "assistant", "content": ""})
+                        yield self._begin(index)
                 for each in added:
                     for event in self._deltas(*each):
                         yield event
         if self._body.wants_usage:
             frame = self._frame("chat.completion.chunk")
             yield {**frame, "choices": [], "usage": self._outputs.usage.to_dict()}
+
+    def _begin(self, index: int) -> Event:
+        """Returns the first chunk of an output, which comes before its tokens."""
+        chunk = self._chunk(index, {"role": "assistant", "content": ""})
+        if usage := chunk.get("usage"):
+            chunk["usage"] = {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return chunk
 
     def _choice(self, completion: CompletionOutput, parsed: OutputDelta) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
@@ -121,8 +128,11 @@ class ChatHandler:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._frame("chat.completion.chunk"), "choices": [choice]}
         if self._body.wants_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self._chunk_usage(index) if self._body.wants_usage_always else None
         return chunk
+
+    def _chunk_usage(self, index: int) -> dict[str, int]:
+        return self._outputs.usage.of_choice(self._id, index)
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {

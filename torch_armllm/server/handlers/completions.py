@@ -87,7 +87,8 @@ class CompletionHandler:
                 for completion in output.outputs:
                     chunk = {**self._frame(), "choices": [self._choice(prompt, output, completion)]}
                     if self._body.wants_usage:
-                        chunk["usage"] = None
+                        always = self._body.wants_usage_always
+                        chunk["usage"] = self._chunk_usage(output, completion) if always else None
                     yield chunk
         if self._body.wants_usage:
             yield {**self._frame(), "choices": [], "usage": self._usage_dict()}
@@ -146,6 +147,12 @@ class CompletionHandler:
             logprobs += completion.logprobs or []
         formatter = self._logprobs.setdefault(index, CompletionLogprobs(self._body.logprobs, self._decode))
         return formatter(tokens, logprobs)
+
+    def _chunk_usage(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, int]:
+        usage = self._usage.of_choice(output.request_id, completion.index)
+        if self._echo_only:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
 
     def _usage_dict(self) -> dict[str, Any]:
         usage = self._usage.to_dict()

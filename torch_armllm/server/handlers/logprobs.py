@@ -39,12 +39,17 @@ def chat_logprobs(
         return None
     content = []
     for token, candidates in zip(tokens, logprobs, strict=False):
-        best = sorted(candidates, key=lambda other: candidates[other].rank)[:top]
+        best = _best(candidates, top)
         entry = _entry(decode(token), candidates[token].logprob)
         content.append(
             {**entry, "top_logprobs": [_entry(decode(b), candidates[b].logprob) for b in best]},
         )
     return {"content": content, "refusal": None}
+
+
+def _best(candidates: Logprobs, count: int) -> list[int]:
+    """Returns the most probable tokens, the best first."""
+    return sorted(candidates, key=lambda token: candidates[token].rank or len(candidates))[:count]
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
@@ -87,6 +92,5 @@ class CompletionLogprobs:
         return result
 
     def _best(self, token: int, candidates: Logprobs) -> dict[str, float]:
-        best = sorted(candidates, key=lambda other: candidates[other].rank)[: self._top]
-        listed = dict.fromkeys([*best, token])
+        listed = dict.fromkeys([*_best(candidates, self._top), token])
         return {self._decode(other): max(candidates[other].logprob, _MIN_LOGPROB) for other in listed}

@@ -77,6 +77,8 @@ def _from_response_format(response_format: ResponseFormat) -> StructuredOutputsP
     if response_format.type == "text":
         return None
     if response_format.type == "json_object":
+        if response_format.schema_ is not None:
+            return constraint("response_format", json=response_format.schema_)
         return StructuredOutputsParams(json_object=True)
     if response_format.type == "structural_tag":
         tag = response_format.model_dump(include={"triggers", "structures", "format"})
@@ -87,9 +89,11 @@ def _from_response_format(response_format: ResponseFormat) -> StructuredOutputsP
             "structural_tag"
         )
         raise ApiError(400, text, "response_format.type")
-    if response_format.json_schema is None or response_format.json_schema.schema_ is None:
+    named = response_format.json_schema
+    schema = response_format.schema_ if named is None else named.schema_
+    if schema is None:
         raise ApiError(400, "json_schema needs a schema", "response_format.json_schema.schema")
-    return constraint("response_format", json=response_format.json_schema.schema_)
+    return constraint("response_format", json=schema)
 
 
 def _parse_logit_bias(logit_bias: Mapping[str, float] | None) -> dict[int, float] | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
+from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.body import MAX_CHOICES, RequestBody, RequestPart, Schema, TokenId
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -14,9 +16,15 @@ _Texts = Annotated[list[_Text], Field(max_length=64)]
 
 
 class StreamOptions(RequestPart):
-    """Options of a stream."""
+    """Options of a stream.
+
+    Attributes:
+        include_usage: True to end the stream with the token usage.
+        continuous_usage_stats: True, beside `include_usage`, for the usage of its choice in every chunk.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(RequestPart):
@@ -29,9 +37,14 @@ class JsonSchema(RequestPart):
 
 
 class ResponseFormat(RequestPart):
-    """Format of the output: ``text``, ``json_object``, ``json_schema`` or ``structural_tag``."""
+    """Format of the output: ``text``, ``json_object``, ``json_schema`` or ``structural_tag``.
+
+    Attributes:
+        schema: llama.cpp's place of a JSON schema, for ``json_object`` and ``json_schema``.
+    """
 
     type: str
+    schema_: Schema | None = Field(default=None, alias="schema")
     json_schema: JsonSchema | None = None
     triggers: list[str] | None = None
     structures: list[Schema] | None = None
@@ -84,10 +97,22 @@ class SamplingRequest(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            message = "stream_options are for streams only; leave them out, or set stream to true"
+            raise ApiError(400, message, "stream_options")
+        return self
+
     @property
     def wants_usage(self) -> bool:
         """True if a stream ends with the token usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        """True if every chunk of a stream has the token usage so far."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def explicit_settings(self) -> dict[str, Any]:
         """Returns the fields of `SamplingParams` that are set; `vllm_xargs` are its `extra_args`."""

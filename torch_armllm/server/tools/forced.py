@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from torch_armllm.server.tools.parser import (
 _ANYTHING = {"type": "object"}
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 """No free whitespace: calls are for programs, and small models may generate spaces without end."""
+
+_CALL = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"parameters"\s*:\s*')
+_NAME = re.compile(r'\{\s*"name"\s*:\s*"(.*)', re.DOTALL)
+"""Beginnings of a call: up to its arguments, and up to its name."""
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
@@ -79,9 +84,14 @@ class NamedToolParser:
 
 
 class RequiredToolParser:
-    """A `ToolParser` of a JSON list of calls, each of which is returned when it is complete."""
+    """A `ToolParser` of a JSON list of calls, each of which is returned when it is complete.
 
-    def __init__(self) -> None:
+    Args:
+        names: of the callable tools.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = names
         self._text = ""
         self._builder = CallBuilder()
         self._has_calls = False
@@ -96,8 +106,24 @@ class RequiredToolParser:
         return delta
 
     def finish(self) -> OutputDelta:
-        """See `ToolParser`; a list without a complete call becomes content, a truncated call is dropped."""
-        return OutputDelta() if self._has_calls else OutputDelta(self._text)
+        """See `ToolParser`; a call that was cut off has the arguments so far."""
+        name, arguments = self._cut_call()
+        return OutputDelta() if name is None else OutputDelta(calls=[self._builder.build(name, arguments)])
+
+    def _cut_call(self) -> tuple[str | None, str]:
+        """Returns name and arguments of a call that the text breaks off in; no name if none is certain."""
+        rest = self._text.lstrip()
+        if self._has_calls:  # another call is certain only once it has begun
+            rest = rest.removeprefix(",").lstrip()
+            if not rest.startswith("{"):
+                return None, ""
+        rest = rest.removeprefix("[").lstrip()
+        if (call := _CALL.match(rest)) is not None:
+            return json.loads(call[1]), rest[call.end() :]
+        quoted = _NAME.match(rest)
+        begun = "" if quoted is None else quoted[1]
+        possible = [name for name in self._names if _begins_alike(f'{name}"', begun)]
+        return (possible[0] if len(possible) == 1 else None), ""
 
     def _next_call(self) -> tuple[str, Any] | None:
         """Takes the next call off the text; returns None if it is not complete."""
@@ -113,3 +139,8 @@ class RequiredToolParser:
         if call is not None:
             self._text = rest[end:]
         return call
+
+
+def _begins_alike(one: str, other: str) -> bool:
+    """True if one of two texts is the beginning of the other."""
+    return one.startswith(other) or other.startswith(one)
