@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
+
+from typing_extensions import Unpack
 
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream, PauseMode
@@ -18,13 +20,15 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import LLMBase, check_sleep_level
+from torch_armllm.llm.call_arguments import ForeignArguments, check_arguments
 from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_model import PoolingInput
-from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask
+from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask, chosen_task
 
 T = TypeVar("T")
 
@@ -71,6 +75,8 @@ class AsyncLLM(LLMBase):
         request_id: str = "",
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **others: Unpack[ForeignArguments],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generates a completion and yields its output after every step, until it has finished.
 
@@ -84,6 +90,8 @@ class AsyncLLM(LLMBase):
             request_id: unique among running requests; empty: a new id.
             priority: lower values run first.
             lora_request: the adapter that computes it; None: the model alone.
+            tokenization_kwargs: see `torch_armllm.LLM.generate`, as for the further arguments.
+            others: see there.
 
         Raises:
             ValueError: the model pools, or the adapter cannot be loaded, or the request can never be served,
@@ -93,14 +101,17 @@ class AsyncLLM(LLMBase):
             ReplicaFailedError: the replica that computed this request has ended; the others continue.
             EngineDeadError: the engine failed, or was shut down.
         """
+        check_arguments("generate", others)
         if self.pooling_engine is not None:
             raise ValueError("this model pools: call encode, or load it with runner='generate'")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         stream = OutputStream(params)
         name = request_id or f"request-{uuid.uuid4().hex}"
         self._thread.check()
-        if isinstance(prompt, str) and self._tokenizer is not None:
-            prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
+        how = Tokenization.of(tokenization_kwargs)
+        if not how.is_plain or (isinstance(prompt, str) and self._tokenizer is not None):
+            read = self.llm_engine.preprocessor.tokenized
+            prompt = await stream.loop.run_in_executor(self._tokenizing, read, prompt, how, params.max_tokens)
         options: dict[str, Any] = {}
         if lora_request is not None:
             options["lora_request"] = lora_request
@@ -125,6 +136,7 @@ class AsyncLLM(LLMBase):
         priority: int = 0,
         *,
         pooling_task: PoolingTask | None = None,
+        **others: Unpack[ForeignArguments],
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pools a text, and yields its only output; see `LLM.encode`.
 
@@ -134,11 +146,12 @@ class AsyncLLM(LLMBase):
             StepFailedError: the batch of the text failed; the engine continues.
             EngineDeadError: the engine failed, or was shut down.
         """
+        check_arguments("encode", others)
         engine = self.pooling_engine
         if engine is None:
             raise ValueError("this model generates: load it with runner='pooling' to encode")
-        task = engine.model.tasks[0] if pooling_task is None else pooling_task
         params = PoolingParams() if pooling_params is None else pooling_params
+        task = chosen_task(pooling_task, [params], engine.model.tasks)
         self._thread.check()
         loop = asyncio.get_running_loop()
         one = await loop.run_in_executor(self._tokenizing, engine.inputs.build, prompt, task, params)
@@ -355,9 +368,6 @@ class AsyncLLM(LLMBase):
     def on_end(self, callback: Callable[[], object]) -> None:
         """Calls a function once the engine has stopped, in the engine's thread; at once if it has already."""
         self._thread.ended.add_done_callback(lambda _: callback())
-
-    def _tokens(self, prompt: str) -> dict[str, Any]:
-        return {"prompt": prompt, "prompt_token_ids": self.llm_engine.preprocessor.tokenize(prompt)}
 
 
 def _end(

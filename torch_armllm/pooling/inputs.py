@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_armllm.engine.preprocess import Prompt
+from torch_armllm.engine.preprocess import Prompt, check_fields
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
 from torch_armllm.pooling.pooling_model import PoolingInput
@@ -51,6 +51,7 @@ class InputBuilder:
             ValueError: the input is empty, too long or has unknown tokens, or a parameter does not fit.
         """
         self._model.check(task, params)
+        check_fields(prompt, ("prompt", "prompt_token_ids"))
         if isinstance(prompt, Mapping):
             if not {"prompt", "prompt_token_ids"} & set(prompt):
                 raise ValueError(
