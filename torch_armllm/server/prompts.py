@@ -16,6 +16,7 @@ from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.template_process import SHARED
+from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.infill.prompt import ExtraFile, InfillPrompts
 from torch_armllm.server.protocol.chat import Message
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+_PLAIN = Tokenization()
 
 
 class ChatTemplateInput(Protocol):
@@ -114,8 +116,15 @@ class PromptBuilder:
         converted, pictures = with_pictures(messages, self._media, reader.limit)
         return render_pictures(reader, self.tokenizer, converted, pictures, self._limit, **options)
 
-    async def from_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
+    async def from_text(
+        self, text: str, how: Tokenization = _PLAIN, most: int | None = None
+    ) -> dict[str, Any]:
         """Builds the prompt of a text.
+
+        Args:
+            text: the text.
+            how: it is tokenized.
+            most: tokens to which it is cut; None: it is not.
 
         Raises:
             ApiError: the text is too long to be tokenized.
@@ -123,8 +132,7 @@ class PromptBuilder:
         self._check_size(len(text), "prompt")
 
         def tokens() -> dict[str, Any]:
-            ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-            return {"prompt": text, "prompt_token_ids": list(ids)}
+            return {"prompt": text, "prompt_token_ids": how.ids(self.tokenizer, text, most)}
 
         return await self.run(tokens, "prompt")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_armllm.engine.outputs import Logprobs
+from torch_armllm.engine.outputs import Logprob, Logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,14 +14,47 @@ _MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class TokenDecoder:
-    """Decodes single tokens."""
+    """Decodes single tokens.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        tokenizer: of the model.
+        as_ids: True to write them as ``token_id:42``.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._as_ids = as_ids
 
     def __call__(self, token: int) -> str:
         """Returns a token's own text."""
+        if self._as_ids:
+            return f"token_id:{token}"
         return str(self._tokenizer.decode([token]))
+
+
+def prompt_logprobs(
+    found: Sequence[Logprobs | None] | None, count: int | None
+) -> list[dict[str, Any] | None] | None:
+    """Returns log-probabilities of a prompt's tokens in vLLM's format: by token id, None for the first token.
+
+    Args:
+        found: those that were computed.
+        count: number of most likely tokens to list at each position, besides its own; None: not requested.
+    """
+    if count is None or found is None:
+        return None
+    listed: list[dict[str, Any] | None] = []
+    for candidates in found:
+        if candidates is None:
+            listed.append(None)
+            continue
+        tokens = dict.fromkeys([next(iter(candidates)), *_best(candidates, count)])  # its own comes first
+        listed.append({str(token): _prompt_entry(candidates[token]) for token in tokens})
+    return listed
+
+
+def _prompt_entry(found: Logprob) -> dict[str, Any]:
+    return {**found._asdict(), "logprob": max(found.logprob, _MIN_LOGPROB)}
 
 
 def chat_logprobs(

@@ -11,6 +11,7 @@ from torch_armllm.engine.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.server.constraints import constraint
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.protocol.sampling import ResponseFormat, SamplingRequest
@@ -46,6 +47,21 @@ def sampling_params(
         return replace(defaults, output_kind=kind, **settings)
     except ValueError as error:
         raise bad_request(error) from error
+
+
+def tokenization(
+    body: SamplingRequest, params: SamplingParams, max_model_len: int, add_special_tokens: bool = True
+) -> tuple[Tokenization, int | None]:
+    """Returns how a request's prompts are tokenized, and the number of tokens to which they are cut.
+
+    Raises:
+        ApiError: more tokens are to be kept than the model takes.
+    """
+    try:
+        how = Tokenization(add_special_tokens, body.truncate_prompt_tokens)
+        return how, how.most_tokens(max_model_len, params.max_tokens)
+    except ValueError as error:
+        raise bad_request(error, "truncate_prompt_tokens") from error
 
 
 def structured_outputs(body: SamplingRequest) -> StructuredOutputsParams | None:

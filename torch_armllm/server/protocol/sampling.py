@@ -66,7 +66,16 @@ class StructuredOutputs(RequestPart):
 
 
 class SamplingRequest(RequestBody):
-    """Base of requests that generate tokens; `SamplingParams` documents the fields."""
+    """Base of requests that generate tokens; `SamplingParams` documents the fields.
+
+    Attributes:
+        prompt_logprobs: number of best tokens whose log-probabilities are returned for each token of the
+            prompt, besides its own; not for streams.
+        return_token_ids: True to return the token ids of the prompt and of the output.
+        return_tokens_as_token_ids: True to write tokens of log-probabilities as ``token_id:42``.
+        truncate_prompt_tokens: most tokens of the prompt, of which the last are kept; -1: as many as fit
+            before `max_tokens`.
+    """
 
     DOCUMENTED_BY: ClassVar[tuple[type[Any], ...]] = (SamplingParams,)
 
@@ -92,16 +101,23 @@ class SamplingRequest(RequestBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     vllm_xargs: dict[str, Any] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> Self:
+    def _check_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             message = "stream_options are for streams only; leave them out, or set stream to true"
             raise ApiError(400, message, "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            message = "prompt_logprobs are not for streams; leave them out, or set stream to false"
+            raise ApiError(400, message, "prompt_logprobs")
         return self
 
     @property
@@ -138,5 +154,6 @@ _SHARED_FIELDS = (
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
+    "prompt_logprobs",
     "thinking_token_budget",
 )
