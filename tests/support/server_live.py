@@ -116,7 +116,7 @@ def scripted(server: Live, text: str, size: int = 1) -> Iterator[list[Any]]:
     tokenizer = served.prompts.tokenizer
     asked: list[Any] = []
 
-    async def generate(prompt: Any, params: Any, request_id: str, priority: int = 0) -> Any:
+    async def generate(prompt: Any, params: Any, request_id: str, priority: int = 0, *_: Any) -> Any:
         asked.append((prompt, params))
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         whole = params.output_kind is RequestOutputKind.FINAL_ONLY

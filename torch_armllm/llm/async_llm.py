@@ -20,8 +20,10 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import LLMBase, check_sleep_level
+from torch_armllm.llm.beam_search import BeamSearch, BeamSearchParams, as_request_output
 from torch_armllm.llm.call_arguments import ForeignArguments, check_arguments
 from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
@@ -61,6 +63,7 @@ class AsyncLLM(LLMBase):
             runner.on_failure(self._thread.end)
         self._waiting: dict[str, asyncio.Future[PreparedAdapter | None]] = {}  # requests for their adapters
         self._asleep = False
+        self._searches: set[str] = set()  # beam searches that are not aborted
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._reading = ThreadPoolExecutor(1, "armllm-adapters")
@@ -127,6 +130,79 @@ class AsyncLLM(LLMBase):
         finally:
             if not finished:
                 self._thread.abort(name, stream)
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        request_id: str = "",
+        params: BeamSearchParams | None = None,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        logprobs: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Finds the most probable completions of a prompt, and yields its only output, the best first.
+
+        Args:
+            prompt: see `generate`; pictures are not taken.
+            request_id: see `generate`.
+            params: width and length of the search; it ends earlier where `max_model_len` ends it.
+            lora_request: see `generate`.
+            priority: see `generate`.
+            logprobs: number of best tokens whose log-probabilities are returned per position, at least.
+
+        Raises:
+            ValueError: there are no parameters, or see `generate`, as for the other errors.
+            RequestAbortedError: `abort` was called.
+        """
+        self._check_generates("beam searches")
+        if params is None:
+            raise ValueError("a beam search needs params: give BeamSearchParams(beam_width, max_tokens)")
+        name = request_id or f"request-{uuid.uuid4().hex}"
+        if name in self._searches:
+            raise ValueError(f"a request with the id {name!r} is running; give another id")
+        self._thread.check()
+        loop, preprocessor = asyncio.get_running_loop(), self.llm_engine.preprocessor
+        tokens = list(await loop.run_in_executor(self._tokenizing, preprocessor.token_ids, prompt))
+        ends = find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
+        search = BeamSearch([tokens], params, ends, logprobs)
+        most = min(params.max_tokens, max(1, self.max_model_len - len(tokens)))
+        first: RequestOutput | None = None
+        self._searches.add(name)
+        try:
+            while search.beams and most:
+                outputs = await self._beam_step(name, search, priority, lora_request)
+                search.advance(outputs)
+                first, most = first or outputs[0], most - 1
+        finally:
+            self._searches.discard(name)
+        assert first is not None
+        text = prompt if isinstance(prompt, str) else None
+        if isinstance(prompt, Mapping):
+            text = prompt.get("prompt")
+        (found,) = search.finish()
+        decode = None if self._tokenizer is None else self._tokenizer.decode
+        yield as_request_output(name, text, tokens, found, first, decode)
+
+    async def _beam_step(
+        self, name: str, search: BeamSearch, priority: int, lora_request: LoRARequest | None
+    ) -> list[RequestOutput]:
+        """Returns an output of one token for each beam."""
+
+        async def one(number: int, beam: list[int]) -> RequestOutput:
+            given = f"{name}-{number}", priority, lora_request
+            async for output in self.generate(beam, search.step, *given):
+                found = output
+            if name not in self._searches:
+                raise RequestAbortedError(f"the request {name!r} was aborted")
+            return found
+
+        steps = [asyncio.ensure_future(one(*each)) for each in enumerate(search.beams)]
+        try:
+            return list(await asyncio.gather(*steps))
+        finally:
+            for step in steps:
+                step.cancel()
+            await asyncio.gather(*steps, return_exceptions=True)
 
     async def encode(
         self,
@@ -202,6 +278,9 @@ class AsyncLLM(LLMBase):
         """
         if (reading := self._waiting.pop(request_id, None)) is not None:
             reading.get_loop().call_soon_threadsafe(reading.cancel)
+            return
+        if request_id in self._searches:
+            self._searches.discard(request_id)  # the search ends at its next token
             return
         if (batch := self._batches.get(request_id)) is not None:
             error = RequestAbortedError(f"the request {request_id!r} was aborted")

@@ -24,7 +24,7 @@ from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import check_sleep_level
-from torch_armllm.llm.beam_search import BeamSearchOutput, BeamSearchParams, search
+from torch_armllm.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from torch_armllm.llm.call_arguments import ForeignArguments, check_arguments
 from torch_armllm.llm.pooling_calls import PoolingCalls
 from torch_armllm.llm.prompt_list import (
@@ -267,12 +267,13 @@ class LLM(PoolingCalls):
             with named_errors("prompt", index, len(prompt_list)):
                 token_ids.append(list(self.llm_engine.preprocessor.token_ids(prompt)))
 
-        def best_next(beams: list[list[int]], sampling_params: SamplingParams) -> list[RequestOutput]:
-            return self.generate(beams, sampling_params, use_tqdm=False, lora_request=lora_request)
-
         ends = find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
-        steps = progress_bar(range(params.max_tokens), show=use_tqdm, desc="Beam search", unit="token")
-        found = search(token_ids, params, ends, best_next, steps)
+        search = BeamSearch(token_ids, params, ends)
+        for _ in progress_bar(range(params.max_tokens), show=use_tqdm, desc="Beam search", unit="token"):
+            if not (beams := search.beams):
+                break
+            search.advance(self.generate(beams, search.step, use_tqdm=False, lora_request=lora_request))
+        found = search.finish()
         if self._tokenizer is not None:
             for output in found:
                 for beam in output.sequences:

@@ -18,6 +18,7 @@ from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParam
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.reasoning_tags import reasoning_tags
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, RequestAbortedError, StepFailedError
+from torch_armllm.llm.beam_search import BeamSearchParams
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_engine import PoolingEngine
@@ -193,9 +194,16 @@ class ServedModel:
             raise ApiError(400, message, param)
 
     async def generate(
-        self, prompt: dict[str, Any], params: SamplingParams, request_id: str, priority: int = 0
+        self,
+        prompt: dict[str, Any],
+        params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
+        beams: BeamSearchParams | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields a request's outputs; closing the generator aborts the request.
+
+        With `beams` there is one output, of a beam search, which is not computed again.
 
         Where engines that fail are rebuilt, the next engine computes a request again, once, and its outputs
         go on behind those that were yielded; so does another replica for one that has ended.
@@ -211,7 +219,9 @@ class ServedModel:
         self.clients.charge(charged)
         try:
             with self._tracked(request_id):
-                async with aclosing(self._outputs(prompt, params, request_id, priority)) as outputs:
+                given = prompt, params, request_id, priority
+                found = self._outputs(*given) if beams is None else self._found(*given, beams)
+                async with aclosing(found) as outputs:
                     async for output in outputs:
                         request_metrics.record(output)
                         # the tokens of pictures are known when the engine has read them
@@ -223,6 +233,27 @@ class ServedModel:
                         yield output
         finally:
             request_metrics.close()
+
+    async def _found(
+        self,
+        prompt: dict[str, Any],
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+        beams: BeamSearchParams,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields the output of a beam search, as a request of `params` has it."""
+        given = request_id, beams, self.adapter, priority, max(0, params.logprobs or 0)
+        with self.engine.used():
+            async with aclosing(self.llm.beam_search(prompt, *given)) as outputs:
+                async for output in outputs:
+                    # the other beams were computed, too
+                    self.clients.charge(sum(len(each.token_ids) for each in output.outputs[params.n :]))
+                    output.outputs = output.outputs[: params.n]
+                    if params.logprobs is None:
+                        for completion in output.outputs:
+                            completion.logprobs = None
+                    yield output
 
     async def _outputs(
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str, priority: int

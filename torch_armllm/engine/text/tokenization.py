@@ -1,4 +1,4 @@
-"""How a text becomes the tokens of a prompt, where a request says so."""
+"""Options with which a request tokenizes its prompt."""
 
 from __future__ import annotations
 

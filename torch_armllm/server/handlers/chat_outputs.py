@@ -15,7 +15,11 @@ from torch_armllm.engine.text.reasoning_tags import (
     prompt_opens_reasoning,
 )
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.handlers.sampling_params import sampling_params, tokenization
+from torch_armllm.server.handlers.sampling_params import (
+    beam_search_params,
+    sampling_params,
+    tokenization,
+)
 from torch_armllm.server.handlers.usage import Usage
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.reasoning.parser import Parts, ReasoningParser
@@ -106,6 +110,7 @@ class ChatOutputs:
         self._id = request_id
         self._use = tool_use(body, served.prompts.template, served.model_settings.tool_parser)
         self.params = self._make_params()
+        self._beams = beam_search_params(body, self.params, None, served.max_model_len)
         self._tokenization, self._most = tokenization(body, self.params, served.max_model_len)
         self.choices: list[ChatChoice] = []
         self.usage = Usage()
@@ -136,7 +141,7 @@ class ChatOutputs:
         served, body = self._served, self._body
         with served.admission.admit(self.params.n):
             prompt = await self.prompt()
-            generated = served.generate(prompt, self._begin(prompt), self._id, body.priority)
+            generated = served.generate(prompt, self._begin(prompt), self._id, body.priority, self._beams)
             async with aclosing(generated) as outputs:
                 async for output in outputs:
                     self.usage.add(output)

@@ -13,7 +13,11 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.handlers.logprobs import CompletionLogprobs, TokenDecoder, prompt_logprobs
 from torch_armllm.server.handlers.merge_streams import merge_streams
-from torch_armllm.server.handlers.sampling_params import sampling_params, tokenization
+from torch_armllm.server.handlers.sampling_params import (
+    beam_search_params,
+    sampling_params,
+    tokenization,
+)
 from torch_armllm.server.handlers.streaming import Event
 from torch_armllm.server.handlers.usage import Usage
 from torch_armllm.server.protocol.completions import CompletionRequest
@@ -40,6 +44,7 @@ class CompletionHandler:
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._params = self._make_params()
+        self._beams = beam_search_params(body, self._params, body.best_of, served.max_model_len)
         self._tokenization, self._most = tokenization(
             body, self._params, served.max_model_len, body.add_special_tokens
         )
@@ -105,7 +110,7 @@ class CompletionHandler:
             for prompt in prompts:  # check all of them before the first one starts
                 served.check_tokens(prompt["prompt_token_ids"], "prompt")
             streams = [
-                served.generate(prompt, self._params, f"{self._id}-{index}", body.priority)
+                served.generate(prompt, self._params, f"{self._id}-{index}", body.priority, self._beams)
                 for index, prompt in enumerate(prompts)
             ]
             async with aclosing(merge_streams(streams)) as outputs:

@@ -12,9 +12,17 @@ from torch_armllm.engine.sampling_params import (
     StructuredOutputsParams,
 )
 from torch_armllm.engine.text.tokenization import Tokenization
+from torch_armllm.llm.beam_search import BeamSearchParams
 from torch_armllm.server.constraints import constraint
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.protocol.sampling import ResponseFormat, SamplingRequest
+
+_NOT_OF_BEAMS = (
+    *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop"),
+    *("stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "min_tokens", "prompt_logprobs"),
+    *("thinking_token_budget", "extra_args"),
+)
+_NEUTRAL = SamplingParams()
 
 
 def sampling_params(
@@ -43,10 +51,49 @@ def sampling_params(
     settings["logit_bias"] = _parse_logit_bias(body.logit_bias)
     settings["structured_outputs"] = structured_outputs(body)
     settings.update({name: value for name, value in more.items() if value is not None})
+    if body.use_beam_search:
+        settings["temperature"] = 1.0  # or several outputs would be the same
     try:
         return replace(defaults, output_kind=kind, **settings)
     except ValueError as error:
         raise bad_request(error) from error
+
+
+def beam_search_params(
+    body: SamplingRequest, params: SamplingParams, width: int | None, max_model_len: int
+) -> BeamSearchParams | None:
+    """Returns the settings of a request's beam search; None if it does not ask for one.
+
+    Args:
+        body: the request.
+        params: its sampling parameters.
+        width: number of beams; None: of outputs.
+        max_model_len: most output tokens where the request has no limit.
+
+    Raises:
+        ApiError: the request has a field that a beam search has no use for.
+    """
+    if not body.use_beam_search:
+        if "length_penalty" in body.model_fields_set and body.length_penalty != 1:
+            raise ApiError(400, "length_penalty is for beam search; set use_beam_search", "length_penalty")
+        return None
+    for name in _NOT_OF_BEAMS:
+        if getattr(params, name) not in (None, getattr(_NEUTRAL, name)) and name in body.model_fields_set:
+            raise ApiError(400, f"{name} has no meaning in a beam search; leave it out", name)
+    if params.structured_outputs is not None:
+        message = "beams are not bound to a format; leave out formats and demanded tools, or use_beam_search"
+        raise ApiError(400, message, "use_beam_search")
+    try:
+        return BeamSearchParams(
+            width or params.n,
+            params.max_tokens or max_model_len,
+            ignore_eos=params.ignore_eos,
+            temperature=body.temperature or 0.0,
+            length_penalty=body.length_penalty,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )
+    except ValueError as error:
+        raise bad_request(error, "temperature") from error
 
 
 def tokenization(

@@ -75,6 +75,9 @@ class SamplingRequest(RequestBody):
         return_tokens_as_token_ids: True to write tokens of log-probabilities as ``token_id:42``.
         truncate_prompt_tokens: most tokens of the prompt, of which the last are kept; -1: as many as fit
             before `max_tokens`.
+        use_beam_search: True to return the `n` most probable outputs, found by [beam search](#beam-search).
+        length_penalty: of a beam search: scores are log-probabilities divided by the length, prompt included,
+            to this power.
     """
 
     DOCUMENTED_BY: ClassVar[tuple[type[Any], ...]] = (SamplingParams,)
@@ -105,6 +108,8 @@ class SamplingRequest(RequestBody):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    use_beam_search: bool = False
+    length_penalty: Annotated[float, Field(ge=-100, le=100)] = 1.0
     vllm_xargs: dict[str, Any] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     stream: bool | None = None
