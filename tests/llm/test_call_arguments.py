@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from tests.support.tiny_server import checkpoint
 from torch_armllm import LLM, AsyncLLM, BeamSearchParams, LoRARequest, PoolingParams, SamplingParams
 from torch_armllm.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from torch_armllm.engine.sampling_params import StructuredOutputsParams
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.call_arguments import REASONS
 from torch_armllm.pooling.outputs import PoolingRequestOutput
@@ -149,8 +153,8 @@ def test_constructors_are_those_of_vllm() -> None:
     assert LoRARequest("a", 1, "b", base_model_name="c") == LoRARequest("a", 1, "b")
     for more, told in (
         ({"lora_path": ""}, "needs a lora_name and a lora_path"),
-        ({"lora_path": "b", "tensorizer_config_dict": {}}, "tensorizer_config_dict is refused"),
-        ({"lora_path": "b", "load_inplace": True}, "load_inplace=True is refused"),
+        ({"lora_path": "b", "tensorizer_config_dict": {}}, "tensorizer_config_dict={} is not supported"),
+        ({"lora_path": "b", "load_inplace": True}, "load_inplace=True is not supported by LoRARequest"),
     ):
         with pytest.raises(ValueError, match=told):
             LoRARequest("a", 1, **more)  # type: ignore[arg-type]
@@ -162,3 +166,25 @@ def test_tasks_of_parameters() -> None:
     assert chosen_task(None, [PoolingParams()], known) == "classify"
     with pytest.raises(ValueError, match="this one has classify and embed"):
         chosen_task("classify", [embed], known)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "neutral", "other"),
+    [
+        (SamplingParams, "flat_logprobs", False, True),
+        (SamplingParams, "spaces_between_special_tokens", True, False),
+        (SamplingParams, "logprob_token_ids", None, [1]),
+        (SamplingParams, "truncate_prompt_tokens", None, 5),
+        (StructuredOutputsParams, "disable_any_whitespace", False, True),
+        (StructuredOutputsParams, "disable_additional_properties", None, True),
+    ],
+)
+def test_parameters_of_vllm_alone_are_refused_by_name(kind: Any, name: str, neutral: Any, other: Any) -> None:
+    given = {"json_object": True} if kind is StructuredOutputsParams else {"n": 2}
+    plain = kind(**given, **{name: neutral})
+    assert plain == kind(**given) == replace(plain) == pickle.loads(pickle.dumps(plain))
+    assert "n" in inspect.signature(SamplingParams).parameters
+    with pytest.raises(ValueError, match=f"{name}=.* is not supported by {kind.__name__} here: "):
+        kind(**given, **{name: other})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+        kind(**given, nothing=1)
