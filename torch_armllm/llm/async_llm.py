@@ -24,7 +24,7 @@ from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import LLMBase, check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchParams, as_request_output
-from torch_armllm.llm.call_arguments import ForeignArguments, check_arguments
+from torch_armllm.llm.call_arguments import ForeignArguments, ForeignPoolingArguments, check_arguments
 from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
@@ -212,7 +212,7 @@ class AsyncLLM(LLMBase):
         priority: int = 0,
         *,
         pooling_task: PoolingTask | None = None,
-        **others: Unpack[ForeignArguments],
+        **others: Unpack[ForeignPoolingArguments],
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pools a text, and yields its only output; see `LLM.encode`.
 

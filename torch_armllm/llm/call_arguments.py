@@ -32,15 +32,20 @@ class ForeignArguments(TypedDict, total=False):
     concurrency_limit: Any
     data_parallel_rank: Any
     guided_options_request: Any
-    lora_request: Any
     mm_processor_kwargs: Any
     prompt_adapter_request: Any
     prompt_text: Any
     prompt_token_ids: Any
     reasoning_ended: Any
-    tokenization_kwargs: Any
     trace_headers: Any
     truncate_prompt_tokens: Any
+
+
+class ForeignPoolingArguments(ForeignArguments, total=False):
+    """Those of calls that pool, which have fewer of their own."""
+
+    lora_request: Any
+    tokenization_kwargs: Any
 
 
 def check_arguments(call: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:

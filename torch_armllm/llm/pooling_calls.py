@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.llm.base import LLMBase
-from torch_armllm.llm.call_arguments import ForeignArguments, check_arguments
+from torch_armllm.llm.call_arguments import ForeignPoolingArguments, check_arguments
 from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import (
@@ -49,7 +49,7 @@ class PoolingCalls(LLMBase):
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         prompt_name: str | None = None,
-        **others: Unpack[ForeignArguments],
+        **others: Unpack[ForeignPoolingArguments],
     ) -> list[EmbeddingRequestOutput]:
         """Makes a vector of each text.
 
@@ -75,7 +75,7 @@ class PoolingCalls(LLMBase):
         prompts: Prompts,
         pooling_params: Params = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        **others: Unpack[ForeignArguments],
+        **others: Unpack[ForeignPoolingArguments],
     ) -> list[ClassificationRequestOutput]:
         """Computes the probabilities of each text's classes.
 
@@ -101,7 +101,7 @@ class PoolingCalls(LLMBase):
         data_2: str | Sequence[str],
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        **others: Unpack[ForeignArguments],
+        **others: Unpack[ForeignPoolingArguments],
     ) -> list[ScoringRequestOutput]:
         """Scores pairs of texts: a query and a document.
 
@@ -147,7 +147,7 @@ class PoolingCalls(LLMBase):
         *,
         pooling_task: PoolingTask | None = None,
         prompt_name: str | None = None,
-        **others: Unpack[ForeignArguments],
+        **others: Unpack[ForeignPoolingArguments],
     ) -> list[Pooled]:
         """Pools each text.
 

@@ -28,7 +28,7 @@ def refusing(remedies: Mapping[str, tuple[Any, str]]) -> Callable[[type[T]], typ
                     raise ValueError(f"{name}={value!r} is not supported by {cls.__name__} here: {remedy}")
             plain(self, *args, **given)
 
-        cls.__init__ = checked  # type: ignore[method-assign]
+        cls.__init__ = checked  # type: ignore[assignment]
         return cls
 
     return decorate
