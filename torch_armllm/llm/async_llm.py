@@ -20,7 +20,6 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import LLMBase, check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchParams, as_request_output
@@ -163,8 +162,7 @@ class AsyncLLM(LLMBase):
         self._thread.check()
         loop, preprocessor = asyncio.get_running_loop(), self.llm_engine.preprocessor
         tokens = list(await loop.run_in_executor(self._tokenizing, preprocessor.token_ids, prompt))
-        ends = find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
-        search = BeamSearch([tokens], params, ends, logprobs)
+        search = BeamSearch([tokens], params, self.eos_token_ids, logprobs)
         most = min(params.max_tokens, max(1, self.max_model_len - len(tokens)))
         first: RequestOutput | None = None
         self._searches.add(name)

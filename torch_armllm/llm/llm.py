@@ -21,7 +21,6 @@ from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.engine.text.content_format import ContentFormat
-from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
@@ -267,8 +266,7 @@ class LLM(PoolingCalls):
             with named_errors("prompt", index, len(prompt_list)):
                 token_ids.append(list(self.llm_engine.preprocessor.token_ids(prompt)))
 
-        ends = find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
-        search = BeamSearch(token_ids, params, ends)
+        search = BeamSearch(token_ids, params, self.eos_token_ids)
         for _ in progress_bar(range(params.max_tokens), show=use_tqdm, desc="Beam search", unit="token"):
             if not (beams := search.beams):
                 break
