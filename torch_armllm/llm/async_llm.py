@@ -25,6 +25,7 @@ from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_model import PoolingInput
 from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ class AsyncLLM(LLMBase):
         name = request_id or f"request-{uuid.uuid4().hex}"
         self._thread.check()
         if isinstance(prompt, str) and self._tokenizer is not None:
-            prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
+            prompt = await stream.loop.run_in_executor(self._tokenizing, PANICS_AS_ERRORS(self._tokens), prompt)
         options: dict[str, Any] = {}
         if lora_request is not None:
             options["lora_request"] = lora_request
@@ -141,7 +142,8 @@ class AsyncLLM(LLMBase):
         params = PoolingParams() if pooling_params is None else pooling_params
         self._thread.check()
         loop = asyncio.get_running_loop()
-        one = await loop.run_in_executor(self._tokenizing, engine.inputs.build, prompt, task, params)
+        build = PANICS_AS_ERRORS(engine.inputs.build)
+        one = await loop.run_in_executor(self._tokenizing, build, prompt, task, params)
         for output in await self.encode_batch([one], request_id, priority):
             yield output
 
@@ -286,7 +288,7 @@ class AsyncLLM(LLMBase):
         """
         files = self._session_files()
         loop = asyncio.get_running_loop()
-        read = self.llm_engine.preprocessor.token_ids
+        read = PANICS_AS_ERRORS(self.llm_engine.preprocessor.token_ids)
         token_ids = await loop.run_in_executor(self._tokenizing, read, prompt)
         if not await self.between_steps(lambda: files.holds(token_ids)):
             async for _ in self.generate(token_ids, SamplingParams(max_tokens=1)):

@@ -13,6 +13,7 @@ from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.middleware.auth import Authentication
 from torch_armllm.server.middleware.limits import BodyLimit
+from torch_armllm.server.middleware.panics import Panics
 from torch_armllm.server.middleware.request_counts import RequestCounts
 from torch_armllm.server.middleware.unknown_fields import HEADER, UnknownFields
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
@@ -69,6 +70,7 @@ def build_app(registry: ModelRegistry) -> FastAPI:
     for group in groups:
         app.include_router(group.router, tags=[group.__name__.rpartition(".")[2]])
     add_error_handlers(app)
+    app.add_middleware(Panics)
     app.add_middleware(ModelLeases)
     app.add_middleware(
         BodyLimit,

@@ -19,6 +19,7 @@ from torch_armllm.engine.text.template_process import SHARED
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.infill.prompt import ExtraFile, InfillPrompts
 from torch_armllm.server.protocol.chat import Message
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -194,7 +195,7 @@ class PromptBuilder:
             ApiError: the work failed over its input.
         """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, PANICS_AS_ERRORS(work))
         except (ValueError, TypeError, UnicodeError, ImportError) as error:
             raise bad_request(error, param) from error
 
