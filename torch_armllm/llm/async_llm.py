@@ -101,7 +101,8 @@ class AsyncLLM(LLMBase):
         name = request_id or f"request-{uuid.uuid4().hex}"
         self._thread.check()
         if isinstance(prompt, str) and self._tokenizer is not None:
-            prompt = await stream.loop.run_in_executor(self._tokenizing, PANICS_AS_ERRORS(self._tokens), prompt)
+            read = PANICS_AS_ERRORS(self._tokens)
+            prompt = await stream.loop.run_in_executor(self._tokenizing, read, prompt)
         options: dict[str, Any] = {}
         if lora_request is not None:
             options["lora_request"] = lora_request

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.middleware.auth import Authentication
+from torch_armllm.server.middleware.hosts import AllowedHosts, Hosts
 from torch_armllm.server.middleware.limits import BodyLimit
 from torch_armllm.server.middleware.panics import Panics
 from torch_armllm.server.middleware.request_counts import RequestCounts
@@ -88,6 +89,10 @@ def build_app(registry: ModelRegistry) -> FastAPI:
             allow_headers=["*"],
             expose_headers=[HEADER],
         )
+    app.state.allowed_hosts = AllowedHosts(
+        settings.allowed_hosts, settings.host, bool(settings.api_keys), settings.allowed_origins
+    )
+    app.add_middleware(Hosts, allowed=app.state.allowed_hosts)
     app.add_middleware(UnknownFields)
     routes = [route for group in (page, docs, *groups) for route in group.router.routes]
     paths = {route.path for route in routes if isinstance(route, Route)}

@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 class PanicError(ValueError):
-    """Rust code has panicked over what it was given, such as a text that a tokenizer's pattern gives up on."""
+    """Rust code has panicked over its input, such as a text that a tokenizer's pattern gives up on."""
 
 
 class _PanicsAsErrors(ContextDecorator):
@@ -31,8 +31,8 @@ class _PanicsAsErrors(ContextDecorator):
         """See `contextlib`."""
         if error is not None and not isinstance(error, Exception) and is_panic(error):
             raise PanicError(
-                f"the tokenizer or another library of Rust gives up: {_first_line(error)}; change the text, or "
-                "the pattern in tokenizer.json that reads it"
+                f"the tokenizer or another library of Rust gives up: {_first_line(error)}; change the text, "
+                "or the pattern in tokenizer.json that reads it"
             ) from error
 
 
