@@ -128,8 +128,8 @@ def add_parser(commands: Subcommands) -> Parser:
         "--allowed-hosts",
         action="append",
         metavar="NAME",
-        help="name that the header Host of requests may have, beside this machine's own; *.NAME for all below "
-        "it, * for any; repeatable (default: checked on loopback addresses without keys only)",
+        help="name that the header Host of requests may have, beside this machine's own; *.NAME for all "
+        "below it, * for any; repeatable (default: checked on loopback addresses without keys only)",
     )
     group.add_argument(
         "--chat-template",
