@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch_armllm.engine.pictures.chat import render_pictures
-from torch_armllm.engine.pictures.media import with_pictures
+from torch_armllm.engine.pictures.media import MOST_PIXELS_TOGETHER, OpenedPicture, open_pictures
 from torch_armllm.engine.pictures.media_access import MediaAccess
+from torch_armllm.engine.pictures.pixel_budget import PixelBudget
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.content_format import ContentFormat
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+_PICTURE_THREADS = 2
+"""Threads that read and decode pictures, so that a slow host does not delay every other picture."""
 
 
 class ChatTemplateInput(Protocol):
@@ -40,7 +43,7 @@ class ChatTemplateInput(Protocol):
 
 
 class PromptBuilder:
-    """Tokenizes texts and chat messages in a thread of its own.
+    """Tokenizes texts and chat messages in a thread of its own, and decodes pictures in another one.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -69,6 +72,8 @@ class PromptBuilder:
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
         self._infill: InfillPrompts | None = None
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
+        self._picture_threads = ThreadPoolExecutor(_PICTURE_THREADS, "armllm-pictures")
+        self._pixels = PixelBudget(MOST_PIXELS_TOGETHER)
         if self.template:
             self._thread.submit(SHARED.start)  # the first conversation does not wait for it
 
@@ -103,17 +108,29 @@ class PromptBuilder:
             text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
             raise ApiError(400, text, "chat_template_kwargs")
         if any(message.has_pictures for message in body.messages):
-            return await self.run(lambda: self._with_pictures(messages, options), "messages")
+            return await self._with_pictures(messages, options)
         return await self.run(
             lambda: render_chat(self.tokenizer, messages, self._limit, **options), "messages"
         )
 
-    def _with_pictures(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
-        if self._reader is None:
-            raise ValueError("this model takes no pictures")
-        reader = self._reader()  # a model that takes none says so before anything is decoded
-        converted, pictures = with_pictures(messages, self._media, reader.limit)
-        return render_pictures(reader, self.tokenizer, converted, pictures, self._limit, **options)
+    async def _with_pictures(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
+        threads = self._picture_threads
+
+        def opened() -> tuple[PictureReader, list[dict[str, Any]], list[OpenedPicture]]:
+            if self._reader is None:
+                raise ValueError("this model takes no pictures")
+            reader = self._reader()  # a model that takes none says so before anything is read
+            return reader, *open_pictures(messages, self._media, reader.limit, MOST_PIXELS_TOGETHER)
+
+        reader, converted, files = await self.run(opened, "messages", threads)
+        held = await self._pixels.hold(sum(file.pixels for file in files))
+        try:
+            held += await self.run(lambda: [file.decoded() for file in files], "messages", threads)
+            given = reader, self.tokenizer, converted, held, self._limit
+            return await self.run(lambda: render_pictures(*given, **options), "messages")
+        except BaseException:
+            held.release()
+            raise
 
     async def from_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
         """Builds the prompt of a text.
@@ -180,7 +197,8 @@ class PromptBuilder:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._thread, self._picture_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _check_size(self, characters: int, param: str) -> None:
         try:
@@ -188,14 +206,16 @@ class PromptBuilder:
         except ValueError as error:
             raise bad_request(error, param) from error
 
-    async def run(self, work: Callable[[], T], param: str) -> T:
-        """Runs work in the thread; its errors are those of a request field.
+    async def run(self, work: Callable[[], T], param: str, threads: ThreadPoolExecutor | None = None) -> T:
+        """Runs work in the thread, or in others; its errors are those of a request field.
 
         Raises:
             ApiError: the work failed over its input.
         """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, PANICS_AS_ERRORS(work))
+            return await asyncio.get_running_loop().run_in_executor(
+                threads or self._thread, PANICS_AS_ERRORS(work)
+            )
         except (ValueError, TypeError, UnicodeError, ImportError) as error:
             raise bad_request(error, param) from error
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from torch_armllm.engine.errors import ReplicaFailedError
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.pictures.pixel_budget import release_pictures
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.reasoning_tags import reasoning_tags
@@ -215,6 +216,8 @@ class ServedModel:
                 async with aclosing(self._outputs(prompt, params, request_id, priority)) as outputs:
                     async for output in outputs:
                         request_metrics.record(output)
+                        if not again:
+                            release_pictures(prompt)  # the engine has read them
                         # the tokens of pictures are known when the engine has read them
                         self.clients.charge(len(output.prompt_token_ids) - charged)
                         charged = len(output.prompt_token_ids)
@@ -223,6 +226,7 @@ class ServedModel:
                             raise reason
                         yield output
         finally:
+            release_pictures(prompt)
             request_metrics.close()
 
     async def _outputs(

@@ -13,7 +13,7 @@ from torch_armllm.system.extras import require_extra
 MOST_SECONDS = 3600.0
 """Longest audio of a call: an hour of it takes 230 MB at 16 kHz."""
 RATES = 1000, 768_000
-"""Samples a second that a file may claim.  At fewer a few bytes are minutes, which resampling makes millions."""
+"""Samples a second that a file may claim.  At fewer a few bytes are minutes, which resampling enlarges."""
 MOST_CHANNELS = 64
 _SAMPLES = 1 << 18
 """Samples that are decoded at once, of all channels: a small file of hours of silence takes little memory."""
