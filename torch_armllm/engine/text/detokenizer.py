@@ -34,9 +34,7 @@ def decoder(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True
         and type(tokenizer)._decode is PreTrainedTokenizerFast._decode
     ):
         backend = tokenizer.backend_tokenizer
-        return PANICS_AS_ERRORS(
-            lambda ids: str(backend.decode(ids, skip_special_tokens=skip_special_tokens))
-        )
+        return PANICS_AS_ERRORS(lambda ids: str(backend.decode(ids, skip_special_tokens=skip_special_tokens)))
     return PANICS_AS_ERRORS(
         lambda ids: str(
             tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)

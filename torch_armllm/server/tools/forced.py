@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_armllm.server.protocol.chat import Tool
+from torch_armllm.server.tools.braces import Braces
+from torch_armllm.server.tools.held_text import HeldText
 from torch_armllm.server.tools.parser import (
     CallBuilder,
     OutputDelta,
@@ -82,34 +84,40 @@ class RequiredToolParser:
     """A `ToolParser` of a JSON list of calls, each of which is returned when it is complete."""
 
     def __init__(self) -> None:
-        self._text = ""
+        self._held = HeldText()
+        self._braces = Braces()
         self._builder = CallBuilder()
         self._has_calls = False
+        self._is_list = True
 
     def feed(self, text: str) -> OutputDelta:
         """See `ToolParser`."""
-        self._text += text
         delta = OutputDelta()
-        while "}" in text and (call := self._next_call()) is not None:
+        at = 0
+        for end in self._braces.ends(text) if self._is_list else ():
+            self._held.add(text[at:end])
+            at = end
+            if (call := self._next_call()) is None:
+                self._is_list = False
+                break
             self._has_calls = True
             delta.calls.append(self._builder.build(*call))
+        self._held.add(text[at:])
         return delta
 
     def finish(self) -> OutputDelta:
         """See `ToolParser`; a list without a complete call becomes content, a truncated call is dropped."""
-        return OutputDelta() if self._has_calls else OutputDelta(self._text)
+        return OutputDelta() if self._has_calls else OutputDelta(self._held.take())
 
     def _next_call(self) -> tuple[str, Any] | None:
-        """Takes the next call off the text; returns None if it is not complete."""
-        rest = self._text.lstrip()
-        if not rest.startswith("," if self._has_calls else "["):
-            return None
-        rest = rest[1:].lstrip()
-        try:
-            value, end = json.JSONDecoder().raw_decode(rest)
-        except (ValueError, RecursionError):
-            return None
-        call = parse_call(value)
-        if call is not None:
-            self._text = rest[end:]
-        return call
+        """Takes the call that is complete off the text; returns None, and leaves it, if it is none."""
+        text = self._held.take()
+        rest = text.strip()
+        if rest.startswith("," if self._has_calls else "["):
+            try:
+                if (call := parse_call(json.loads(rest[1:]))) is not None:
+                    return call
+            except (ValueError, RecursionError):
+                pass
+        self._held.add(text)
+        return None
