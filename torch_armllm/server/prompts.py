@@ -6,7 +6,10 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pydantic_core import from_json
 
 from torch_armllm.engine.pictures.chat import render_pictures
 from torch_armllm.engine.pictures.media import MOST_PIXELS_TOGETHER, OpenedPicture, open_pictures
@@ -243,10 +246,26 @@ def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """Parses the arguments of an earlier call: templates expect an object, clients send JSON."""
+    """Parses the arguments of an earlier call: templates expect an object, clients send JSON.
+
+    Arguments that the token limit has cut off end where they are; those that are no JSON at all are the value
+    of a field, so that the model sees what it has written.
+    """
     try:
         return json.loads(text or "{}")
-    except ValueError as error:
-        raise ApiError(
-            400, f"the arguments of a tool call are not valid JSON: {error}", "messages"
-        ) from error
+    except ValueError:
+        pass
+    with suppress(ValueError):
+        begun = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+        if isinstance(begun, dict) and not _is_followed(text):
+            return begun
+    return {"invalid_json": text}
+
+
+def _is_followed(text: str) -> bool:
+    """True if a text begins with a whole JSON value and goes on behind it."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:
+        return False
+    return True
