@@ -30,6 +30,7 @@ from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_model import PoolingInput
 from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask, chosen_task
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ class AsyncLLM(LLMBase):
         self._thread.check()
         how = Tokenization.of(tokenization_kwargs)
         if not how.is_plain or (isinstance(prompt, str) and self._tokenizer is not None):
-            read = self.llm_engine.preprocessor.tokenized
+            read = PANICS_AS_ERRORS(self.llm_engine.preprocessor.tokenized)
             prompt = await stream.loop.run_in_executor(self._tokenizing, read, prompt, how, params.max_tokens)
         options: dict[str, Any] = {}
         if lora_request is not None:
@@ -228,7 +229,8 @@ class AsyncLLM(LLMBase):
         task = chosen_task(pooling_task, [params], engine.model.tasks)
         self._thread.check()
         loop = asyncio.get_running_loop()
-        one = await loop.run_in_executor(self._tokenizing, engine.inputs.build, prompt, task, params)
+        build = PANICS_AS_ERRORS(engine.inputs.build)
+        one = await loop.run_in_executor(self._tokenizing, build, prompt, task, params)
         for output in await self.encode_batch([one], request_id, priority):
             yield output
 
@@ -376,7 +378,7 @@ class AsyncLLM(LLMBase):
         """
         files = self._session_files()
         loop = asyncio.get_running_loop()
-        read = self.llm_engine.preprocessor.token_ids
+        read = PANICS_AS_ERRORS(self.llm_engine.preprocessor.token_ids)
         token_ids = await loop.run_in_executor(self._tokenizing, read, prompt)
         if not await self.between_steps(lambda: files.holds(token_ids)):
             async for _ in self.generate(token_ids, SamplingParams(max_tokens=1)):

@@ -10,6 +10,7 @@ from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
 from torch_armllm.pooling.pooling_model import PoolingInput
 from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 
 class InputBuilder:
@@ -127,7 +128,8 @@ class InputBuilder:
             options |= {"truncation": True, "max_length": most}
         if self._files.lower_case:
             text, pair = text.lower(), None if pair is None else pair.lower()
-        return self._tokenizer(text, pair, **options)
+        with PANICS_AS_ERRORS:
+            return self._tokenizer(text, pair, **options)
 
     def _cut(self, text: str, tokens: int) -> str:
         """Cuts what is surely past the tokens, so that it is not tokenized in vain."""

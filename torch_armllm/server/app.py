@@ -13,7 +13,9 @@ from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.middleware import request_ids
 from torch_armllm.server.middleware.auth import Authentication
+from torch_armllm.server.middleware.hosts import AllowedHosts, Hosts
 from torch_armllm.server.middleware.limits import BodyLimit
+from torch_armllm.server.middleware.panics import Panics
 from torch_armllm.server.middleware.request_counts import RequestCounts
 from torch_armllm.server.middleware.request_ids import RequestIds
 from torch_armllm.server.middleware.unknown_fields import HEADER, UnknownFields
@@ -71,6 +73,7 @@ def build_app(registry: ModelRegistry) -> FastAPI:
     for group in groups:
         app.include_router(group.router, tags=[group.__name__.rpartition(".")[2]])
     add_error_handlers(app)
+    app.add_middleware(Panics)
     app.add_middleware(ModelLeases)
     app.add_middleware(
         BodyLimit,
@@ -88,6 +91,10 @@ def build_app(registry: ModelRegistry) -> FastAPI:
             allow_headers=["*"],
             expose_headers=[HEADER, request_ids.HEADER],
         )
+    app.state.allowed_hosts = AllowedHosts(
+        settings.allowed_hosts, settings.host, bool(settings.api_keys), settings.allowed_origins
+    )
+    app.add_middleware(Hosts, allowed=app.state.allowed_hosts)
     app.add_middleware(UnknownFields)
     routes = [route for group in (page, docs, *groups) for route in group.router.routes]
     paths = {route.path for route in routes if isinstance(route, Route)}

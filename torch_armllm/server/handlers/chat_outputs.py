@@ -139,7 +139,7 @@ class ChatOutputs:
     async def __call__(self) -> AsyncGenerator[list[tuple[CompletionOutput, OutputDelta]], None]:
         """Yields what each step adds, after the request was admitted."""
         served, body = self._served, self._body
-        with served.admission.admit(self.params.n):
+        with served.admission.admit(self.params.num_sequences):
             prompt = await self.prompt()
             generated = served.generate(prompt, self._begin(prompt), self._id, body.priority, self._beams)
             async with aclosing(generated) as outputs:

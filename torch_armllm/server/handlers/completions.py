@@ -11,6 +11,7 @@ from typing import Any
 from torch_armllm.engine.outputs import CompletionOutput, Logprobs, RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.server.errors import ApiError
+from torch_armllm.server.handlers.echoed_prompt import echo_longest
 from torch_armllm.server.handlers.logprobs import CompletionLogprobs, TokenDecoder, prompt_logprobs
 from torch_armllm.server.handlers.merge_streams import merge_streams
 from torch_armllm.server.handlers.sampling_params import (
@@ -108,15 +109,21 @@ class CompletionHandler:
         with served.admission.admit(self._params.num_sequences * len(self._prompts)):
             prompts = [await self._tokens(prompt) for prompt in self._prompts]
             for prompt in prompts:  # check all of them before the first one starts
-                served.check_tokens(prompt["prompt_token_ids"], "prompt")
+                served.check_tokens(prompt["prompt_token_ids"], "prompt", generates=not self._echo_only)
             streams = [
-                served.generate(prompt, self._params, f"{self._id}-{index}", body.priority, self._beams)
+                self._generate(prompt, self._params, f"{self._id}-{index}", body.priority, self._beams)
                 for index, prompt in enumerate(prompts)
             ]
             async with aclosing(merge_streams(streams)) as outputs:
                 async for index, output in outputs:
                     self._usage.add(output)
                     yield index, output
+
+    def _generate(self, prompt: dict[str, Any], *given: Any) -> AsyncGenerator[RequestOutput, None]:
+        fills = self._echo_only and len(prompt["prompt_token_ids"]) == self._served.max_model_len
+        return (
+            echo_longest(self._served, prompt, *given[:3]) if fills else self._served.generate(prompt, *given)
+        )
 
     async def _tokens(self, prompt: str | list[int]) -> dict[str, Any]:
         if self._body.suffix:

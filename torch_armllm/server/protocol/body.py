@@ -25,6 +25,15 @@ class RequestPart(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, json_schema_extra=describe)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, given: Any) -> Any:
+        """Takes null for a field that is left out: clients send their optional arguments so."""
+        if not isinstance(given, dict) or all(value is not None for value in given.values()):
+            return given
+        optional = _optional_fields(cls)
+        return {name: value for name, value in given.items() if value is not None or name not in optional}
+
 
 class RequestBody(RequestPart):
     """A request.
@@ -71,3 +80,10 @@ def _part_in(annotation: Any) -> type[RequestPart] | None:
     if isinstance(annotation, type) and issubclass(annotation, RequestPart):
         return annotation
     return next((part for each in get_args(annotation) if (part := _part_in(each)) is not None), None)
+
+
+@cache
+def _optional_fields(part: type[BaseModel]) -> frozenset[str]:
+    """Returns the names in requests of the fields that may be left out."""
+    fields = part.model_fields.items()
+    return frozenset(field.alias or name for name, field in fields if not field.is_required())
