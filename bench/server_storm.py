@@ -84,9 +84,8 @@ async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], events
 async def break_off(port: int, path: str, body: dict[str, Any], draw: Random) -> None:
     """Send part or all of a request and close the connection."""
     content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
+    lines = f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"
+    head = "\r\n".join([*lines, f"Content-Length: {len(content)}"])
     request_bytes = head.encode() + b"\r\n\r\n" + content
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request_bytes[: draw.randint(1, len(request_bytes))])

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.support.server_live import NAME, Live
+from tests.support.server_live import NAME, Live, scripted
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
@@ -136,6 +136,75 @@ def test_echo_and_logprobs(client: OpenAI) -> None:
     assert only.choices[0].text == "abc"
     assert only.choices[0].logprobs is not None
     assert only.choices[0].logprobs.token_logprobs == told.token_logprobs[:3]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_of_a_prompt_that_leaves_no_room(server: Live, stream: bool) -> None:
+    def echoed(prompt: list[int], logprobs: int | None, **more: Any) -> tuple[dict[str, Any], Any]:
+        body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": logprobs, **more}
+        got = httpx.post(f"{server.base}/v1/completions", json={**body, "stream": stream}, timeout=60)
+        assert got.status_code == 200, got.text
+        if not stream:
+            return got.json()["choices"][0], got.json()["usage"]
+        events = [json.loads(line[6:]) for line in got.text.split("\n\n") if line.startswith("data: {")]
+        return events[0]["choices"][0], None
+
+    most = server.served.max_model_len
+    prompt = [3 + (7 * index) % 90 for index in range(most)]
+    whole, usage = echoed(prompt, 3)
+    before, _ = echoed(prompt[:-1], 3)
+    told, known = whole["logprobs"], before["logprobs"]
+    assert whole["finish_reason"] == "length" and len(told["tokens"]) == len(whole["text"]) == most
+    assert told["token_logprobs"][:-1] == pytest.approx(known["token_logprobs"], abs=1e-4, nan_ok=True)
+    # the next tokens after the shorter prompt are those at the last place of the whole one
+    body = {"prompt": prompt[:-1], "max_tokens": 1, "temperature": 0, "logprobs": 3}
+    after = httpx.post(f"{server.base}/v1/completions", json=body, timeout=60).json()["choices"][0]
+    best = after["logprobs"]["top_logprobs"][0]
+    assert set(best) <= set(told["top_logprobs"][-1])
+    assert [told["top_logprobs"][-1][token] for token in best] == pytest.approx([*best.values()], abs=1e-4)
+    if usage is not None:
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (most, 0)
+    text, _ = echoed(prompt, None, stop="x", min_tokens=0, logit_bias={"5": -100})
+    assert text["text"] == whole["text"] and text["logprobs"] is None
+    for body in (
+        {"prompt": [*prompt, 3], "max_tokens": 0, "echo": True},
+        {"prompt": prompt, "max_tokens": 1, "echo": True},
+    ):
+        refused = httpx.post(f"{server.base}/v1/completions", json=body)
+        assert refused.status_code == 400 and "max_model_len" in refused.text
+
+
+CUT_OFF = {
+    '{"city": "Ber': {"city": "Ber"},
+    '{"city": "Berlin", "days": [1, 2': {"city": "Berlin", "days": [1, 2]},
+    '{"city"': {},
+    "{": {},
+    "Berlin": {"invalid_json": "Berlin"},
+    '{"a": 1} more': {"invalid_json": '{"a": 1} more'},
+    "": {},
+    '{"a": 1}': {"a": 1},
+}
+
+
+@pytest.mark.parametrize(("arguments", "rendered"), CUT_OFF.items())
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+def test_a_history_may_hold_a_call_that_was_cut_off(
+    server: Live, route: str, arguments: str, rendered: dict[str, Any]
+) -> None:
+    function = {"name": "f", "arguments": arguments}
+    if route == "responses":
+        call = {"type": "function_call", "call_id": "c", **function}
+        body: dict[str, Any] = {"input": [{"role": "user", "content": "a"}, call], "max_output_tokens": 1}
+    else:
+        turn = {"role": "assistant", "content": None}
+        turn["tool_calls"] = [{"id": "c", "type": "function", "function": function}]  # type: ignore[assignment]
+        body = {"messages": [*HELLO, turn], "max_tokens": 1}
+    with scripted(server, "x") as asked:
+        got = httpx.post(f"{server.base}/v1/{route}", json=body, timeout=30)
+    assert got.status_code == 200, got.text
+    ((prompt, _),) = asked
+    said = prompt["prompt"].split("<tool_call>")[1].split("</tool_call>")[0]
+    assert json.loads(said) == {"name": "f", "arguments": rendered}
 
 
 def test_stop_strings_and_logit_bias(client: OpenAI) -> None:

@@ -72,7 +72,6 @@ def test_other_content_types(http: httpx.Client, kind: str) -> None:
         ("messages", [{"role": "wizard", "content": "a"}]),
         ("messages", [{"role": "user", "content": 7}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]),
-        ("messages", [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]),
         ("model", 7),
         ("n", 0),
         ("n", 17),  # more than max_num_seqs

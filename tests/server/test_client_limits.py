@@ -13,6 +13,7 @@ from tests.support.server_live import Live, live, slowed, until
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.client_limits import CLIENT, ClientLimits
 from torch_armllm.server.errors import ApiError
+from torch_armllm.server.middleware.limits import Admission
 
 PROMPT = {"prompt": "abcd", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
 
@@ -43,13 +44,37 @@ def _refused(limits: ClientLimits) -> ApiError | None:
 
 def test_sequences_of_a_client_are_limited(client: None) -> None:
     limits = ClientLimits(max_sequences=3)
-    with limits.admit(2), limits.admit(2):  # a request is admitted whole
+    with limits.admit(2), limits.admit(1):
         assert (refused := _refused(limits)) is not None
         assert (refused.status, refused.code) == (429, "client_requests")
         CLIENT.set(b"b")
         assert _refused(limits) is None
     CLIENT.set(b"a")
     assert _refused(limits) is None
+
+
+def test_a_request_is_counted_before_it_is_admitted(client: None) -> None:
+    clients = ClientLimits(max_sequences=6)
+    queue = Admission(2, 3, clients)
+    with queue.admit(3):
+        with pytest.raises(ApiError) as full, queue.admit(3):  # five places, six of this client
+            pass
+        assert (full.value.status, full.value.code) == (429, "queue_full")
+        with queue.admit(2):
+            assert queue.num_admitted == 5
+        with queue.admit(3, at_once=2):
+            assert queue.num_admitted == 5
+        with pytest.raises(ApiError) as many, queue.admit(4, at_once=2):
+            pass
+        assert (many.value.status, many.value.code) == (429, "client_requests")
+        assert queue.num_admitted == 3
+    for sequences, at_once in ((6, None), (7, 2)):
+        with pytest.raises(ApiError, match="send fewer prompts") as never, queue.admit(sequences, at_once):
+            pass
+        assert (never.value.status, never.value.code) == (400, "too_many_sequences")
+    assert queue.num_admitted == 0
+    with queue.admit(5):
+        pass
 
 
 def test_sequences_are_counted_for_the_client_that_was_admitted(client: None) -> None:
@@ -105,6 +130,29 @@ def test_a_key_with_too_many_requests_leaves_the_others_alone(tiny_llm: AsyncLLM
         with slowed(tiny_llm, 0.05):
             asyncio.run(both(server))
         assert _ask(server, "k").status_code == 200
+
+
+MANY: list[tuple[str, dict[str, Any]]] = [
+    ("completions", {**PROMPT, "prompt": ["a"] * 9}),
+    ("completions", {**PROMPT, "prompt": ["a"] * 3, "n": 3, "temperature": 1}),
+    ("completions", {**PROMPT, "prompt": ["a"] * 3, "best_of": 3, "temperature": 1}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 9}),
+    ("embeddings", {"input": ["a"] * 9}),
+]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("path", "body"), MANY)
+def test_no_request_takes_the_queue_from_others(
+    tiny_llm: AsyncLLM, path: str, body: dict[str, Any], streams: bool
+) -> None:
+    with live(tiny_llm, api_keys=("k", "other"), max_requests_per_key=8, max_queue=2) as server:
+        more = {} if path == "embeddings" or "best_of" in body else {"stream": streams}
+        refused = _ask(server, "k", path, {**body, **more})
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["code"] == "too_many_sequences"
+        assert _ask(server, "other").status_code == 200
+        assert server.idle
 
 
 @pytest.mark.parametrize("streams", [False, True])

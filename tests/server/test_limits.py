@@ -172,7 +172,12 @@ def connect(server: Live, first: bytes = b"") -> socket.socket:
 
 
 def head(length: int) -> bytes:
-    lines = f"POST {CHAT} HTTP/1.1", "Host: a", "Content-Type: application/json", f"Content-Length: {length}"
+    lines = (
+        f"POST {CHAT} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+    )
     return "\r\n".join([*lines, "", ""]).encode()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from tests.support.server_live import NAME, Live, live, scripted
 from torch_armllm.llm.async_llm import AsyncLLM
@@ -163,3 +164,71 @@ def test_unknown_fields_are_named_in_a_header(server: Live, stream: bool) -> Non
     refused = post(server, path, max_tokns=3, temperature="hot")
     assert refused.status_code == 400
     assert "max_tokns" in refused.headers["x-armllm-warning"]
+
+
+SCHEMA = {"enum": ["Rome"]}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {"output_format": {"type": "json_schema", "schema": SCHEMA}},
+    ],
+    ids=["config", "older name"],
+)
+def test_formats_of_the_text(server: Live, asked: dict[str, Any]) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra structured")
+    answer = post(server, **asked, max_tokens=60, temperature=0)
+    assert "x-armllm-warning" not in answer.headers
+    (block,) = answer.json()["content"]
+    assert (json.loads(block["text"]), answer.json()["stop_reason"]) == ("Rome", "end_turn")
+    assert post(server, "/v1/messages/count_tokens", **asked).status_code == 200
+
+
+def test_formats_that_are_refused(server: Live) -> None:
+    for asked, field in (
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_format": {"type": "xml", "schema": SCHEMA}}, "output_format"),
+    ):
+        answer = post(server, **asked)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_anthropics_client_parses(thinking: Live) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
+
+    class City(BaseModel):
+        name: str
+
+    client = anthropic.Anthropic(base_url=thinking.base, api_key="none", max_retries=0)
+    with scripted(thinking, '</think>{"name": "Rome"}') as asked:
+        got = client.messages.parse(model=NAME, max_tokens=60, messages=ASK, output_format=City)
+    assert got.parsed_output == City(name="Rome")
+    assert asked[0][1].structured_outputs.json["properties"].keys() == {"name"}
+
+
+def test_effort_is_a_variable_of_the_template(tiny_llm: AsyncLLM) -> None:
+    template = "{{ reasoning_effort }}{{ enable_thinking }}"
+    with live(tiny_llm, model={"chat_template": template}) as server, scripted(server, "x") as asked:
+        post(server, output_config={"effort": "low"})
+        post(server, output_config={"effort": "low"}, thinking={"type": "disabled"})
+    assert [prompt["prompt"] for prompt, _ in asked] == ["low", "noneFalse"]
+
+
+def test_nested_unknown_fields_are_named_with_their_path(server: Live) -> None:
+    """Fields that have no value, or come back from an answer, are none of them."""
+    block = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}, "citations": None}
+    turns = [{"role": "user", "content": [block, {**block, "txt": "a"}, {**block, "txt": "b"}]}]
+    answer = post(server, messages=turns)
+    assert answer.headers["x-armllm-warning"] == (
+        "unknown fields are ignored: messages.content.txt (did you mean text?)"
+    )
+    more = {"response_format": {"type": "text", "schemas": {}, "json_schma": 1}, "reasoning": {}}
+    answer = post(server, "/v1/chat/completions", **more)
+    assert answer.headers["x-armllm-warning"] == (
+        "unknown fields are ignored: response_format.json_schma (did you mean json_schema?)"
+    )
+    nested = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "a", "ö": 1}]}
+    answer = post(server, messages=[{"role": "user", "content": [nested]}])
+    assert answer.headers["x-armllm-warning"].endswith(": messages.content.content.'\\xf6'")

@@ -267,7 +267,7 @@ def test_load_completes_after_disconnect(
     """Loading completes although the client has disconnected."""
     body = json.dumps({"model": str(other_checkpoint), "name": "other"})
     head = (
-        f"POST /v1/admin/models HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        f"POST /v1/admin/models HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         "Content-Type: application/json\r\nAuthorization: Bearer a\r\n\r\n"
     )
     with loading(several, monkeypatch) as (read, go_on):

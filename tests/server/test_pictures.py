@@ -6,9 +6,11 @@ import base64
 import io
 import resource
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ import pytest
 pytest.importorskip("PIL", reason="needs the extra vision")
 
 from tests.support.picture_folders import picture, picture_folder  # noqa: E402
-from tests.support.server_live import NAME, Live, live  # noqa: E402
+from tests.support.server_live import NAME, Live, live, until  # noqa: E402
 from torch_armllm import SamplingParams  # noqa: E402
+from torch_armllm.engine.pictures.media import OpenedPicture  # noqa: E402
 from torch_armllm.llm.async_llm import AsyncLLM  # noqa: E402
 from torch_armllm.llm.llm import LLM  # noqa: E402
 
@@ -212,3 +215,40 @@ def test_bad_parts_are_refused(pictures_server: Live, message: dict[str, Any], s
 def test_a_model_of_text_takes_no_pictures(server: Live) -> None:
     with pytest.raises(openai.BadRequestError, match="takes no pictures"):
         ask(server, messages(data_url(png(1))))
+
+
+def test_pixels_of_a_request_are_bounded_together(
+    pictures_server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_armllm.server.prompts.MOST_PIXELS_TOGETHER", 1_900_000)
+    monkeypatch.setattr(OpenedPicture, "decoded", lambda self: pytest.fail("a picture was decoded"))
+    big = data_url(damaged_png(1000, 1000))
+    for count in (1, 2):
+        with pytest.raises(openai.APIStatusError) as refused:
+            ask(pictures_server, messages(*[big] * count))
+        together = "at most 1900000 pixels together" in str(refused.value)
+        assert together == (count == 2) and (refused.value.status_code == 400) == together
+
+
+def test_texts_do_not_wait_for_pictures(pictures_server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = OpenedPicture.decoded
+    answered = threading.Event()
+
+    def slow(self: OpenedPicture) -> Any:
+        assert answered.wait(30)
+        return decode(self)
+
+    monkeypatch.setattr(OpenedPicture, "decoded", slow)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, pictures_server, messages(data_url(png(3))))
+        assert ask(pictures_server, [{"role": "user", "content": "what is this"}])
+        assert not asked.done()
+        answered.set()
+        assert asked.result(30)
+    until(lambda: not pictures_server.served.prompts._pixels._held)
+
+
+def test_failed_requests_give_their_pixels_back(pictures_server: Live) -> None:
+    with pytest.raises(openai.BadRequestError, match="damaged"):
+        ask(pictures_server, messages(data_url(png(1)[:-40])))
+    until(lambda: not pictures_server.served.prompts._pixels._held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
@@ -87,10 +88,26 @@ def test_required_calls_arrive_one_by_one(size: int) -> None:
     cut, names = RequiredToolParser(), []
     for piece in (f"[{one},", two[:-1]):
         names += [call.name for call in cut.feed(piece).calls]
-    assert names == ["f"] and cut.finish() == OutputDelta()
-    nothing = RequiredToolParser()
-    assert nothing.feed(f"[{one[:-1]}") == OutputDelta()
-    assert nothing.finish() == OutputDelta(f"[{one[:-1]}")
+    (call,) = cut.finish().calls
+    assert (names, call.index, call.name, call.arguments) == (["f"], 1, "g", '{"b":[{}]}')
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "expected"),
+    [
+        ('[{"name":"f","parameters":{"a":"x', ["f", "g"], ("f", '{"a":"x')),
+        ('[{"name":"f","parameters":', ["f", "g"], ("f", "")),
+        ('[{"name":"f","par', ["f", "fg"], ("f", "")),
+        ('[{"name":"fg', ["f", "fg"], ("fg", "")),
+        ('[{"name":"f', ["f", "fg"], None),  # either may follow
+        ('[{"na', ["f"], ("f", "")),
+        ("", ["f"], ("f", "")),
+        ("[", ["f", "g"], None),
+    ],
+)
+def test_a_required_call_that_is_cut(text: str, names: list[str], expected: tuple[str, str] | None) -> None:
+    content, calls = parse(RequiredToolParser(names), text, 3)
+    assert (content, [(call.name, call.arguments) for call in calls]) == ("", [expected] if expected else [])
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])
@@ -169,6 +186,55 @@ def test_required_calls(client: OpenAI, choice: Any, streamed: bool) -> None:
         arguments, reason = call.function.arguments, got.finish_reason
     assert json.loads(arguments)["city"] in ("Rome", "Oslo")
     assert reason == ("stop" if named else "tool_calls")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "tokens"),
+    [("required", 3), ("required", 40), ({"type": "function", "function": {"name": "weather"}}, 6)],
+)
+def test_a_forced_call_that_the_limit_cuts(client: OpenAI, choice: Any, tokens: int, streamed: bool) -> None:
+    """It is a call with the arguments so far, and the finish reason says that it was cut."""
+    asked: Any = {"model": NAME, "messages": ASK, "tools": [WEATHER], "tool_choice": choice}
+    asked |= {"max_tokens": tokens, "temperature": 0}
+    if streamed:
+        chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+        assert not any(c.delta.content for c in chunks)
+        pieces = [piece.function for c in chunks for piece in c.delta.tool_calls or []]
+        name = "".join(piece.name or "" for piece in pieces)
+        arguments = "".join(piece.arguments or "" for piece in pieces)
+        reason = chunks[-1].finish_reason
+    else:
+        (got,) = client.chat.completions.create(**asked).choices
+        assert got.message.content is None
+        (call,) = got.message.tool_calls or []
+        name, arguments, reason = call.function.name, call.function.arguments, got.finish_reason
+    assert (name, reason) == ("weather", "length")
+    assert '{"city":"'.startswith(arguments) and bool(arguments) == (tokens != 3)
+
+
+def test_cut_calls_of_the_other_routes(server: Live, client: OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"city": {"const": "Rome"}}, "required": ["city"]}
+    tool: Any = {"type": "function", "name": "weather", "parameters": parameters}
+    forced: Any = {"model": NAME, "input": "hi", "tools": [tool], "tool_choice": "required"}
+    forced["max_output_tokens"] = len('[{"name":"weather","parameters":{"city":"Ro')
+    whole = client.responses.create(**forced)
+    last: Any = list(client.responses.create(**forced, stream=True))[-1]
+    for response in (whole, last.response):
+        (item,) = response.output
+        assert (response.status, item.type, item.status) == ("incomplete", "function_call", "incomplete")
+        assert (item.name, item.arguments) == ("weather", '{"city":"Ro')
+    body: Any = {
+        "model": NAME,
+        "messages": ASK,
+        "max_tokens": forced["max_output_tokens"],
+        "tools": [{"name": "weather", "input_schema": parameters}],
+        "tool_choice": {"type": "any"},
+    }
+    message = httpx.post(f"{server.base}/v1/messages", json=body).json()
+    assert message["stop_reason"] == "max_tokens"
+    (block,) = message["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {"city": "Ro"})
 
 
 @pytest.mark.parametrize("parallel", [False, True])

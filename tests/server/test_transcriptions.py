@@ -142,6 +142,12 @@ def test_bad_requests_are_the_clients_fault(
     assert got.status_code == 400 and message in got.json()["error"]["message"], got.text
 
 
+def test_the_lowest_temperature_is_none(server: Live) -> None:
+    files = {"file": ("a.wav", sound(0.1))}
+    got = httpx.post(server.base + PATH, files=files, data={"temperature": "1e-320"}, timeout=60)
+    assert got.status_code == 200, got.text
+
+
 def test_forms_without_a_file(server: Live) -> None:
     for options in ({"json": {"model": "whisper"}}, {"data": {"file": "text"}}, {"content": b"x"}):
         got = httpx.post(server.base + PATH, **options)  # type: ignore[arg-type]

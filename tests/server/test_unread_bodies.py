@@ -22,7 +22,7 @@ def connect(server: Live) -> socket.socket:
 
 
 def header(*lines: str) -> bytes:
-    return "\r\n".join((f"POST {CHAT} HTTP/1.1", "Host: a", *lines, "", "")).encode()
+    return "\r\n".join((f"POST {CHAT} HTTP/1.1", "Host: localhost", *lines, "", "")).encode()
 
 
 def response(connection: socket.socket) -> tuple[int, str]:

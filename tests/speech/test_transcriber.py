@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +101,62 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     assert not transcribes(str(tmp_path)) and not transcribes("smollm2")
     with pytest.raises(ValueError, match="is a llama; models that transcribe are whisper"):
         Transcriber(str(tmp_path))
+
+
+def wav(rate: int, channels: int = 1, frames: int = 3000, size: int | None = None) -> bytes:
+    """Returns a file of 8-bit samples; ``size``: bytes that its header claims."""
+    data = bytes(range(64)) * (channels * frames // 64 + 1)
+    data = data[: channels * frames]
+    claimed = len(data) if size is None else size
+    kind = struct.pack("<HHIIHH", 1, channels, rate, rate * channels & 0xFFFFFFFF, channels, 8)
+    head = b"RIFF" + struct.pack("<I", 36 + claimed & 0xFFFFFFFF) + b"WAVEfmt " + struct.pack("<I", 16) + kind
+    return head + b"data" + struct.pack("<I", claimed) + data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (wav(1), "1 samples a second; it may have 1000 to 768000"),
+        (wav(999), "999 samples a second"),
+        (wav(768_001), "768001 samples a second"),
+        (wav(2**31 - 1), "2147483647 samples a second"),
+        (wav(16000, 65), "65 channels, and may have 64"),
+        (wav(16000, 1024), "1024 channels"),
+    ],
+)
+def test_headers_that_are_no_audios_are_refused_before_anything_is_allocated(
+    data: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("soundfile.SoundFile.blocks", lambda *args, **options: pytest.fail("decoded"))
+    monkeypatch.setattr("soxr.ResampleStream", lambda *args, **options: pytest.fail("resampled"))
+    with pytest.raises(ValueError, match=message):
+        read_audio(data, 16000)
+
+
+def test_unusual_headers_are_read() -> None:
+    assert abs(len(read_audio(wav(1000), 16000)) - 48000) <= 1
+    assert len(read_audio(wav(768_000), 16000)) > 0
+    many = read_audio(wav(16000, 64, 5000), 16000)
+    assert len(many) == 5000
+    for size in (2**32 - 1, 2**31 - 1, 10**6):  # as of a program that writes to a pipe
+        assert len(read_audio(wav(16000, size=size), 16000)) == 3000
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 5e-324, 1e-45, 1e-10, 9e-6])
+def test_the_lowest_temperatures_take_the_most_probable_tokens(
+    transcriber: Transcriber, temperature: float
+) -> None:
+    assert transcriber(sound(0.5), language="en", temperature=temperature) == transcriber(
+        sound(0.5), language="en"
+    )
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf"), 1e300])
+def test_other_temperatures_are_refused(transcriber: Transcriber, temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature is"):
+        transcriber(sound(0.5), temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1.0, 1e38])
+def test_temperatures_draw(transcriber: Transcriber, temperature: float) -> None:
+    assert transcriber(sound(0.5), language="en", temperature=temperature).duration == 0.5

@@ -116,7 +116,7 @@ def scripted(server: Live, text: str, size: int = 1) -> Iterator[list[Any]]:
     tokenizer = served.prompts.tokenizer
     asked: list[Any] = []
 
-    async def generate(prompt: Any, params: Any, request_id: str, priority: int = 0) -> Any:
+    async def generate(prompt: Any, params: Any, request_id: str, priority: int = 0, *_: Any) -> Any:
         asked.append((prompt, params))
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         whole = params.output_kind is RequestOutputKind.FINAL_ONLY
@@ -126,7 +126,8 @@ def scripted(server: Live, text: str, size: int = 1) -> Iterator[list[Any]]:
             piece, last = ids[at : at + step], at + step >= len(ids)
             words = tokenizer.decode(piece, skip_special_tokens=skip)
             completion = CompletionOutput(0, words, piece, finish_reason="stop" if last else None)
-            yield RequestOutput(request_id, prompt["prompt"], prompt["prompt_token_ids"], [completion], last)
+            given = prompt["prompt"], prompt["prompt_token_ids"]
+            yield RequestOutput(request_id, *given, None, [completion], last)
 
     served.generate = generate
     try:

@@ -89,4 +89,4 @@ class StubEngine:
         if params.output_kind is RequestOutputKind.DELTA:
             tokens = tokens[-1:]
         completion = CompletionOutput(0, "".join(map(chr, tokens)), tokens, finish_reason=finish)
-        return RequestOutput(name, text, prompt, [completion], finish is not None)
+        return RequestOutput(name, text, prompt, None, [completion], finish is not None)

@@ -43,6 +43,7 @@ from torch_armllm.quant.recipe import Recipe
 from torch_armllm.system.dtypes import float_dtype
 from torch_armllm.system.extras import naming_extra
 from torch_armllm.system.host import free_memory
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     path = resolve(source)
     reader = file_reader(path)
     name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
-    with naming_extra("timm", f"the vision tower of {source}"), not_found(path):
+    with naming_extra("timm", f"the vision tower of {source}"), not_found(path), PANICS_AS_ERRORS:
         if reader is None:
             check_tokenizer_names(path)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)

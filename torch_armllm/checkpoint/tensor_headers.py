@@ -11,6 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from torch_armllm.system.panics import PANICS_AS_ERRORS
+
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes that may be converted to one another."""
 INTEGERS = "integers"
@@ -81,7 +83,7 @@ def _headers_of(file: str) -> dict[str, TensorHeader]:
     with open(file, "rb"):
         pass  # safetensors says that a file is missing if it must not be read
     try:
-        with safe_open(file, framework="pt") as opened:
+        with PANICS_AS_ERRORS, safe_open(file, framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             return {
                 name: TensorHeader(file, str(one.get_dtype()), tuple(one.get_shape()))

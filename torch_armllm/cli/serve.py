@@ -125,6 +125,13 @@ def add_parser(commands: Subcommands) -> Parser:
         help="origin of web pages that may use the API (CORS); repeatable (default: none)",
     )
     group.add_argument(
+        "--allowed-hosts",
+        action="append",
+        metavar="NAME",
+        help="name that the header Host of requests may have, beside this machine's own; *.NAME for all "
+        "below it, * for any; repeatable (default: checked on loopback addresses without keys only)",
+    )
+    group.add_argument(
         "--chat-template",
         type=types.input_file,
         metavar="FILE",
@@ -204,6 +211,8 @@ def run(options: argparse.Namespace) -> None:
         restart=options.restart,
         max_restarts=options.max_restarts,
         allowed_origins=tuple(options.allowed_origin or ()),
+        allowed_hosts=tuple(options.allowed_hosts or ()),
+        host=options.host,
     )
     adapters = adapter_folders(options, names)
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None

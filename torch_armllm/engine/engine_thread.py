@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
 from torch_armllm.engine.outputs import FailedOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "wait", "keep"]
@@ -129,6 +130,7 @@ class EngineThread:
         self._streams: dict[str, OutputStream] = {}
         self._changed = threading.Condition()
         self._inbox: deque[_Add | _Abort | _Call | _Pause] = deque()
+        self._taken: deque[_Add | _Abort | _Call | _Pause] = deque()  # from the inbox; the first is under way
         self._stopping = False
         self._failure: Exception | None = None
         self._paused = False
@@ -248,11 +250,13 @@ class EngineThread:
             text = "the engine was shut down" if cause is None else f"the engine failed: {cause!r}"
             self.error = EngineDeadError(text)
             self.error.__cause__ = cause
-            waiting = [*self._streams.values(), *(w.stream for w in self._inbox if isinstance(w, _Add))]
+            commands = [*self._taken, *self._inbox]
+            waiting = [*self._streams.values(), *(w.stream for w in commands if isinstance(w, _Add))]
             waiting += self._held
-            calls = [command.done for command in self._inbox if isinstance(command, (_Call, _Pause))]
+            calls = [command.done for command in commands if isinstance(command, (_Call, _Pause))]
             calls += self._draining
             names = list(self._streams)
+            self._taken.clear()
             self._inbox.clear()
             self._streams.clear()
             self._held.clear()
@@ -262,7 +266,7 @@ class EngineThread:
         else:
             logger.error("the engine failed", exc_info=cause)
         for done in calls:
-            if done.set_running_or_notify_cancel():
+            if done.running() or (not done.done() and done.set_running_or_notify_cancel()):
                 done.set_exception(self._death())
         self.ended.set_result(None)
 
@@ -292,21 +296,25 @@ class EngineThread:
                 return False
             if self._failure is not None:
                 raise self._failure
-            commands, self._inbox = self._inbox, deque()
-        for command in commands:
-            if isinstance(command, _Add):
-                self._add(command)
-            elif isinstance(command, _Call):
-                _do(command)
-            elif isinstance(command, _Pause):
-                self._pause(command)
-            elif self._drop_held(command):
-                continue
-            elif command.stream is None or self._streams.get(command.request_id) is command.stream:
-                self._hand_out(self._engine.abort_request(command.request_id))
-                if not self._aborts_later:
-                    self._streams.pop(command.request_id, None)  # a pooling request has no last output
+            self._taken, self._inbox = self._inbox, deque()
+        while self._taken:
+            self._execute(self._taken[0])
+            self._taken.popleft()
         return True
+
+    def _execute(self, command: _Add | _Abort | _Call | _Pause) -> None:
+        if isinstance(command, _Add):
+            self._add(command)
+        elif isinstance(command, _Call):
+            _do(command)
+        elif isinstance(command, _Pause):
+            self._pause(command)
+        elif self._drop_held(command):
+            pass
+        elif command.stream is None or self._streams.get(command.request_id) is command.stream:
+            self._hand_out(self._engine.abort_request(command.request_id))
+            if not self._aborts_later:
+                self._streams.pop(command.request_id, None)  # a pooling request has no last output
 
     def _has_work(self) -> bool:
         return not self._paused and self._engine.has_unfinished_requests()
@@ -347,7 +355,8 @@ class EngineThread:
             return
         try:
             given = command.request_id, command.prompt, command.params, command.priority
-            self._engine.add_request(*given, **command.options)
+            with PANICS_AS_ERRORS:
+                self._engine.add_request(*given, **command.options)
         except Exception as error:
             self._send([(command.stream, error)])
         else:
@@ -389,9 +398,12 @@ def _do(call: _Call) -> None:
     if not call.done.set_running_or_notify_cancel():
         return
     try:
-        call.done.set_result(call.work())
+        with PANICS_AS_ERRORS:
+            result = call.work()
     except Exception as error:
         call.done.set_exception(error)
+    else:
+        call.done.set_result(result)
 
 
 def _put_all(outputs: list[tuple[OutputStream, Any]]) -> None:

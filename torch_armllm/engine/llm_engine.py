@@ -7,6 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as GenericSequence
+from contextlib import suppress
 from typing import Protocol
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch_armllm.engine.disk.arrivals import Arrivals
 from torch_armllm.engine.errors import RankFailedError, StepFailedError
 from torch_armllm.engine.output_builder import OutputBuilder
-from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.engine.preprocess import Preprocessor, Prompt
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
@@ -23,13 +24,14 @@ from torch_armllm.engine.scheduling.scheduler import Scheduler
 from torch_armllm.engine.speculative.drafting import SpeculativeDecoder
 from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
-from torch_armllm.engine.text.stopping import OutputText
+from torch_armllm.engine.text.stopping import Finish, OutputText
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.lora.adapter_table import AdapterTable, PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.plan.expert_store import ExpertCounts
 from torch_armllm.plan.step_result import StepResult
+from torch_armllm.system.panics import PANICS_AS_ERRORS, PanicError
 
 
 class Runner(Protocol):
@@ -134,6 +136,7 @@ class LLMEngine:
         self._output_builder = OutputBuilder()
         self._requests: dict[str, Request] = {}
         self._texts: dict[Sequence, OutputText] = {}
+        self._unreadable: dict[Request, PanicError] = {}  # their output has no text
 
     def add_request(
         self,
@@ -159,7 +162,9 @@ class LLMEngine:
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is running already; give each request an id of its own")
-        request = self.preprocessor.build_request(request_id, prompt, params or SamplingParams(), priority)
+        with PANICS_AS_ERRORS:
+            given = params or SamplingParams()
+            request = self.preprocessor.build_request(request_id, prompt, given, priority)
         if lora_request is not None:
             request.adapter = self._adapter_table.acquire(lora_request, prepared)
         try:
@@ -217,7 +222,7 @@ class LLMEngine:
         if request.adapter is not None:
             self._adapter_table.release(request.adapter)
 
-    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput | FailedOutput]:
         """Ends requests immediately and frees their blocks; unknown ids are ignored.
 
         Returns:
@@ -225,7 +230,7 @@ class LLMEngine:
             outputs of steps of a pipeline that have ended meanwhile.
         """
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        earlier: list[RequestOutput] = []
+        earlier: list[RequestOutput | FailedOutput] = []
         while self._under_way and any(name in self._requests for name in names):
             earlier += self._end_oldest()
         aborted = [self._requests[name] for name in names if name in self._requests]
@@ -250,7 +255,7 @@ class LLMEngine:
         """True if there is anything to compute."""
         return bool(self._requests)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[RequestOutput | FailedOutput]:
         """Computes one step and returns the outputs of the requests that it changed.
 
         In a pipeline it begins a step, and waits for the oldest one if no more can begin.
@@ -272,7 +277,8 @@ class LLMEngine:
         if self._pipeline is not None:
             return self._advance(self._pipeline, step, began)
         try:
-            return self._compute(step, began)
+            with PANICS_AS_ERRORS:
+                return self._compute(step, began)
         except RankFailedError:
             raise
         except Exception as error:
@@ -285,14 +291,14 @@ class LLMEngine:
             self._forget_steps()
             raise
 
-    def _compute(self, step: Step, began: float) -> list[RequestOutput]:
+    def _compute(self, step: Step, began: float) -> list[RequestOutput | FailedOutput]:
         sequences = [sequence for sequence, _, _ in step.scheduled]
         best_only = step.only_extends and self.sampler.needs_best_only(sequences)
         logits, best, hidden = self.runner.compute(step, best_only)
         drawn = None if best is None else self._take_greedy(step, best)
         return self._complete(step, self._draw(step, logits) if drawn is None else drawn, hidden, began)
 
-    def _advance(self, pipeline: Pipeline, step: Step, began: float) -> list[RequestOutput]:
+    def _advance(self, pipeline: Pipeline, step: Step, began: float) -> list[RequestOutput | FailedOutput]:
         """Begins a step of a pipeline, and ends the oldest one if the pipeline is full."""
         try:
             pipeline.begin(step)
@@ -303,7 +309,7 @@ class LLMEngine:
         self._under_way.append((step, began))
         return self._end_oldest() if len(self._under_way) == pipeline.stages else []
 
-    def _end_oldest(self) -> list[RequestOutput]:
+    def _end_oldest(self) -> list[RequestOutput | FailedOutput]:
         """Waits for the oldest step of a pipeline, and returns the outputs that it changed."""
         assert self._pipeline is not None
         step, began = self._under_way.popleft()
@@ -327,7 +333,7 @@ class LLMEngine:
 
     def _complete(
         self, step: Step, drawn: dict[Sequence, list[int]], hidden: Tensor | None, began: float
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput | FailedOutput]:
         """Records a computed step and returns the outputs of the requests that it changed."""
         self._trace.mark("detokenize")
         self._ended = now = time.monotonic()
@@ -452,7 +458,11 @@ class LLMEngine:
     def _append_token(self, sequence: Sequence, token_id: int) -> bool:
         """Appends a token to a sequence and its text; True if it ends the sequence."""
         text = self._texts.get(sequence) or self._texts.setdefault(sequence, self._begin_text(sequence))
-        finish = text.append(token_id)
+        try:
+            finish = text.append(token_id)
+        except PanicError as error:
+            self._unreadable[sequence.request] = error
+            finish = Finish("abort")
         if finish is None:
             return False
         sequence.finish_reason, sequence.stop_reason = finish
@@ -470,23 +480,35 @@ class LLMEngine:
                 request.metrics.first_token_time = now
         return list(changed)
 
-    def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
-        outputs = []
+    def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput | FailedOutput]:
+        outputs: list[RequestOutput | FailedOutput] = []
         for request in requests:
             finished = request.finished
             if finished:
                 request.metrics.finished_time = time.monotonic()
-            output = self._output_builder.build(request, finished, self._texts)
+            output = self._output(request, finished)
             if output is not None:
                 outputs.append(output)
-            if finished:
+            if finished or isinstance(output, FailedOutput):
                 self._forget(request)
         return outputs
+
+    def _output(self, request: Request, finished: bool) -> RequestOutput | FailedOutput | None:
+        """Returns a request's output after a step; it has failed where the tokenizer has no text for it."""
+        try:
+            if (error := self._unreadable.pop(request, None)) is not None:
+                raise error
+            return self._output_builder.build(request, finished, self._texts)
+        except PanicError as error:
+            if not finished:
+                self.scheduler.abort(request.request_id)
+            return FailedOutput(request.request_id, error)
 
     def _flush_texts(self, request: Request) -> None:
         for sequence in request.sequences:
             if sequence.finish_reason is None and sequence in self._texts:
-                self._texts[sequence].flush()
+                with suppress(PanicError):  # the output says so
+                    self._texts[sequence].flush()
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]

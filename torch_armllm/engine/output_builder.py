@@ -52,17 +52,16 @@ class OutputBuilder:
         outputs = []
         for sequence in _best(request) if selects_best else request.sequences:
             begun = texts.get(sequence)
-            text = "" if begun is None else begun.text
             first, shown = 0, 0
             if kind is _DELTA:
-                begin = self._advance_delta(sequence, len(text))
+                begin = self._advance_delta(sequence, 0 if begun is None else begun.length)
                 if begin is None:
                     continue
                 first, shown = begin
             outputs.append(
                 CompletionOutput(
                     sequence.index,
-                    text[shown:],
+                    "" if begun is None else begun.since(shown),
                     sequence.token_ids[sequence.prompt_length + first :],
                     sequence.cumulative_logprob if wants_logprobs else None,
                     sequence.logprobs[first:] if wants_logprobs else None,
@@ -77,11 +76,11 @@ class OutputBuilder:
             request.request_id,
             request.prompt,
             request.prompt_token_ids,
+            request.prompt_logprobs,
             outputs,
             finished,
-            request.prompt_logprobs,
-            request.num_cached_tokens,
             request.metrics,
+            request.num_cached_tokens,
         )
 
     def _advance_delta(self, sequence: Sequence, length: int) -> tuple[int, int] | None:

@@ -13,8 +13,8 @@ class Logprob(NamedTuple):
     """Log-probability of a token at one position, from the unprocessed logits."""
 
     logprob: float
-    rank: int
-    """1 for the most probable token."""
+    rank: int | None = None
+    """1 for the most probable token; outputs of an engine have all of them."""
     decoded_token: str | None = None
 
 
@@ -71,27 +71,27 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """Completions of a request so far.
+    """Completions of a request so far; the order of the fields is vLLM's.
 
     Attributes:
         request_id: as submitted.
         prompt: the text, if one was given.
         prompt_token_ids: its tokens.
+        prompt_logprobs: one entry per prompt token, None for the first, if requested.
         outputs: one per completion.
         finished: True if all of them have finished.
-        prompt_logprobs: one entry per prompt token, None for the first, if requested.
-        num_cached_tokens: prompt tokens that the prefix cache held.
         metrics: timestamps.
+        num_cached_tokens: prompt tokens that the prefix cache held.
     """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    prompt_logprobs: list[Logprobs | None] | None
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[Logprobs | None] | None = None
-    num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
+    num_cached_tokens: int = 0
 
 
 @dataclass

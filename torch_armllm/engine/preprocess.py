@@ -12,6 +12,7 @@ from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
+from torch_armllm.engine.text.tokenization import Tokenization
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,6 +22,15 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 ``{"prompt": text, "multi_modal_data": {"image": picture or pictures}}``."""
 
 _NUM_SEEDS = 2**63
+_FIELDS = ("prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs")
+_REFUSED = {
+    "prompt_embeds": "prompts are texts or tokens",
+    "cache_salt": "the prefix cache is shared by all prompts, and a salt would part them",
+    "encoder_prompt": "encoder-decoder models run with generate of the patched model",
+    "decoder_prompt": "encoder-decoder models run with generate of the patched model",
+    "multi_modal_uuids": "pictures are known by their contents",
+}
+"""Fields of a prompt, and reasons for which vLLM's others do not exist."""
 
 
 class Preprocessor:
@@ -58,6 +68,7 @@ class Preprocessor:
             ValueError: the prompt is empty, too long or holds unknown tokens, or a parameter is invalid.
         """
         rows = None
+        check_fields(prompt)
         if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
             tokens, rows = self.picture_reader().read(prompt, self._check_length)
             text = prompt["prompt"]
@@ -98,6 +109,29 @@ class Preprocessor:
             raise ValueError("there is no tokenizer; give the prompt as prompt_token_ids")
         return prompt, self.tokenize(prompt)
 
+    def tokenized(self, prompt: Prompt, how: Tokenization, max_tokens: int | None) -> Prompt:
+        """Returns a prompt as tokens.
+
+        Args:
+            prompt: text or tokens, without pictures.
+            how: options.
+            max_tokens: most tokens of the output; None: as many as fit.
+
+        Raises:
+            ValueError: the prompt holds pictures, or its text is too long, or there is no tokenizer.
+        """
+        check_fields(prompt)
+        most = how.most_tokens(self.max_model_len, max_tokens)
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if isinstance(prompt, Mapping) and (prompt.get("multi_modal_data") or "prompt_token_ids" in prompt):
+            text = None
+        if not isinstance(text, str) or self.tokenizer is None:
+            text, tokens = self._tokens(prompt)
+            return {"prompt": text, "prompt_token_ids": how.cut(tokens, most)}
+        assert self.prompt_limit is not None
+        self.prompt_limit.check(len(text))
+        return {"prompt": text, "prompt_token_ids": how.ids(self.tokenizer, text, most)}
+
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Returns the tokens of a prompt.
 
@@ -123,3 +157,14 @@ class Preprocessor:
                 f"the prompt has {len(tokens)} tokens, but max_model_len is {self.max_model_len}, the output "
                 "included: shorten the prompt, or raise max_model_len if the model allows it"
             )
+
+
+def check_fields(prompt: Prompt, known: Sequence[str] = _FIELDS) -> None:
+    """Raises ValueError if a prompt has a field that nobody reads, beside those that are read."""
+    if not isinstance(prompt, Mapping) or not {"prompt", "prompt_token_ids"} & set(prompt):
+        return
+    for name, value in prompt.items():
+        if name in known or value is None:
+            continue
+        reason = _REFUSED.get(name, f"it has {', '.join(known)}")
+        raise ValueError(f"a prompt has no {name!r} here: {reason}; leave it out")

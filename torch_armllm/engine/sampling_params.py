@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from torch_armllm.engine.structured_limits import check_size
+from torch_armllm.system.foreign_arguments import refusing
 
 
 class RequestOutputKind(Enum):
@@ -35,6 +36,13 @@ class FreeReasoning(NamedTuple):
     end: str
 
 
+@refusing(
+    {
+        "disable_additional_properties": (False, 'write "additionalProperties": false into the schema'),
+        "disable_any_whitespace": (False, "give whitespace_pattern"),
+        "disable_fallback": (False, "there is one backend; leave it out"),
+    }
+)
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """Format that every output must match; exactly one format is set.
@@ -68,6 +76,22 @@ class StructuredOutputsParams:
         _check_structured(self)
 
 
+@refusing(
+    {
+        "flat_logprobs": (False, "log-probabilities are dicts by token id; leave it out"),
+        "guided_decoding": (None, "give structured_outputs"),
+        "logits_processors": (None, "give the engine a class, which makes a function for each request"),
+        "logprob_token_ids": (None, "logprobs=-1 returns those of all tokens"),
+        "prompt_logprob_token_ids": (None, "prompt_logprobs=-1 returns those of all tokens"),
+        "repetition_detection": (None, "give repetition_penalty or frequency_penalty"),
+        "skip_reading_prefix_cache": (False, "cached prompts have the same outputs; leave it out"),
+        "spaces_between_special_tokens": (True, "texts are the tokenizer's own; leave it out"),
+        "stream_interval": (None, "streams have an output after every step; leave it out"),
+        "trace_decode_token_ids": (False, "outputs have all token ids; leave it out"),
+        "truncate_prompt_tokens": (None, "give the call tokenization_kwargs={'truncate_prompt_tokens': …}"),
+        "watermarking": (None, "there are no watermarks; leave it out"),
+    }
+)
 @dataclass
 class SamplingParams:
     """Settings of a request; names, meaning and defaults are vLLM's.

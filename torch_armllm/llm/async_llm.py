@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
+
+from typing_extensions import Unpack
 
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream, PauseMode
@@ -18,13 +20,17 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import LLMBase, check_sleep_level
+from torch_armllm.llm.beam_search import BeamSearch, BeamSearchParams, as_request_output
+from torch_armllm.llm.call_arguments import ForeignArguments, ForeignPoolingArguments, check_arguments
 from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_model import PoolingInput
-from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask
+from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask, chosen_task
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 T = TypeVar("T")
 
@@ -57,6 +63,7 @@ class AsyncLLM(LLMBase):
             runner.on_failure(self._thread.end)
         self._waiting: dict[str, asyncio.Future[PreparedAdapter | None]] = {}  # requests for their adapters
         self._asleep = False
+        self._searches: set[str] = set()  # beam searches that are not aborted
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._reading = ThreadPoolExecutor(1, "armllm-adapters")
@@ -71,6 +78,8 @@ class AsyncLLM(LLMBase):
         request_id: str = "",
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **others: Unpack[ForeignArguments],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generates a completion and yields its output after every step, until it has finished.
 
@@ -84,6 +93,8 @@ class AsyncLLM(LLMBase):
             request_id: unique among running requests; empty: a new id.
             priority: lower values run first.
             lora_request: the adapter that computes it; None: the model alone.
+            tokenization_kwargs: see `torch_armllm.LLM.generate`, as for the further arguments.
+            others: see there.
 
         Raises:
             ValueError: the model pools, or the adapter cannot be loaded, or the request can never be served,
@@ -93,14 +104,17 @@ class AsyncLLM(LLMBase):
             ReplicaFailedError: the replica that computed this request has ended; the others continue.
             EngineDeadError: the engine failed, or was shut down.
         """
+        check_arguments("generate", others)
         if self.pooling_engine is not None:
             raise ValueError("this model pools: call encode, or load it with runner='generate'")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         stream = OutputStream(params)
         name = request_id or f"request-{uuid.uuid4().hex}"
         self._thread.check()
-        if isinstance(prompt, str) and self._tokenizer is not None:
-            prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
+        how = Tokenization.of(tokenization_kwargs)
+        if not how.is_plain or (isinstance(prompt, str) and self._tokenizer is not None):
+            read = PANICS_AS_ERRORS(self.llm_engine.preprocessor.tokenized)
+            prompt = await stream.loop.run_in_executor(self._tokenizing, read, prompt, how, params.max_tokens)
         options: dict[str, Any] = {}
         if lora_request is not None:
             options["lora_request"] = lora_request
@@ -117,6 +131,78 @@ class AsyncLLM(LLMBase):
             if not finished:
                 self._thread.abort(name, stream)
 
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        request_id: str = "",
+        params: BeamSearchParams | None = None,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        logprobs: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Finds the most probable completions of a prompt, and yields its only output, the best first.
+
+        Args:
+            prompt: see `generate`; pictures are not taken.
+            request_id: see `generate`.
+            params: width and length of the search; it ends earlier where `max_model_len` ends it.
+            lora_request: see `generate`.
+            priority: see `generate`.
+            logprobs: number of best tokens whose log-probabilities are returned per position, at least.
+
+        Raises:
+            ValueError: there are no parameters, or see `generate`, as for the other errors.
+            RequestAbortedError: `abort` was called.
+        """
+        self._check_generates("beam searches")
+        if params is None:
+            raise ValueError("a beam search needs params: give BeamSearchParams(beam_width, max_tokens)")
+        name = request_id or f"request-{uuid.uuid4().hex}"
+        if name in self._searches:
+            raise ValueError(f"a request with the id {name!r} is running; give another id")
+        self._thread.check()
+        loop, preprocessor = asyncio.get_running_loop(), self.llm_engine.preprocessor
+        tokens = list(await loop.run_in_executor(self._tokenizing, preprocessor.token_ids, prompt))
+        search = BeamSearch([tokens], params, self.eos_token_ids, logprobs)
+        most = min(params.max_tokens, max(1, self.max_model_len - len(tokens)))
+        first: RequestOutput | None = None
+        self._searches.add(name)
+        try:
+            while search.beams and most:
+                outputs = await self._beam_step(name, search, priority, lora_request)
+                search.advance(outputs)
+                first, most = first or outputs[0], most - 1
+        finally:
+            self._searches.discard(name)
+        assert first is not None
+        text = prompt if isinstance(prompt, str) else None
+        if isinstance(prompt, Mapping):
+            text = prompt.get("prompt")
+        (found,) = search.finish()
+        decode = None if self._tokenizer is None else self._tokenizer.decode
+        yield as_request_output(name, text, tokens, found, first, decode)
+
+    async def _beam_step(
+        self, name: str, search: BeamSearch, priority: int, lora_request: LoRARequest | None
+    ) -> list[RequestOutput]:
+        """Returns an output of one token for each beam."""
+
+        async def one(number: int, beam: list[int]) -> RequestOutput:
+            given = f"{name}-{number}", priority, lora_request
+            async for output in self.generate(beam, search.step, *given):
+                found = output
+            if name not in self._searches:
+                raise RequestAbortedError(f"the request {name!r} was aborted")
+            return found
+
+        steps = [asyncio.ensure_future(one(*each)) for each in enumerate(search.beams)]
+        try:
+            return list(await asyncio.gather(*steps))
+        finally:
+            for step in steps:
+                step.cancel()
+            await asyncio.gather(*steps, return_exceptions=True)
+
     async def encode(
         self,
         prompt: Prompt,
@@ -125,6 +211,7 @@ class AsyncLLM(LLMBase):
         priority: int = 0,
         *,
         pooling_task: PoolingTask | None = None,
+        **others: Unpack[ForeignPoolingArguments],
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pools a text, and yields its only output; see `LLM.encode`.
 
@@ -134,14 +221,16 @@ class AsyncLLM(LLMBase):
             StepFailedError: the batch of the text failed; the engine continues.
             EngineDeadError: the engine failed, or was shut down.
         """
+        check_arguments("encode", others)
         engine = self.pooling_engine
         if engine is None:
             raise ValueError("this model generates: load it with runner='pooling' to encode")
-        task = engine.model.tasks[0] if pooling_task is None else pooling_task
         params = PoolingParams() if pooling_params is None else pooling_params
+        task = chosen_task(pooling_task, [params], engine.model.tasks)
         self._thread.check()
         loop = asyncio.get_running_loop()
-        one = await loop.run_in_executor(self._tokenizing, engine.inputs.build, prompt, task, params)
+        build = PANICS_AS_ERRORS(engine.inputs.build)
+        one = await loop.run_in_executor(self._tokenizing, build, prompt, task, params)
         for output in await self.encode_batch([one], request_id, priority):
             yield output
 
@@ -189,6 +278,9 @@ class AsyncLLM(LLMBase):
         """
         if (reading := self._waiting.pop(request_id, None)) is not None:
             reading.get_loop().call_soon_threadsafe(reading.cancel)
+            return
+        if request_id in self._searches:
+            self._searches.discard(request_id)  # the search ends at its next token
             return
         if (batch := self._batches.get(request_id)) is not None:
             error = RequestAbortedError(f"the request {request_id!r} was aborted")
@@ -286,7 +378,7 @@ class AsyncLLM(LLMBase):
         """
         files = self._session_files()
         loop = asyncio.get_running_loop()
-        read = self.llm_engine.preprocessor.token_ids
+        read = PANICS_AS_ERRORS(self.llm_engine.preprocessor.token_ids)
         token_ids = await loop.run_in_executor(self._tokenizing, read, prompt)
         if not await self.between_steps(lambda: files.holds(token_ids)):
             async for _ in self.generate(token_ids, SamplingParams(max_tokens=1)):
@@ -355,9 +447,6 @@ class AsyncLLM(LLMBase):
     def on_end(self, callback: Callable[[], object]) -> None:
         """Calls a function once the engine has stopped, in the engine's thread; at once if it has already."""
         self._thread.ended.add_done_callback(lambda _: callback())
-
-    def _tokens(self, prompt: str) -> dict[str, Any]:
-        return {"prompt": prompt, "prompt_token_ids": self.llm_engine.preprocessor.tokenize(prompt)}
 
 
 def _end(

@@ -19,6 +19,7 @@ from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
+from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.llm.cached_loader import load_with_plan_cache
 from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
 from torch_armllm.llm.engine_facts import EngineFacts, hidden_size_of
@@ -287,6 +288,13 @@ class LLMBase:
     def takes_pictures(self) -> bool:
         """True if prompts may hold pictures."""
         return self.pooling_engine is None and not isinstance(self.llm_engine.preprocessor.pictures, str)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's EOS tokens."""
+        if self.replicas is not None:
+            return self.replicas.facts.eos_token_ids
+        return find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that the model's generation config recommends."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,14 @@ class BeamSearchSequence:
         cum_logprob: sum of the log-probabilities of the completion's tokens.
         text: of prompt and completion; None without a tokenizer.
         finish_reason: ``stop`` after an EOS token, ``length`` after `BeamSearchParams.max_tokens`.
+        logprobs: one entry per token of the completion.
     """
 
     tokens: list[int]
     cum_logprob: float = 0.0
     text: str | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
+    logprobs: list[Logprobs] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -77,56 +80,117 @@ class _Search:
     finished: list[BeamSearchSequence] = field(default_factory=list)
 
 
-def search(
-    prompts: Sequence[list[int]],
-    params: BeamSearchParams,
-    eos_token_ids: Sequence[int],
-    best_next: Callable[[list[list[int]], SamplingParams], list[RequestOutput]],
-    steps: Iterable[int],
-) -> list[BeamSearchOutput]:
-    """Searches completions of prompts.
+class BeamSearch:
+    """A search for completions of prompts, whose steps somebody else computes.
 
     Args:
         prompts: their tokens.
         params: of the search.
         eos_token_ids: of the model.
-        best_next: returns an output of one token, with log-probabilities, for each of a list of beams.
-        steps: one item per token.
+        logprobs: number of best tokens to keep the log-probabilities of at each position.
 
-    Returns:
-        One output per prompt, in order.
+    Attributes:
+        step: parameters of the output of one token that each beam needs.
     """
-    one = SamplingParams(
-        max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False, ignore_eos=True
-    )
-    ends: frozenset[int] = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
-    searches = [_Search([BeamSearchSequence(list(prompt))]) for prompt in prompts]
 
-    def score(beam: BeamSearchSequence) -> float:
-        ended = beam.finish_reason == "stop" and params.include_stop_str_in_output
-        length: float = (len(beam.tokens) - ended) ** params.length_penalty
-        return beam.cum_logprob / length
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        params: BeamSearchParams,
+        eos_token_ids: Sequence[int],
+        logprobs: int = 0,
+    ) -> None:
+        count = max(2 * params.beam_width, logprobs)
+        self.step = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            logprobs=count,
+            detokenize=False,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._params = params
+        self._ends: frozenset[int] = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self._searches = [_Search([BeamSearchSequence(list(prompt))]) for prompt in prompts]
 
-    for _ in steps:
-        beams = [beam for each in searches for beam in each.running]
-        if not beams:
-            break
-        outputs = iter(best_next([beam.tokens for beam in beams], one))
-        for each in searches:
+    @property
+    def beams(self) -> list[list[int]]:
+        """Tokens of the beams that grow."""
+        return [beam.tokens for each in self._searches for beam in each.running]
+
+    def advance(self, outputs: Iterable[RequestOutput]) -> None:
+        """Lets the beams grow by the outputs of one token, with log-probabilities, for each of `beams`."""
+        found = iter(outputs)
+        width = self._params.beam_width
+        for each in self._searches:
             grown: list[BeamSearchSequence] = []
             for beam in each.running:
-                (logprobs,) = next(outputs).outputs[0].logprobs or [{}]
-                for token, found in logprobs.items():
-                    total = beam.cum_logprob + found.logprob
-                    if token in ends:
-                        kept = [token] if params.include_stop_str_in_output else []
-                        ended = BeamSearchSequence([*beam.tokens, *kept], total, finish_reason="stop")
-                        each.finished.append(ended)
+                (logprobs,) = next(found).outputs[0].logprobs or [{}]
+                best = sorted(logprobs, key=lambda token: -logprobs[token].logprob)[: 2 * width]
+                for token in best:
+                    if token in self._ends:
+                        each.finished.append(self._ended(beam, token, logprobs))
                     else:
-                        grown.append(BeamSearchSequence([*beam.tokens, token], total))
-            each.running = sorted(grown, key=score, reverse=True)[: params.beam_width]
-    for each in searches:
-        for beam in each.running:
-            beam.finish_reason = "length"
-        each.finished = sorted(each.finished + each.running, key=score, reverse=True)
-    return [BeamSearchOutput(each.finished[: params.beam_width]) for each in searches]
+                        grown.append(_longer(beam, [token], token, logprobs))
+            each.running = sorted(grown, key=self._score, reverse=True)[:width]
+
+    def finish(self) -> list[BeamSearchOutput]:
+        """Returns one output per prompt, in order."""
+        for each in self._searches:
+            for beam in each.running:
+                beam.finish_reason = "length"
+            each.finished = sorted(each.finished + each.running, key=self._score, reverse=True)
+            each.running = []
+        return [BeamSearchOutput(each.finished[: self._params.beam_width]) for each in self._searches]
+
+    def _ended(self, beam: BeamSearchSequence, token: int, logprobs: Logprobs) -> BeamSearchSequence:
+        ended = _longer(beam, [token] if self._params.include_stop_str_in_output else [], token, logprobs)
+        ended.finish_reason = "stop"
+        return ended
+
+    def _score(self, beam: BeamSearchSequence) -> float:
+        ended = beam.finish_reason == "stop" and self._params.include_stop_str_in_output
+        length: float = (len(beam.tokens) - ended) ** self._params.length_penalty
+        return beam.cum_logprob / length
+
+
+def _longer(beam: BeamSearchSequence, added: list[int], token: int, logprobs: Logprobs) -> BeamSearchSequence:
+    """Returns a beam with further tokens, and with the log-probability of the token that was found."""
+    total = beam.cum_logprob + logprobs[token].logprob
+    return BeamSearchSequence(
+        [*beam.tokens, *added], total, logprobs=[*beam.logprobs, *([logprobs] if added else [])]
+    )
+
+
+def as_request_output(
+    request_id: str,
+    prompt: str | None,
+    tokens: list[int],
+    found: BeamSearchOutput,
+    first: RequestOutput,
+    decode: Callable[[list[int]], str] | None,
+) -> RequestOutput:
+    """Returns the beams of a prompt as completions.
+
+    Args:
+        request_id: of the request.
+        prompt: its text, if one was given.
+        tokens: of the prompt.
+        found: the beams, the best first.
+        first: output of the first step, whose times and cached tokens are the prompt's.
+        decode: returns the text of tokens; None: there is no tokenizer.
+    """
+    before = "" if decode is None else decode(tokens)
+    completions = []
+    for index, beam in enumerate(found.sequences):
+        text = "" if decode is None else decode(beam.tokens)
+        added = beam.tokens[len(tokens) :]
+        if decode is not None:  # a token's text may depend on those before it
+            text = text[len(before) :] if text.startswith(before) else decode(added)
+        completions.append(
+            CompletionOutput(
+                index, text, added, beam.cum_logprob, beam.logprobs, finish_reason=beam.finish_reason
+            )
+        )
+    times = replace(first.metrics, finished_time=time.monotonic())
+    return RequestOutput(request_id, prompt, tokens, None, completions, True, times, first.num_cached_tokens)

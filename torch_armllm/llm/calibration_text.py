@@ -17,6 +17,7 @@ from torch_armllm.checkpoint.model_config import read_config
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.hf.base_model import position_limit
 from torch_armllm.llm.llm import LLM
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 SEQUENCES = 96
 """Many short texts: they differ more than the parts of a long one, and a rounding fitted to them holds on
@@ -43,7 +44,9 @@ def read_tokens(file: Path, tokenizer: PreTrainedTokenizerBase, sequences: int, 
     Raises:
         ValueError: the file holds fewer than ``length`` tokens.
     """
-    ids = torch.tensor(tokenizer(read_text(file), add_special_tokens=False).input_ids, dtype=torch.int64)
+    text = read_text(file)
+    with PANICS_AS_ERRORS:
+        ids = torch.tensor(tokenizer(text, add_special_tokens=False).input_ids, dtype=torch.int64)
     if len(ids) < length:
         raise ValueError(
             f"{file} holds {len(ids)} tokens, but calibration needs sequences of {length}: use a longer text"

@@ -11,6 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Unpack
+
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.engine.pictures.chat import render_pictures
@@ -19,11 +21,19 @@ from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.engine.text.content_format import ContentFormat
-from torch_armllm.engine.text.stopping import find_eos_token_ids
+from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import check_sleep_level
-from torch_armllm.llm.beam_search import BeamSearchOutput, BeamSearchParams, search
+from torch_armllm.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
+from torch_armllm.llm.call_arguments import ForeignArguments, check_arguments
 from torch_armllm.llm.pooling_calls import PoolingCalls
-from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
+from torch_armllm.llm.prompt_list import (
+    Prompts,
+    adapters_of,
+    as_prompt_list,
+    named_errors,
+    one_each,
+    priorities_of,
+)
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.system.forks import warn_if_forked
 from torch_armllm.system.progress import progress_bar
@@ -78,9 +88,11 @@ class LLM(PoolingCalls):
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
+        priority: Sequence[int] | int | None = None,
         *,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **others: Unpack[ForeignArguments],
     ) -> list[RequestOutput]:
         """Generates completions of prompts, batched as far as they fit.
 
@@ -90,9 +102,12 @@ class LLM(PoolingCalls):
             prompts: one or several: text, token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``.
             sampling_params: for all prompts, or one per prompt; None: `get_default_sampling_params`.
             use_tqdm: True shows a progress bar; a callable makes the bar.
-            priority: one per prompt; lower values run first.
+            priority: for all prompts, or one per prompt; lower values run first.
             lora_request: the adapter for all prompts, or one per prompt, None for the model alone; needs
                 ``enable_lora=True``.
+            tokenization_kwargs: ``truncate_prompt_tokens``, or ``truncation`` and ``max_length``,
+                ``truncation_side`` and ``add_special_tokens``; see `Tokenization`.
+            others: vLLM's further arguments, which are refused with the reason.
 
         Returns:
             One output per prompt, in order.
@@ -100,11 +115,13 @@ class LLM(PoolingCalls):
         Raises:
             ValueError: a prompt cannot be served (the message names it), or the lists differ in length.
         """
+        check_arguments("generate", others)
         self._check_generates("generate")
         prompt_list = as_prompt_list(prompts)
         params = self._params(sampling_params, len(prompt_list))
-        priorities = _one_each("priority", priority, len(prompt_list), 0)
-        adapters = _adapters(lora_request, len(prompt_list))
+        prompt_list = self._tokenized(prompt_list, Tokenization.of(tokenization_kwargs), params)
+        priorities = priorities_of(priority, len(prompt_list))
+        adapters = adapters_of(lora_request, len(prompt_list))
         done: dict[str, RequestOutput] = {}
         make_bar = use_tqdm if callable(use_tqdm) else partial(progress_bar, show=use_tqdm)
         names = self._names(len(prompt_list))
@@ -137,7 +154,9 @@ class LLM(PoolingCalls):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
-        priority: Sequence[int] | None = None,
+        priority: Sequence[int] | int | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **others: Unpack[ForeignArguments],
     ) -> list[RequestOutput]:
         """Generates replies to conversations; common beginnings share their prefill (prefix cache).
 
@@ -154,11 +173,16 @@ class LLM(PoolingCalls):
             tools: tools that the template describes to the model.
             chat_template_kwargs: further variables of the template.
             lora_request: see `generate`.
-            priority: one per conversation; lower values run first.
+            priority: for all conversations, or one per conversation; lower values run first.
+            tokenization_kwargs: see `generate`; the template writes the special tokens.
+            others: see `generate`.
 
         Raises:
             ValueError: see `generate`; or there is no template, or it rejects a conversation.
         """
+        check_arguments("chat", others)
+        if (tokenization_kwargs or {}).get("add_special_tokens"):
+            raise ValueError("the template writes the special tokens of a conversation: leave them out")
         self._check_generates("chat")
         several = messages if messages and isinstance(messages[0], list) else [messages]
         options: dict[str, Any] = {
@@ -172,7 +196,14 @@ class LLM(PoolingCalls):
         for index, conversation in enumerate(several):
             with named_errors("conversation", index, len(several)):
                 prompts.append(self._chat_prompt(list(conversation), options))  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm, priority, lora_request=lora_request)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm,
+            priority,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
 
     def _chat_prompt(self, conversation: Conversation, options: Mapping[str, Any]) -> Prompt:
         if not has_pictures(conversation):
@@ -208,6 +239,7 @@ class LLM(PoolingCalls):
         params: BeamSearchParams,
         lora_request: LoRARequest | None = None,
         use_tqdm: bool = False,
+        **others: Unpack[ForeignArguments],
     ) -> list[BeamSearchOutput]:
         """Finds the most probable completions of prompts by beam search.
 
@@ -218,6 +250,7 @@ class LLM(PoolingCalls):
             params: width and length of the search.
             lora_request: the adapter for all prompts; None: the model alone.
             use_tqdm: shows a progress bar of the tokens.
+            others: see `generate`.
 
         Returns:
             One output per prompt, in order.
@@ -225,6 +258,7 @@ class LLM(PoolingCalls):
         Raises:
             ValueError: a prompt cannot be served.
         """
+        check_arguments("beam_search", others)
         self._check_generates("beam_search")
         prompt_list = as_prompt_list(prompts)
         token_ids = []
@@ -232,12 +266,12 @@ class LLM(PoolingCalls):
             with named_errors("prompt", index, len(prompt_list)):
                 token_ids.append(list(self.llm_engine.preprocessor.token_ids(prompt)))
 
-        def best_next(beams: list[list[int]], sampling_params: SamplingParams) -> list[RequestOutput]:
-            return self.generate(beams, sampling_params, use_tqdm=False, lora_request=lora_request)
-
-        ends = find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
-        steps = progress_bar(range(params.max_tokens), show=use_tqdm, desc="Beam search", unit="token")
-        found = search(token_ids, params, ends, best_next, steps)
+        search = BeamSearch(token_ids, params, self.eos_token_ids)
+        for _ in progress_bar(range(params.max_tokens), show=use_tqdm, desc="Beam search", unit="token"):
+            if not (beams := search.beams):
+                break
+            search.advance(self.generate(beams, search.step, use_tqdm=False, lora_request=lora_request))
+        found = search.finish()
         if self._tokenizer is not None:
             for output in found:
                 for beam in output.sequences:
@@ -343,6 +377,17 @@ class LLM(PoolingCalls):
                 while engine.has_unfinished_requests():  # replicas say later that they have ended
                     engine.step()
 
+    def _tokenized(
+        self, prompts: list[Prompt], how: Tokenization, params: Sequence[SamplingParams]
+    ) -> list[Prompt]:
+        if how.is_plain:
+            return prompts
+        tokenized = []
+        for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            with named_errors("prompt", index, len(prompts)):
+                tokenized.append(self.llm_engine.preprocessor.tokenized(prompt, how, one.max_tokens))
+        return tokenized
+
     def _names(self, count: int) -> list[str]:
         return [str(next(self._numbers)) for _ in range(count)]
 
@@ -352,21 +397,5 @@ class LLM(PoolingCalls):
         if params is None or isinstance(params, SamplingParams):
             one = self.get_default_sampling_params() if params is None else params
             return [replace(one, output_kind=RequestOutputKind.FINAL_ONLY)] * count
-        several = _one_each("sampling_params", params, count, None)
+        several = one_each("sampling_params", params, count, None)
         return [replace(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in several]
-
-
-def _adapters(
-    given: LoRARequest | Sequence[LoRARequest | None] | None, count: int
-) -> list[LoRARequest | None]:
-    if given is None or isinstance(given, LoRARequest):
-        return [given] * count
-    return _one_each("lora_request", given, count, None)
-
-
-def _one_each(name: str, values: Sequence[Any] | None, count: int, default: Any) -> list[Any]:
-    if values is None:
-        return [default] * count
-    if len(values) != count:
-        raise ValueError(f"{name} has {len(values)} entries for {count} prompts; give one per prompt")
-    return list(values)

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.llm.base import LLMBase
+from torch_armllm.llm.call_arguments import ForeignPoolingArguments, check_arguments
 from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import (
@@ -26,7 +28,7 @@ from torch_armllm.pooling.outputs import (
 )
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.pooling_model import PoolingInput
-from torch_armllm.pooling.pooling_params import TASKS, PoolingParams, PoolingTask
+from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask, chosen_task
 from torch_armllm.system.forks import warn_if_forked
 from torch_armllm.system.progress import progress_bar
 from torch_armllm.system.sigint import interrupts_held
@@ -47,6 +49,7 @@ class PoolingCalls(LLMBase):
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         prompt_name: str | None = None,
+        **others: Unpack[ForeignPoolingArguments],
     ) -> list[EmbeddingRequestOutput]:
         """Makes a vector of each text.
 
@@ -55,6 +58,7 @@ class PoolingCalls(LLMBase):
             pooling_params: for all texts, or one per text; None: the model's defaults.
             use_tqdm: True shows a progress bar; a callable makes the bar.
             prompt_name: name of the text that the model's files put before a text, such as ``query``.
+            others: vLLM's further arguments, which are refused with the reason.
 
         Returns:
             One output per text, with ``outputs.embedding``.
@@ -62,6 +66,7 @@ class PoolingCalls(LLMBase):
         Raises:
             ValueError: the model makes no vectors, or a text or a parameter does not fit it.
         """
+        check_arguments("embed", others)
         found = self.encode(prompts, pooling_params, use_tqdm, pooling_task="embed", prompt_name=prompt_name)
         return [with_outputs(each, EmbeddingOutput(each.outputs.data.tolist())) for each in found]
 
@@ -70,6 +75,7 @@ class PoolingCalls(LLMBase):
         prompts: Prompts,
         pooling_params: Params = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        **others: Unpack[ForeignPoolingArguments],
     ) -> list[ClassificationRequestOutput]:
         """Computes the probabilities of each text's classes.
 
@@ -77,6 +83,7 @@ class PoolingCalls(LLMBase):
             prompts: see `embed`.
             pooling_params: see `embed`; ``use_activation=False`` gives logits.
             use_tqdm: see `embed`.
+            others: see `embed`.
 
         Returns:
             One output per text, with ``outputs.probs``.
@@ -84,6 +91,7 @@ class PoolingCalls(LLMBase):
         Raises:
             ValueError: the model is no classifier, or a text or a parameter does not fit it.
         """
+        check_arguments("classify", others)
         found = self.encode(prompts, pooling_params, use_tqdm, pooling_task="classify")
         return [with_outputs(each, ClassificationOutput(each.outputs.data.tolist())) for each in found]
 
@@ -93,6 +101,7 @@ class PoolingCalls(LLMBase):
         data_2: str | Sequence[str],
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        **others: Unpack[ForeignPoolingArguments],
     ) -> list[ScoringRequestOutput]:
         """Scores pairs of texts: a query and a document.
 
@@ -103,6 +112,7 @@ class PoolingCalls(LLMBase):
             data_2: the documents.
             pooling_params: ``use_activation=False`` gives logits.
             use_tqdm: see `embed`.
+            others: see `embed`.
 
         Returns:
             One output per pair, with ``outputs.score``.
@@ -110,6 +120,7 @@ class PoolingCalls(LLMBase):
         Raises:
             ValueError: the model cannot score, the numbers of texts do not fit, or a text does not fit it.
         """
+        check_arguments("score", others)
         queries = [data_1] if isinstance(data_1, str) else list(data_1)
         documents = [data_2] if isinstance(data_2, str) else list(data_2)
         if len(queries) not in (1, len(documents)):
@@ -136,6 +147,7 @@ class PoolingCalls(LLMBase):
         *,
         pooling_task: PoolingTask | None = None,
         prompt_name: str | None = None,
+        **others: Unpack[ForeignPoolingArguments],
     ) -> list[Pooled]:
         """Pools each text.
 
@@ -146,6 +158,7 @@ class PoolingCalls(LLMBase):
             pooling_task: ``embed``, ``classify``, or ``token_embed`` and ``token_classify``, which return a
                 row per token; None: what the model does.
             prompt_name: see `embed`.
+            others: see `embed`.
 
         Returns:
             One output per text, with ``outputs.data``, a float32 tensor.
@@ -153,10 +166,8 @@ class PoolingCalls(LLMBase):
         Raises:
             ValueError: the model does not compute the task, or a text or a parameter does not fit it.
         """
+        check_arguments("encode", others)
         engine = self._pooling("encode")
-        task = engine.model.tasks[0] if pooling_task is None else pooling_task
-        if task not in TASKS:
-            raise ValueError(f"pooling_task is {task!r}; give one of {', '.join(engine.model.tasks)}")
         texts: list[Prompt] = as_prompt_list(prompts)
         if pooling_params is None or isinstance(pooling_params, PoolingParams):
             several = [pooling_params or PoolingParams()] * len(texts)
@@ -164,6 +175,7 @@ class PoolingCalls(LLMBase):
             raise ValueError(
                 f"pooling_params has {len(several)} entries for {len(texts)} prompts; give one per prompt"
             )
+        task = chosen_task(pooling_task, several, engine.model.tasks)
         inputs = []
         for index, (text, params) in enumerate(zip(texts, several, strict=True)):
             with named_errors("prompt", index, len(texts)):

@@ -67,18 +67,18 @@ class Short(NamedTuple):
     """A request's output without its prompt, which the other side knows."""
 
     request_id: str
+    prompt_logprobs: list[Logprobs | None] | None
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[Logprobs | None] | None
-    num_cached_tokens: int
     metrics: RequestMetrics
+    num_cached_tokens: int
 
     @classmethod
     def of(cls, output: RequestOutput) -> Short:
         """Returns an output without its prompt."""
         return cls(
-            *(output.request_id, output.outputs, output.finished),
-            *(output.prompt_logprobs, output.num_cached_tokens, output.metrics),
+            *(output.request_id, output.prompt_logprobs, output.outputs),
+            *(output.finished, output.metrics, output.num_cached_tokens),
         )
 
     def whole(self, prompt: str | None, token_ids: list[int]) -> RequestOutput:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from torch_armllm.engine.errors import StepFailedError
-from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.llm.engine_facts import EngineFacts
 from torch_armllm.llm.llm import LLM
 from torch_armllm.llm.replica_messages import (
@@ -32,6 +32,7 @@ from torch_armllm.llm.replica_messages import (
     Stats,
     Stepped,
 )
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 _STATS_INTERVAL = 0.5
 """Seconds between two messages of statistics while requests run."""
@@ -73,14 +74,16 @@ class _Server:
         engine = self._engine
         if isinstance(message, Add):
             try:
-                engine.add_request(*message)
+                with PANICS_AS_ERRORS:
+                    engine.add_request(*message)
             except Exception as error:
                 self._connection.send(Stepped([], [Ended(message.request_id, True, str(error))]))
         elif isinstance(message, Abort):
             self._send(engine.abort_request(message.request_ids))
         elif isinstance(message, Call):
             try:
-                result = getattr(engine, message.method)(*message.arguments)
+                with PANICS_AS_ERRORS:
+                    result = getattr(engine, message.method)(*message.arguments)
             except Exception as error:
                 self._connection.send(Returned(message.number, None, str(error)))
             else:
@@ -95,12 +98,15 @@ class _Server:
             ended = [Ended(name, False, reason) for name in failure.request_ids]
             self._connection.send(Stepped([], ended))
 
-    def _send(self, outputs: list[RequestOutput]) -> None:
+    def _send(self, outputs: list[RequestOutput | FailedOutput]) -> None:
         # before the last output, behind which nobody may wait for messages
         if time.monotonic() >= self._next_stats or not self._engine.has_unfinished_requests():
             self._send_stats()
         if outputs:
-            self._connection.send(Stepped([Short.of(output) for output in outputs], []))
+            done = [Short.of(output) for output in outputs if isinstance(output, RequestOutput)]
+            failed = [each for each in outputs if isinstance(each, FailedOutput)]
+            ended = [Ended(each.request_id, True, str(each.error)) for each in failed]
+            self._connection.send(Stepped(done, ended))
 
     def _send_stats(self) -> None:
         stats = self._engine.stats

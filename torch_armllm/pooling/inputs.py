@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_armllm.engine.preprocess import Prompt
+from torch_armllm.engine.preprocess import Prompt, check_fields
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
 from torch_armllm.pooling.pooling_model import PoolingInput
 from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 
 class InputBuilder:
@@ -51,6 +52,7 @@ class InputBuilder:
             ValueError: the input is empty, too long or has unknown tokens, or a parameter does not fit.
         """
         self._model.check(task, params)
+        check_fields(prompt, ("prompt", "prompt_token_ids"))
         if isinstance(prompt, Mapping):
             if not {"prompt", "prompt_token_ids"} & set(prompt):
                 raise ValueError(
@@ -126,7 +128,8 @@ class InputBuilder:
             options |= {"truncation": True, "max_length": most}
         if self._files.lower_case:
             text, pair = text.lower(), None if pair is None else pair.lower()
-        return self._tokenizer(text, pair, **options)
+        with PANICS_AS_ERRORS:
+            return self._tokenizer(text, pair, **options)
 
     def _cut(self, text: str, tokens: int) -> str:
         """Cuts what is surely past the tokens, so that it is not tokenized in vain."""

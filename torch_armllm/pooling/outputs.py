@@ -68,22 +68,22 @@ class ScoringOutput:
 
 @dataclass
 class PoolingRequestOutput(Generic[T]):
-    """The result of a pooling request.
+    """The result of a pooling request; the order of the fields is vLLM's.
 
     Attributes:
         request_id: as submitted.
         outputs: the result.
         prompt_token_ids: tokens of the text, or of both texts of a pair.
-        finished: always True.
         num_cached_tokens: always 0.
+        finished: always True.
         metrics: times of the request.
     """
 
     request_id: str
     outputs: T
     prompt_token_ids: list[int]
-    finished: bool = True
     num_cached_tokens: int = 0
+    finished: bool = True
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0), repr=False)
 
 

@@ -17,6 +17,7 @@ from torch_armllm.pooling.inputs import InputBuilder
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_model import PoolingInput
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 _LOOKED_AT = 4
 """Waiting requests that may fill up a batch, in multiples of its most sequences."""
@@ -114,7 +115,7 @@ class PoolingEngine:
         self._running = len(batch)
         began = time.monotonic()
         try:
-            with self._team.at_work():
+            with PANICS_AS_ERRORS, self._team.at_work():
                 results = self.model.compute([each.input for each in batch])
         except Exception as error:  # of any kind: other requests go on
             raise StepFailedError([each.request_id for each in batch], error) from error

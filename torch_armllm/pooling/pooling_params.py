@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -23,6 +24,7 @@ class PoolingParams:
         use_activation: True returns probabilities, False logits; None: True. Of embeddings: as ``normalize``.
         truncate_prompt_tokens: most tokens of a text, which is cut at its end; -1: as many as the model
             takes. None: a longer text is an error.
+        task: what to compute, where the call does not say it; None: what the model does.
 
     Raises:
         TypeError: a parameter is of another type.
@@ -33,6 +35,7 @@ class PoolingParams:
     normalize: bool | None = None
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
+    task: PoolingTask | None = None
 
     def __post_init__(self) -> None:
         for name in ("normalize", "use_activation"):
@@ -57,3 +60,26 @@ class PoolingParams:
     def activates(self) -> bool:
         """True if logits become probabilities."""
         return self.use_activation is not False
+
+
+def chosen_task(
+    pooling_task: PoolingTask | None, several: Sequence[PoolingParams], known: Sequence[PoolingTask]
+) -> PoolingTask:
+    """Returns the task of a call.
+
+    Args:
+        pooling_task: of the call; None: the parameters say it, or it is the model's first.
+        several: parameters of each text.
+        known: tasks of the model.
+
+    Raises:
+        ValueError: there is no such task, or two are asked for.
+    """
+    asked = {params.task for params in several if params.task is not None}
+    asked |= {pooling_task} if pooling_task is not None else set()
+    if len(asked) > 1:
+        raise ValueError(f"one call has one task, and this one has {' and '.join(sorted(asked))}: give one")
+    task = next(iter(asked), known[0])
+    if task not in TASKS:
+        raise ValueError(f"pooling_task is {task!r}; give one of {', '.join(known)}")
+    return task

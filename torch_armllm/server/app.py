@@ -11,9 +11,13 @@ from starlette.routing import Route
 
 from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
+from torch_armllm.server.middleware import request_ids
 from torch_armllm.server.middleware.auth import Authentication
+from torch_armllm.server.middleware.hosts import AllowedHosts, Hosts
 from torch_armllm.server.middleware.limits import BodyLimit
+from torch_armllm.server.middleware.panics import Panics
 from torch_armllm.server.middleware.request_counts import RequestCounts
+from torch_armllm.server.middleware.request_ids import RequestIds
 from torch_armllm.server.middleware.unknown_fields import HEADER, UnknownFields
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
 from torch_armllm.server.model_leases import ModelLeases
@@ -69,6 +73,7 @@ def build_app(registry: ModelRegistry) -> FastAPI:
     for group in groups:
         app.include_router(group.router, tags=[group.__name__.rpartition(".")[2]])
     add_error_handlers(app)
+    app.add_middleware(Panics)
     app.add_middleware(ModelLeases)
     app.add_middleware(
         BodyLimit,
@@ -84,11 +89,16 @@ def build_app(registry: ModelRegistry) -> FastAPI:
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[HEADER],
+            expose_headers=[HEADER, request_ids.HEADER],
         )
+    app.state.allowed_hosts = AllowedHosts(
+        settings.allowed_hosts, settings.host, bool(settings.api_keys), settings.allowed_origins
+    )
+    app.add_middleware(Hosts, allowed=app.state.allowed_hosts)
     app.add_middleware(UnknownFields)
     routes = [route for group in (page, docs, *groups) for route in group.router.routes]
     paths = {route.path for route in routes if isinstance(route, Route)}
     app.add_middleware(RequestCounts, paths=paths, count=registry.metrics.count_response)
+    app.add_middleware(RequestIds)
     app.add_middleware(UnreadBodies, timeout=settings.read_timeout)  # the outermost: it sees every response
     return app

@@ -46,10 +46,10 @@ class ClientLimits:
         """Admits sequences of the current client for the duration of the block.
 
         Raises:
-            ApiError: the client has too many sequences, or has used up its tokens.
+            ApiError: the client would have too many sequences, or has used up its tokens.
         """
         client = CLIENT.get()
-        self._check_sequences(client)
+        self._check_sequences(client, sequences)
         self._check_tokens(client)
         self._sequences[client] += sequences
         try:
@@ -64,12 +64,18 @@ class ClientLimits:
         if self._tokens_per_minute is not None:
             self._budget(CLIENT.get()).tokens -= tokens
 
-    def _check_sequences(self, client: bytes) -> None:
+    def _check_sequences(self, client: bytes, new: int) -> None:
         most = self._max_sequences
-        if most is not None and self._sequences[client] >= most:
+        if most is None:
+            return
+        if new > most:
             text = (
-                f"this client has {self._sequences[client]} requests, and {most} are allowed; try again later"
+                f"this request has {new} sequences, which are prompts times n, and a client may have {most}: "
+                "send fewer prompts, or lower n"
             )
+            raise ApiError(400, text, None, "too_many_sequences")
+        if (running := self._sequences[client]) + new > most:
+            text = f"this client has {running} sequences, and {most} are allowed; try again later"
             raise _refusal(text, "client_requests", _RETRY_AFTER)
 
     def _check_tokens(self, client: bytes) -> None:

@@ -13,6 +13,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from torch_armllm.server.middleware.request_ids import id_headers, request_id
+
 logger = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -77,7 +79,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def unexpected(error: BaseException) -> ApiError:
     """Logs an internal error, and returns a 500 error that does not disclose its text."""
-    logger.error("a request failed", exc_info=error)
+    logger.error("the request %s failed", request_id() or "(unknown)", exc_info=error)
     return ApiError(500, "internal error; see the server's log")
 
 
@@ -119,4 +121,6 @@ async def _disconnected(request: Request, error: ClientDisconnected) -> Response
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return unexpected(error).response()
+    failed = unexpected(error)
+    failed.headers |= id_headers(request.scope)
+    return failed.response()

@@ -9,6 +9,7 @@ from torch_armllm.server.chat_parts import chosen_tool, function_tool, picture_p
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.chat import ChatRequest, Message, Tool, effort_variables
 from torch_armllm.server.protocol.messages import Block, CountTokensRequest, MessagesRequest, MessageTurn
+from torch_armllm.server.protocol.sampling import ResponseFormat
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THOUGHTS = ("thinking", "redacted_thinking")
@@ -42,7 +43,8 @@ def chat_request(body: CountTokensRequest, keeps_budget: bool = False) -> ChatRe
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         continue_final_message=continues,
         add_generation_prompt=not continues,
-        chat_template_kwargs=effort_variables("none" if thinks_not(body) else None),
+        response_format=_format(body),
+        chat_template_kwargs=effort_variables("none" if thinks_not(body) else _effort(body)),
         **sampling,
     )
 
@@ -50,6 +52,25 @@ def chat_request(body: CountTokensRequest, keeps_budget: bool = False) -> ChatRe
 def thinks_not(body: CountTokensRequest) -> bool:
     """True if a request turns reasoning off."""
     return body.thinking is not None and body.thinking.type == "disabled"
+
+
+def _effort(body: CountTokensRequest) -> str | None:
+    return body.output_config.effort if body.output_config is not None else None
+
+
+def _format(body: CountTokensRequest) -> ResponseFormat | None:
+    newer = body.output_config.format if body.output_config is not None else None
+    if newer is not None and body.output_format is not None:
+        raise ApiError(400, "give output_config.format or output_format, not both", "output_format")
+    form, param = (
+        (newer, "output_config.format") if newer is not None else (body.output_format, "output_format")
+    )
+    if form is None:
+        return None
+    if form.type != "json_schema" or form.schema_ is None:
+        message = f'a format is {{"type": "json_schema", "schema": {{…}}}}; this one is {form.type[:50]!r}'
+        raise ApiError(400, message, param)
+    return ResponseFormat(type=form.type, schema=form.schema_)
 
 
 def _messages(body: CountTokensRequest) -> list[Message]:
@@ -140,7 +161,8 @@ def _tools(body: CountTokensRequest) -> list[Tool] | None:
             message = f"tools of type {tool.type[:50]!r} are not supported; give your own, of type custom"
             raise ApiError(400, message, f"tools.{index}.type")
     return [
-        function_tool(tool.name, tool.description, tool.input_schema) for tool in body.tools or ()
+        function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+        for tool in body.tools or ()
     ] or None
 
 

@@ -6,24 +6,33 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pydantic_core import from_json
+
 from torch_armllm.engine.pictures.chat import render_pictures
-from torch_armllm.engine.pictures.media import with_pictures
+from torch_armllm.engine.pictures.media import MOST_PIXELS_TOGETHER, OpenedPicture, open_pictures
 from torch_armllm.engine.pictures.media_access import MediaAccess
+from torch_armllm.engine.pictures.pixel_budget import PixelBudget
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.template_process import SHARED
+from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.infill.prompt import ExtraFile, InfillPrompts
 from torch_armllm.server.protocol.chat import Message
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+_PLAIN = Tokenization()
+_PICTURE_THREADS = 2
+"""Threads that read and decode pictures, so that a slow host does not delay every other picture."""
 
 
 class ChatTemplateInput(Protocol):
@@ -39,7 +48,7 @@ class ChatTemplateInput(Protocol):
 
 
 class PromptBuilder:
-    """Tokenizes texts and chat messages in a thread of its own.
+    """Tokenizes texts and chat messages in a thread of its own, and decodes pictures in another one.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -68,6 +77,8 @@ class PromptBuilder:
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
         self._infill: InfillPrompts | None = None
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
+        self._picture_threads = ThreadPoolExecutor(_PICTURE_THREADS, "armllm-pictures")
+        self._pixels = PixelBudget(MOST_PIXELS_TOGETHER)
         if self.template:
             self._thread.submit(SHARED.start)  # the first conversation does not wait for it
 
@@ -102,20 +113,39 @@ class PromptBuilder:
             text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
             raise ApiError(400, text, "chat_template_kwargs")
         if any(message.has_pictures for message in body.messages):
-            return await self.run(lambda: self._with_pictures(messages, options), "messages")
+            return await self._with_pictures(messages, options)
         return await self.run(
             lambda: render_chat(self.tokenizer, messages, self._limit, **options), "messages"
         )
 
-    def _with_pictures(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
-        if self._reader is None:
-            raise ValueError("this model takes no pictures")
-        reader = self._reader()  # a model that takes none says so before anything is decoded
-        converted, pictures = with_pictures(messages, self._media, reader.limit)
-        return render_pictures(reader, self.tokenizer, converted, pictures, self._limit, **options)
+    async def _with_pictures(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
+        threads = self._picture_threads
 
-    async def from_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
+        def opened() -> tuple[PictureReader, list[dict[str, Any]], list[OpenedPicture]]:
+            if self._reader is None:
+                raise ValueError("this model takes no pictures")
+            reader = self._reader()  # a model that takes none says so before anything is read
+            return reader, *open_pictures(messages, self._media, reader.limit, MOST_PIXELS_TOGETHER)
+
+        reader, converted, files = await self.run(opened, "messages", threads)
+        held = await self._pixels.hold(sum(file.pixels for file in files))
+        try:
+            held += await self.run(lambda: [file.decoded() for file in files], "messages", threads)
+            given = reader, self.tokenizer, converted, held, self._limit
+            return await self.run(lambda: render_pictures(*given, **options), "messages")
+        except BaseException:
+            held.release()
+            raise
+
+    async def from_text(
+        self, text: str, how: Tokenization = _PLAIN, most: int | None = None
+    ) -> dict[str, Any]:
         """Builds the prompt of a text.
+
+        Args:
+            text: the text.
+            how: it is tokenized.
+            most: tokens to which it is cut; None: it is not.
 
         Raises:
             ApiError: the text is too long to be tokenized.
@@ -123,8 +153,7 @@ class PromptBuilder:
         self._check_size(len(text), "prompt")
 
         def tokens() -> dict[str, Any]:
-            ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-            return {"prompt": text, "prompt_token_ids": list(ids)}
+            return {"prompt": text, "prompt_token_ids": how.ids(self.tokenizer, text, most)}
 
         return await self.run(tokens, "prompt")
 
@@ -179,7 +208,8 @@ class PromptBuilder:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._thread, self._picture_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _check_size(self, characters: int, param: str) -> None:
         try:
@@ -187,14 +217,16 @@ class PromptBuilder:
         except ValueError as error:
             raise bad_request(error, param) from error
 
-    async def run(self, work: Callable[[], T], param: str) -> T:
-        """Runs work in the thread; its errors are those of a request field.
+    async def run(self, work: Callable[[], T], param: str, threads: ThreadPoolExecutor | None = None) -> T:
+        """Runs work in the thread, or in others; its errors are those of a request field.
 
         Raises:
             ApiError: the work failed over its input.
         """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(
+                threads or self._thread, PANICS_AS_ERRORS(work)
+            )
         except (ValueError, TypeError, UnicodeError, ImportError) as error:
             raise bad_request(error, param) from error
 
@@ -222,10 +254,26 @@ def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """Parses the arguments of an earlier call: templates expect an object, clients send JSON."""
+    """Parses the arguments of an earlier call: templates expect an object, clients send JSON.
+
+    Arguments that the token limit has cut off end where they are; those that are no JSON at all are the value
+    of a field, so that the model sees what it has written.
+    """
     try:
         return json.loads(text or "{}")
-    except ValueError as error:
-        raise ApiError(
-            400, f"the arguments of a tool call are not valid JSON: {error}", "messages"
-        ) from error
+    except ValueError:
+        pass
+    with suppress(ValueError):
+        begun = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+        if isinstance(begun, dict) and not _is_followed(text):
+            return begun
+    return {"invalid_json": text}
+
+
+def _is_followed(text: str) -> bool:
+    """True if a text begins with a whole JSON value and goes on behind it."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:
+        return False
+    return True

@@ -125,7 +125,7 @@ def _format(text: TextConfig | None) -> ResponseFormat | None:
         message = f"text.format.type is {form.type[:50]!r}; give text, json_object or json_schema"
         raise ApiError(400, message, "text.format.type")
     if form.type != "json_schema":
-        return ResponseFormat(type=form.type)
+        return ResponseFormat(type=form.type, schema=form.schema_)
     if form.schema_ is None:
         raise ApiError(400, "a format of type json_schema needs a schema", "text.format.schema")
     return ResponseFormat(type=form.type, json_schema=JsonSchema(name=form.name, schema=form.schema_))

@@ -16,6 +16,7 @@ import uvicorn
 
 from torch_armllm.server.app import build_app
 from torch_armllm.server.middleware.connections import Connection, Connections
+from torch_armllm.server.middleware.hosts import AllowedHosts
 from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.worker_thread import run_in_worker_thread
 from torch_armllm.system.allocator import release_free_memory
@@ -35,6 +36,7 @@ class Server(uvicorn.Server):
 
     Args:
         config: uvicorn's settings.
+        allowed_hosts: is told on which address the server listens.
         drain_timeout: seconds that running requests have to finish at shutdown.
         end_requests: ends all requests, with an error as their response.
 
@@ -43,9 +45,14 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, drain_timeout: float, end_requests: Callable[[], object]
+        self,
+        config: uvicorn.Config,
+        allowed_hosts: AllowedHosts,
+        drain_timeout: float,
+        end_requests: Callable[[], object],
     ) -> None:
         super().__init__(config)
+        self._allowed_hosts = allowed_hosts
         self.server_state = self._connections = Connections()
         self._drain_timeout = drain_timeout
         self._end_requests = end_requests
@@ -53,6 +60,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to listen."""
+        for each in sockets or ():
+            self._allowed_hosts.listen(each.getsockname()[0])
         await super().startup(sockets)
         if self.started:
             self.ready()
@@ -100,8 +109,9 @@ def listen(host: str, port: int, write_timeout: float) -> socket.socket:
 def make_server(registry: ModelRegistry) -> Server:
     """Returns a server of models; set its ``should_exit`` to shut it down gracefully."""
     settings = registry.settings
+    app = build_app(registry)
     config = uvicorn.Config(
-        build_app(registry),
+        app,
         http=Connection,
         ws="none",
         backlog=_BACKLOG,
@@ -111,7 +121,7 @@ def make_server(registry: ModelRegistry) -> Server:
         access_log=False,
         server_header=False,
     )
-    return Server(config, settings.drain_timeout, registry.end_requests)
+    return Server(config, app.state.allowed_hosts, settings.drain_timeout, registry.end_requests)
 
 
 async def serve(

@@ -14,11 +14,14 @@ from typing import Any, TypeVar
 
 from torch_armllm.engine.errors import ReplicaFailedError
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.pictures.pixel_budget import release_pictures
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.reasoning_tags import reasoning_tags
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, RequestAbortedError, StepFailedError
+from torch_armllm.llm.beam_search import BeamSearchParams
 from torch_armllm.lora.request import LoRARequest
+from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.pooling_model import PoolingInput
@@ -193,9 +196,16 @@ class ServedModel:
             raise ApiError(400, message, param)
 
     async def generate(
-        self, prompt: dict[str, Any], params: SamplingParams, request_id: str, priority: int = 0
+        self,
+        prompt: dict[str, Any],
+        params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
+        beams: BeamSearchParams | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields a request's outputs; closing the generator aborts the request.
+
+        With `beams` there is one output, of a beam search, which is not computed again.
 
         Where engines that fail are rebuilt, the next engine computes a request again, once, and its outputs
         go on behind those that were yielded; so does another replica for one that has ended.
@@ -211,9 +221,13 @@ class ServedModel:
         self.clients.charge(charged)
         try:
             with self._tracked(request_id):
-                async with aclosing(self._outputs(prompt, params, request_id, priority)) as outputs:
+                given = prompt, params, request_id, priority
+                found = self._outputs(*given) if beams is None else self._found(*given, beams)
+                async with aclosing(found) as outputs:
                     async for output in outputs:
                         request_metrics.record(output)
+                        if not again:
+                            release_pictures(prompt)  # the engine has read them
                         # the tokens of pictures are known when the engine has read them
                         self.clients.charge(len(output.prompt_token_ids) - charged)
                         charged = len(output.prompt_token_ids)
@@ -222,7 +236,29 @@ class ServedModel:
                             raise reason
                         yield output
         finally:
+            release_pictures(prompt)
             request_metrics.close()
+
+    async def _found(
+        self,
+        prompt: dict[str, Any],
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+        beams: BeamSearchParams,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields the output of a beam search, as a request of `params` has it."""
+        given = request_id, beams, self.adapter, priority, max(0, params.logprobs or 0)
+        with self.engine.used():
+            async with aclosing(self.llm.beam_search(prompt, *given)) as outputs:
+                async for output in outputs:
+                    # the other beams were computed, too
+                    self.clients.charge(sum(len(each.token_ids) for each in output.outputs[params.n :]))
+                    output.outputs = output.outputs[: params.n]
+                    if params.logprobs is None:
+                        for completion in output.outputs:
+                            completion.logprobs = None
+                    yield output
 
     async def _outputs(
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str, priority: int
@@ -271,17 +307,24 @@ class ServedModel:
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Pools the inputs of a request, and returns an output for each; canceling it aborts them.
 
+        The engine gets as many at a time as it pools together, so that other requests come in between.
+
         Raises:
             ApiError: the request took too long, or the engine is dead.
         """
         self.clients.charge(sum(len(each.token_ids) for each in inputs))
-        outputs: list[PoolingRequestOutput[PoolingOutput]] = []
+        outputs: dict[int, PoolingRequestOutput[PoolingOutput]] = {}
+        order, most = by_length(inputs), self.admission.max_running
         try:
             with self._tracked(request_id), self.engine.used():
-                outputs = await self.llm.encode_batch(inputs, request_id, priority)
-            return outputs
+                for begin in range(0, len(order), most):
+                    part = order[begin : begin + most]
+                    given = [inputs[index] for index in part]
+                    found = await self.llm.encode_batch(given, request_id, priority)
+                    outputs.update(zip(part, found, strict=True))
+            return [outputs[index] for index in range(len(inputs))]
         finally:
-            record_pooled(self.metrics, outputs, len(inputs))
+            record_pooled(self.metrics, list(outputs.values()), len(inputs))
 
     @contextmanager
     def _tracked(self, request_id: str) -> Iterator[None]:

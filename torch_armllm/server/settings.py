@@ -56,6 +56,9 @@ class ServerSettings:
         restart_window: seconds.
         drain_timeout: seconds that running requests have to finish when the server shuts down.
         allowed_origins: origins of web pages that may call the server (CORS); if empty, only its own.
+        allowed_hosts: names that the header ``Host`` may have, beside those of this machine; if empty, only
+            a server on a loopback address that needs no key checks it.
+        host: name or address on which the server listens, which ``Host`` may have too.
     """
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -74,3 +77,5 @@ class ServerSettings:
     restart_window: float = 600.0
     drain_timeout: float = 60.0
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    host: str = ""

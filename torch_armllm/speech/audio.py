@@ -12,8 +12,11 @@ from torch_armllm.system.extras import require_extra
 
 MOST_SECONDS = 3600.0
 """Longest audio of a call: an hour of it takes 230 MB at 16 kHz."""
-_FRAMES = 1 << 18
-"""Frames that are decoded at once, so that a small file of hours of silence takes little memory."""
+RATES = 1000, 768_000
+"""Samples a second that a file may claim.  At fewer a few bytes are minutes, which resampling enlarges."""
+MOST_CHANNELS = 64
+_SAMPLES = 1 << 18
+"""Samples that are decoded at once, of all channels: a small file of hours of silence takes little memory."""
 
 
 def require_audio() -> None:
@@ -34,8 +37,8 @@ def read_audio(data: bytes, rate: int, most_seconds: float = MOST_SECONDS) -> ND
         float32 ``(samples,)``: the mean of all channels, resampled.
 
     Raises:
-        ValueError: the file is no audio, is damaged, holds none or numbers that are not finite, or is too
-            long.
+        ValueError: the file is no audio, is damaged, holds none or numbers that are not finite, is too long,
+            or has a rate or channels that audio does not have.
         ImportError: the extra ``audio`` is not installed.
     """
     require_audio()
@@ -49,8 +52,9 @@ def read_audio(data: bytes, rate: int, most_seconds: float = MOST_SECONDS) -> ND
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             own = file.samplerate
+            _check_header(own, file.channels)
             resampling = soxr.ResampleStream(own, rate, 1, dtype="float32") if own != rate else None
-            for block in file.blocks(_FRAMES, dtype="float32", always_2d=True):
+            for block in file.blocks(_SAMPLES // file.channels, dtype="float32", always_2d=True):
                 frames += len(block)
                 if frames > most_seconds * own:
                     raise ValueError(
@@ -71,3 +75,20 @@ def read_audio(data: bytes, rate: int, most_seconds: float = MOST_SECONDS) -> ND
     if not math.isfinite(float(np.abs(samples).sum())):
         raise ValueError("the audio holds samples that are not finite numbers")
     return samples
+
+
+def _check_header(rate: int, channels: int) -> None:
+    """Checks what a file says of itself, before anything is allocated for it.
+
+    Its number of frames is not read: it may be wrong where a program has written the file to a pipe.
+
+    Raises:
+        ValueError: the rate or the channels are no audio's.
+    """
+    least, most = RATES
+    if not least <= rate <= most:
+        raise ValueError(
+            f"the audio has {rate} samples a second; it may have {least} to {most}: convert it to 16000"
+        )
+    if channels > MOST_CHANNELS:
+        raise ValueError(f"the audio has {channels} channels, and may have {MOST_CHANNELS}: mix them")

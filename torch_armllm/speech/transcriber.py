@@ -30,6 +30,11 @@ from torch_armllm.system.dtypes import float_dtype
 if TYPE_CHECKING:
     from torch_armllm.quant.recipe import Recipe
 
+_LEAST_TEMPERATURE = 1e-5
+"""Lower ones take the most probable token, as in the engine: logits divided by them would not be finite."""
+_MOST_TEMPERATURE = 3e38
+"""The limit of float32, in which logits are divided."""
+
 Task = Literal["transcribe", "translate"]
 
 
@@ -142,8 +147,10 @@ class Transcriber:
         self, language: str | None, task: Task, prompt: str | None, temperature: float
     ) -> dict[str, Any]:
         config = self.model.generation_config
-        settings: dict[str, Any] = {"do_sample": temperature > 0}
-        if temperature:
+        if not 0 <= temperature <= _MOST_TEMPERATURE:
+            raise ValueError(f"temperature is {temperature}; give 0 (the most probable token) or more")
+        settings: dict[str, Any] = {"do_sample": temperature >= _LEAST_TEMPERATURE}
+        if settings["do_sample"]:
             settings["temperature"] = temperature
         if getattr(config, "no_timestamps_token_id", None) is not None:
             settings["return_timestamps"] = True

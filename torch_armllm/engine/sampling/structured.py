@@ -20,6 +20,7 @@ from torch_armllm.engine.sampling.grammar_text import grammar_text
 from torch_armllm.engine.sampling_params import StructuredOutputsParams
 from torch_armllm.system.deep_stack import call_on_deep_stack
 from torch_armllm.system.extras import install_command
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 _MAX_GRAMMARS = 64  # compiled grammars that are cached
 _MAX_CACHED_TEXT = 1 << 17
@@ -44,6 +45,7 @@ class StructuredOutputs:
         self._grammars: dict[str, Any] = {}
         self._lock = threading.Lock()  # requests are checked on threads of their own
 
+    @PANICS_AS_ERRORS
     def check(self, params: StructuredOutputsParams) -> None:
         """Compiles the grammar of a request.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.text.content_format import ContentFormat, in_content_format
 from torch_armllm.engine.text.template_process import SHARED
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +67,8 @@ def render_chat(
         raise ValueError(f"the chat template refuses this conversation: {error}") from error
     if prompt_limit is not None:
         prompt_limit.check(len(text))
-    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written them
+    with PANICS_AS_ERRORS:
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written them
     return {"prompt": text, "prompt_token_ids": list(tokens)}
 
 

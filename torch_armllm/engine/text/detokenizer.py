@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from tokenizers import decoders
 
+from torch_armllm.system.panics import PANICS_AS_ERRORS
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -32,9 +34,11 @@ def decoder(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True
         and type(tokenizer)._decode is PreTrainedTokenizerFast._decode
     ):
         backend = tokenizer.backend_tokenizer
-        return lambda ids: str(backend.decode(ids, skip_special_tokens=skip_special_tokens))
-    return lambda ids: str(
-        tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        return PANICS_AS_ERRORS(lambda ids: str(backend.decode(ids, skip_special_tokens=skip_special_tokens)))
+    return PANICS_AS_ERRORS(
+        lambda ids: str(
+            tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        )
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch_armllm.engine.outputs import FinishReason
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.detokenizer import Detokenizer, TokenPieces
+from torch_armllm.engine.text.stop_matcher import StopMatcher
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -58,7 +59,7 @@ class OutputText:
         pieces: tuple[TokenPieces, TokenPieces] | None = None,
     ) -> None:
         self._params = params
-        self._stops = params.stop_strings
+        self._stops = [(stop, StopMatcher(stop)) for stop in params.stop_strings]
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._eos = None if params.ignore_eos or not eos_token_ids else eos_token_ids[0]
         self._end_ids = self._stop_ids if params.ignore_eos else self._stop_ids | frozenset(eos_token_ids)
@@ -73,7 +74,7 @@ class OutputText:
         self._unread: list[int] = []  # tokens that are not detokenized yet
         self._text = ""  # all text, the held-back part included
         self._released = 0  # characters that may be output
-        self._searched = 0  # matches of stop strings that end within these characters are ignored
+        self._searched = 0  # characters that were searched for stop strings
 
     def append(self, token_id: int) -> Finish | None:
         """Adds the next token; returns how the sequence finishes with it, if it does."""
@@ -85,7 +86,7 @@ class OutputText:
         if self._stops:
             self._read()
             if self._length <= self._params.min_tokens:
-                self._searched = len(self._text)
+                self._skip_stops()
         if ends:
             is_eos = token_id == self._eos and token_id not in self._stop_ids
             return self._finish(Finish("stop", None if is_eos else token_id))
@@ -100,10 +101,20 @@ class OutputText:
     @property
     def text(self) -> str:
         """The text that may be output."""
+        return self.since(0)
+
+    @property
+    def length(self) -> int:
+        """Characters of the text that may be output."""
         if self._unread:
             self._read()
             self._released = len(self._text)
-        return self._text if self._released == len(self._text) else self._text[: self._released]
+        return self._released
+
+    def since(self, begin: int) -> str:
+        """Returns the text that may be output, from a character on; no more than that is copied."""
+        end = self.length
+        return self._text if not begin and end == len(self._text) else self._text[begin:end]
 
     def flush(self) -> str:
         """Releases held-back text at the end of a sequence; returns the whole text."""
@@ -115,8 +126,13 @@ class OutputText:
 
     def _read(self) -> None:
         assert self._detokenizer is not None or not self._unread
-        for token in self._unread:
-            self._text += self._detokenizer.append(token)  # type: ignore[union-attr]
+        # Python appends in place to a text that has one name; under an attribute each time were a copy
+        text, self._text = self._text, ""
+        try:
+            for token in self._unread:
+                text += self._detokenizer.append(token)  # type: ignore[union-attr]
+        finally:
+            self._text = text
         self._unread.clear()
 
     def _finish(self, finish: Finish) -> Finish:
@@ -126,10 +142,11 @@ class OutputText:
     def _find_stop(self) -> str | None:
         """Returns the first stop string in the text and truncates the text there."""
         first: tuple[int, str] | None = None
-        for stop in self._stops:
-            position = self._text.find(stop, max(0, self._searched - len(stop) + 1))
-            if position >= 0 and (first is None or position < first[0]):
-                first = position, stop
+        for stop, matcher in self._stops:
+            if (end := matcher.find(self._text, self._searched)) is not None:
+                position = end - len(stop)
+                if first is None or position < first[0]:
+                    first = position, stop
         self._searched = len(self._text)
         if first is None:
             return None
@@ -139,16 +156,16 @@ class OutputText:
         self._released = end
         return stop
 
+    def _skip_stops(self) -> None:
+        """Ignores stop strings that end within the text so far."""
+        for _, matcher in self._stops:
+            at: int | None = self._searched
+            while at is not None:
+                at = matcher.find(self._text, at)
+        self._searched = len(self._text)
+
     def _held_back(self) -> int:
         """Returns the number of last characters that may be the beginning of a stop string."""
         if self._params.include_stop_str_in_output:
             return 0
-        most = 0
-        for stop in self._stops:
-            tail = self._text[max(0, len(self._text) - len(stop) + 1) :]
-            start = tail.find(stop[0])
-            while 0 <= start < len(tail) - most:
-                if stop.startswith(tail[start:]):
-                    most = len(tail) - start
-                start = tail.find(stop[0], start + 1)
-        return most
+        return max(matcher.matched for _, matcher in self._stops)

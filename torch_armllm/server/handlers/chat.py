@@ -11,7 +11,7 @@ from typing import Any
 from torch_armllm.engine.outputs import CompletionOutput
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.handlers.chat_outputs import ChatOutputs
-from torch_armllm.server.handlers.logprobs import TokenDecoder, chat_logprobs
+from torch_armllm.server.handlers.logprobs import TokenDecoder, chat_logprobs, prompt_logprobs
 from torch_armllm.server.handlers.streaming import Event
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.served_model import ServedModel
@@ -37,7 +37,7 @@ class ChatHandler:
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._outputs = ChatOutputs(served, body, self._id)
-        self._decode = TokenDecoder(served.prompts.tokenizer)
+        self._decode = TokenDecoder(served.prompts.tokenizer, bool(body.return_tokens_as_token_ids))
         self._top_logprobs = body.top_logprobs or 0
 
     async def complete(self) -> dict[str, Any]:
@@ -46,7 +46,8 @@ class ChatHandler:
         async with aclosing(self._outputs()) as outputs:
             async for added in outputs:
                 choices = [self._choice(*each) for each in added]
-        return {**self._frame("chat.completion"), "choices": choices, "usage": self._outputs.usage.to_dict()}
+        usage = self._outputs.usage.to_dict()
+        return {**self._frame("chat.completion"), "choices": choices, "usage": usage, **self._of_prompt()}
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yields the response as stream events."""
@@ -56,13 +57,33 @@ class ChatHandler:
                 if not started:
                     started = True
                     for index in range(self._outputs.params.n):
-                        yield self._chunk(index, {"role": "assistant", "content": ""})
+                        yield self._begin(index)
                 for each in added:
                     for event in self._deltas(*each):
                         yield event
         if self._body.wants_usage:
             frame = self._frame("chat.completion.chunk")
             yield {**frame, "choices": [], "usage": self._outputs.usage.to_dict()}
+
+    def _begin(self, index: int) -> Event:
+        """Returns the first chunk of an output, which comes before its tokens."""
+        chunk = {**self._chunk(index, {"role": "assistant", "content": ""}), **self._of_prompt()}
+        if usage := chunk.get("usage"):
+            chunk["usage"] = {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return chunk
+
+    def _of_prompt(self) -> dict[str, Any]:
+        """Returns what a request asks of its prompt."""
+        last, count = self._outputs.last, self._body.prompt_logprobs
+        asked: dict[str, Any] = {}
+        if last is not None and count is not None:
+            asked["prompt_logprobs"] = prompt_logprobs(last.prompt_logprobs, count)
+        if last is not None and self._body.return_token_ids:
+            asked["prompt_token_ids"] = last.prompt_token_ids
+        return asked
+
+    def _token_ids(self, completion: CompletionOutput) -> dict[str, list[int]]:
+        return {"token_ids": completion.token_ids} if self._body.return_token_ids else {}
 
     def _choice(self, completion: CompletionOutput, parsed: OutputDelta) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
@@ -79,6 +100,7 @@ class ChatHandler:
             "logprobs": self._logprobs(completion),
             "finish_reason": self._outputs.choices[completion.index].finish_reason(completion),
             "stop_reason": completion.stop_reason,
+            **self._token_ids(completion),
         }
 
     def _deltas(self, completion: CompletionOutput, parsed: OutputDelta) -> Iterator[Event]:
@@ -88,16 +110,20 @@ class ChatHandler:
             delta["content"] = parsed.content
         if parsed.calls:
             delta["tool_calls"] = [call.to_delta() for call in parsed.calls]
-        if not (delta or logprobs or completion.finished):
+        token_ids = self._token_ids(completion)
+        if not (delta or logprobs or any(token_ids.values()) or completion.finished):
             return
         if not (delta or completion.finished):
             delta["content"] = ""
         if completion.finished and parsed.calls:
             # As OpenAI's server does: its client takes a call for done when a later chunk has no more of it.
-            yield self._chunk(completion.index, delta, logprobs)
-            delta, logprobs = {}, None
+            chunk = self._chunk(completion.index, delta, logprobs)
+            chunk["choices"][0] |= token_ids
+            yield chunk
+            delta, logprobs, token_ids = {}, None, {}
         reason = self._outputs.choices[completion.index].finish_reason(completion)
         chunk = self._chunk(completion.index, delta, logprobs, reason)
+        chunk["choices"][0] |= token_ids
         if completion.finished:
             chunk["choices"][0]["stop_reason"] = completion.stop_reason
         yield chunk
@@ -121,8 +147,11 @@ class ChatHandler:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._frame("chat.completion.chunk"), "choices": [choice]}
         if self._body.wants_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self._chunk_usage(index) if self._body.wants_usage_always else None
         return chunk
+
+    def _chunk_usage(self, index: int) -> dict[str, int]:
+        return self._outputs.usage.of_choice(self._id, index)
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {

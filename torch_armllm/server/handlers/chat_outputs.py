@@ -7,14 +7,19 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch_armllm.engine.outputs import CompletionOutput
+from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import FreeReasoning, SamplingParams
 from torch_armllm.engine.text.reasoning_tags import (
     ReasoningTags,
     needs_special_tokens,
     prompt_opens_reasoning,
 )
-from torch_armllm.server.handlers.sampling_params import sampling_params
+from torch_armllm.server.errors import ApiError
+from torch_armllm.server.handlers.sampling_params import (
+    beam_search_params,
+    sampling_params,
+    tokenization,
+)
 from torch_armllm.server.handlers.usage import Usage
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.reasoning.parser import Parts, ReasoningParser
@@ -91,6 +96,7 @@ class ChatOutputs:
 
     Attributes:
         choices: the outputs' parsing states, once the prompt is known.
+        last: the latest output; None before the first.
         params: the sampling parameters.
         usage: tokens so far.
 
@@ -104,8 +110,11 @@ class ChatOutputs:
         self._id = request_id
         self._use = tool_use(body, served.prompts.template, served.model_settings.tool_parser)
         self.params = self._make_params()
+        self._beams = beam_search_params(body, self.params, None, served.max_model_len)
+        self._tokenization, self._most = tokenization(body, self.params, served.max_model_len)
         self.choices: list[ChatChoice] = []
         self.usage = Usage()
+        self.last: RequestOutput | None = None
 
     def _make_params(self) -> SamplingParams:
         body, served = self._body, self._served
@@ -119,17 +128,24 @@ class ChatOutputs:
 
     async def prompt(self) -> dict[str, Any]:
         """Returns the prompt of the request."""
-        return await self._served.prompts.from_messages(self._body, self._use.tools)
+        prompt = await self._served.prompts.from_messages(self._body, self._use.tools)
+        if self._most is not None:
+            if "multi_modal_data" in prompt:
+                message = "truncate_prompt_tokens is not for conversations with pictures; leave it out"
+                raise ApiError(400, message, "truncate_prompt_tokens")
+            prompt["prompt_token_ids"] = self._tokenization.cut(prompt["prompt_token_ids"], self._most)
+        return prompt
 
     async def __call__(self) -> AsyncGenerator[list[tuple[CompletionOutput, OutputDelta]], None]:
         """Yields what each step adds, after the request was admitted."""
         served, body = self._served, self._body
-        with served.admission.admit(self.params.n):
+        with served.admission.admit(self.params.num_sequences):
             prompt = await self.prompt()
-            generated = served.generate(prompt, self._begin(prompt), self._id, body.priority)
+            generated = served.generate(prompt, self._begin(prompt), self._id, body.priority, self._beams)
             async with aclosing(generated) as outputs:
                 async for output in outputs:
                     self.usage.add(output)
+                    self.last = output
                     added = [(each, self.choices[each.index].parse(each)) for each in output.outputs]
                     if served.reasoning is not None:
                         self.usage.reasoning = sum(choice.num_reasoning_tokens for choice in self.choices)

@@ -11,9 +11,14 @@ from typing import Any
 from torch_armllm.engine.outputs import CompletionOutput, Logprobs, RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.handlers.logprobs import CompletionLogprobs, TokenDecoder
+from torch_armllm.server.handlers.echoed_prompt import echo_longest
+from torch_armllm.server.handlers.logprobs import CompletionLogprobs, TokenDecoder, prompt_logprobs
 from torch_armllm.server.handlers.merge_streams import merge_streams
-from torch_armllm.server.handlers.sampling_params import sampling_params
+from torch_armllm.server.handlers.sampling_params import (
+    beam_search_params,
+    sampling_params,
+    tokenization,
+)
 from torch_armllm.server.handlers.streaming import Event
 from torch_armllm.server.handlers.usage import Usage
 from torch_armllm.server.protocol.completions import CompletionRequest
@@ -40,10 +45,14 @@ class CompletionHandler:
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._params = self._make_params()
+        self._beams = beam_search_params(body, self._params, body.best_of, served.max_model_len)
+        self._tokenization, self._most = tokenization(
+            body, self._params, served.max_model_len, body.add_special_tokens
+        )
         self._prompts = split_prompts(body.prompt)
-        self._decode = TokenDecoder(served.prompts.tokenizer)
+        self._decode = TokenDecoder(served.prompts.tokenizer, bool(body.return_tokens_as_token_ids))
         self._logprobs: dict[int, CompletionLogprobs] = {}
-        self._echoed: set[int] = set()
+        self._begun: set[int] = set()
         self._usage = Usage()
 
     @property
@@ -66,9 +75,10 @@ class CompletionHandler:
         more: dict[str, Any] = {
             "best_of": body.best_of,
             "logprobs": body.logprobs,
-            "prompt_logprobs": body.logprobs if body.echo else None,
             **fills,
         }
+        if body.echo and body.logprobs is not None:
+            more["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
         return sampling_params(body, served.defaults, max_tokens, served.settings.max_tokens, **more)
 
     async def complete(self) -> dict[str, Any]:
@@ -87,7 +97,8 @@ class CompletionHandler:
                 for completion in output.outputs:
                     chunk = {**self._frame(), "choices": [self._choice(prompt, output, completion)]}
                     if self._body.wants_usage:
-                        chunk["usage"] = None
+                        always = self._body.wants_usage_always
+                        chunk["usage"] = self._chunk_usage(output, completion) if always else None
                     yield chunk
         if self._body.wants_usage:
             yield {**self._frame(), "choices": [], "usage": self._usage_dict()}
@@ -98,9 +109,9 @@ class CompletionHandler:
         with served.admission.admit(self._params.num_sequences * len(self._prompts)):
             prompts = [await self._tokens(prompt) for prompt in self._prompts]
             for prompt in prompts:  # check all of them before the first one starts
-                served.check_tokens(prompt["prompt_token_ids"], "prompt")
+                served.check_tokens(prompt["prompt_token_ids"], "prompt", generates=not self._echo_only)
             streams = [
-                served.generate(prompt, self._params, f"{self._id}-{index}", body.priority)
+                self._generate(prompt, self._params, f"{self._id}-{index}", body.priority, self._beams)
                 for index, prompt in enumerate(prompts)
             ]
             async with aclosing(merge_streams(streams)) as outputs:
@@ -108,28 +119,46 @@ class CompletionHandler:
                     self._usage.add(output)
                     yield index, output
 
+    def _generate(self, prompt: dict[str, Any], *given: Any) -> AsyncGenerator[RequestOutput, None]:
+        fills = self._echo_only and len(prompt["prompt_token_ids"]) == self._served.max_model_len
+        return (
+            echo_longest(self._served, prompt, *given[:3]) if fills else self._served.generate(prompt, *given)
+        )
+
     async def _tokens(self, prompt: str | list[int]) -> dict[str, Any]:
         if self._body.suffix:
             if not isinstance(prompt, str):
                 raise ApiError(400, "suffix needs prompts that are texts", "prompt")
+            if self._most is not None:
+                message = "truncate_prompt_tokens cannot be combined with suffix; leave out one of them"
+                raise ApiError(400, message, "truncate_prompt_tokens")
             return await self._served.prompts.from_infill(prompt, self._body.suffix, (), "", 0)
         if isinstance(prompt, str):
-            return await self._served.prompts.from_text(prompt)
+            return await self._served.prompts.from_text(prompt, self._tokenization, self._most)
+        prompt = self._tokenization.cut(prompt, self._most)
         text = await self._served.prompts.decode(prompt) if self._body.echo else None
         return {"prompt": text, "prompt_token_ids": prompt}
 
     def _choice(self, prompt: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         index = prompt * self._params.n + completion.index
-        echo = self._body.echo and index not in self._echoed
-        self._echoed.add(index)
+        begins = index not in self._begun
+        echo = self._body.echo and begins
+        self._begun.add(index)
         text = "" if self._echo_only else completion.text
-        return {
+        choice = {
             "index": index,
             "text": (output.prompt or "") + text if echo else text,
             "logprobs": self._choice_logprobs(index, output, completion, echo),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, self._body.prompt_logprobs)
+        if self._body.return_token_ids:
+            choice["token_ids"] = [] if self._echo_only else completion.token_ids
+            if begins:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+        return choice
 
     def _choice_logprobs(
         self, index: int, output: RequestOutput, completion: CompletionOutput, echo: bool
@@ -146,6 +175,12 @@ class CompletionHandler:
             logprobs += completion.logprobs or []
         formatter = self._logprobs.setdefault(index, CompletionLogprobs(self._body.logprobs, self._decode))
         return formatter(tokens, logprobs)
+
+    def _chunk_usage(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, int]:
+        usage = self._usage.of_choice(output.request_id, completion.index)
+        if self._echo_only:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
 
     def _usage_dict(self) -> dict[str, Any]:
         usage = self._usage.to_dict()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_armllm.engine.outputs import Logprobs
+from torch_armllm.engine.outputs import Logprob, Logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,14 +14,47 @@ _MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class TokenDecoder:
-    """Decodes single tokens."""
+    """Decodes single tokens.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        tokenizer: of the model.
+        as_ids: True to write them as ``token_id:42``.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._as_ids = as_ids
 
     def __call__(self, token: int) -> str:
         """Returns a token's own text."""
+        if self._as_ids:
+            return f"token_id:{token}"
         return str(self._tokenizer.decode([token]))
+
+
+def prompt_logprobs(
+    found: Sequence[Logprobs | None] | None, count: int | None
+) -> list[dict[str, Any] | None] | None:
+    """Returns log-probabilities of a prompt's tokens in vLLM's format: by token id, None for the first token.
+
+    Args:
+        found: those that were computed.
+        count: number of most likely tokens to list at each position, besides its own; None: not requested.
+    """
+    if count is None or found is None:
+        return None
+    listed: list[dict[str, Any] | None] = []
+    for candidates in found:
+        if candidates is None:
+            listed.append(None)
+            continue
+        tokens = dict.fromkeys([next(iter(candidates)), *_best(candidates, count)])  # its own comes first
+        listed.append({str(token): _prompt_entry(candidates[token]) for token in tokens})
+    return listed
+
+
+def _prompt_entry(found: Logprob) -> dict[str, Any]:
+    return {**found._asdict(), "logprob": max(found.logprob, _MIN_LOGPROB)}
 
 
 def chat_logprobs(
@@ -39,12 +72,17 @@ def chat_logprobs(
         return None
     content = []
     for token, candidates in zip(tokens, logprobs, strict=False):
-        best = sorted(candidates, key=lambda other: candidates[other].rank)[:top]
+        best = _best(candidates, top)
         entry = _entry(decode(token), candidates[token].logprob)
         content.append(
             {**entry, "top_logprobs": [_entry(decode(b), candidates[b].logprob) for b in best]},
         )
     return {"content": content, "refusal": None}
+
+
+def _best(candidates: Logprobs, count: int) -> list[int]:
+    """Returns the most probable tokens, the best first."""
+    return sorted(candidates, key=lambda token: candidates[token].rank or len(candidates))[:count]
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
@@ -87,6 +125,5 @@ class CompletionLogprobs:
         return result
 
     def _best(self, token: int, candidates: Logprobs) -> dict[str, float]:
-        best = sorted(candidates, key=lambda other: candidates[other].rank)[: self._top]
-        listed = dict.fromkeys([*best, token])
+        listed = dict.fromkeys([*_best(candidates, self._top), token])
         return {self._decode(other): max(candidates[other].logprob, _MIN_LOGPROB) for other in listed}

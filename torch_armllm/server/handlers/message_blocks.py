@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
+
+from pydantic_core import from_json
 
 from torch_armllm.server.handlers.streaming import Event
 from torch_armllm.server.tools.parser import OutputDelta
@@ -70,9 +71,9 @@ class MessageBlocks:
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call; those of one that was cut off are empty."""
+    """Returns the arguments of a call; those of one that was cut off are what it has of them."""
     try:
-        value = json.loads(arguments)
+        value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

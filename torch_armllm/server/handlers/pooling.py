@@ -6,6 +6,7 @@ import base64
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ class PoolingHandler:
             ApiError: the model does not compute the task, or a text or a parameter does not fit it.
         """
         build = self._engine.inputs.build
-        with self._served.admission.admit(len(prompts)):
+        with self._admitted(len(prompts)):
             makers = [partial(build, each, task, params, prompt_name) for each in prompts]
             inputs = await self._built(makers, "input")
             self._check_size(inputs, task)
@@ -87,7 +88,7 @@ class PoolingHandler:
                 (queries[0] if len(queries) == 1 else queries[index], document)
                 for index, document in enumerate(documents)
             ]
-            with self._served.admission.admit(len(pairs)):
+            with self._admitted(len(pairs)):
                 makers = [partial(build, *pair, params) for pair in pairs]
                 outputs = await self._encode(await self._built(makers, "documents"))
             return Pooled([output.outputs.data for output in outputs], _tokens(outputs))
@@ -116,6 +117,10 @@ class PoolingHandler:
     async def _built(self, makers: Sequence[Callable[[], PoolingInput]], param: str) -> list[PoolingInput]:
         """Tokenizes inputs; each in a turn of its own, so that other requests come in between."""
         return [await self._served.prompts.run(make, param) for make in makers]
+
+    def _admitted(self, count: int) -> AbstractContextManager[None]:
+        admission = self._served.admission
+        return admission.admit(count, admission.max_running)
 
     async def _encode(self, inputs: Sequence[PoolingInput]) -> list[PoolingRequestOutput[PoolingOutput]]:
         return await self._served.encode(inputs, self.id, self._priority)

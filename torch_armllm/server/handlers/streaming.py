@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from torch_armllm.server.errors import ApiError, ClientDisconnected, unexpected
+from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 T = TypeVar("T")
 Event = dict[str, Any]
@@ -88,9 +89,10 @@ async def _encoded(
     async with aclosing(events):
         yield _encode(first)
         try:
-            async for event in events:
-                yield _encode(event)
-                await asyncio.sleep(0)  # lets other streams proceed, and notices disconnected clients
+            with PANICS_AS_ERRORS:
+                async for event in events:
+                    yield _encode(event)
+                    await asyncio.sleep(0)  # lets other streams proceed, and notices disconnected clients
         except Exception as error:
             told = (error if isinstance(error, ApiError) else unexpected(error)).to_dict()
             yield _encode(told if done else {**told["error"], **told, "type": "error"})

@@ -16,22 +16,40 @@ class Usage:
 
     def __init__(self) -> None:
         self._prompts: dict[str, tuple[int, int]] = {}
-        self._completion = 0
+        self._choices: dict[tuple[str, int], int] = {}
         self.reasoning: int | None = None
 
     def add(self, output: RequestOutput) -> None:
         """Counts an output: a delta, or the whole output once."""
         self._prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
-        self._completion += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            choice = output.request_id, completion.index
+            self._choices[choice] = self._choices.get(choice, 0) + len(completion.token_ids)
+
+    def of_choice(self, request_id: str, index: int) -> dict[str, int]:
+        """Returns the usage of one output so far.
+
+        Args:
+            request_id: of the prompt.
+            index: of the output among those of the prompt.
+        """
+        prompt, _ = self._prompts.get(request_id, (0, 0))
+        completion = self._choices.get((request_id, index), 0)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the usage in OpenAI's format."""
         prompt = sum(count for count, _ in self._prompts.values())
         cached = sum(count for _, count in self._prompts.values())
+        completion = sum(self._choices.values())
         usage: dict[str, Any] = {
             "prompt_tokens": prompt,
-            "completion_tokens": self._completion,
-            "total_tokens": prompt + self._completion,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
         if self.reasoning is not None:

@@ -83,27 +83,43 @@ class Admission:
         clients: limits of each client.
 
     Attributes:
+        max_running: see above.
         num_admitted: sequences of all requests that were admitted and have not ended.
     """
 
     def __init__(self, max_running: int, max_queued: int, clients: ClientLimits) -> None:
+        self.max_running = max_running
         self._limit = max_running + max_queued
         self._clients = clients
         self.num_admitted = 0
 
     @contextmanager
-    def admit(self, sequences: int) -> Iterator[None]:
-        """Admits a request of several sequences for the duration of the block.
+    def admit(self, sequences: int, at_once: int | None = None) -> Iterator[None]:
+        """Admits a request of several sequences for the duration of the block, or none of them.
+
+        Nothing else runs between the check and the count: both are in the event loop's thread.
+
+        Args:
+            sequences: of the request: its prompts times the outputs of each.
+            at_once: most of them that it gives to the engine at a time, which are all that wait in the queue;
+                None: all.
 
         Raises:
-            ApiError: the queue is full, or the client has reached a limit of its own.
+            ApiError: the queue has no room for them, or the client would pass a limit of its own.
         """
-        if self.num_admitted >= self._limit:
+        places = sequences if at_once is None else min(sequences, at_once)
+        if places > self._limit:
+            text = (
+                f"this request has {places} sequences, which are prompts times n, and this server takes "
+                f"{self._limit} at a time: send fewer prompts, or lower n"
+            )
+            raise ApiError(400, text, None, "too_many_sequences")
+        if self.num_admitted + places > self._limit:
             headers = {"Retry-After": str(RETRY_AFTER)}
             raise ApiError(429, "too many requests are waiting; try again later", None, "queue_full", headers)
         with self._clients.admit(sequences):
-            self.num_admitted += sequences
+            self.num_admitted += places
             try:
                 yield
             finally:
-                self.num_admitted -= sequences
+                self.num_admitted -= places

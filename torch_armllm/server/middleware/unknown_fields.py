@@ -13,18 +13,25 @@ HEADER = "X-Armllm-Warning"
 _MOST = 8
 """Names that a header has at most."""
 
-_FOUND: ContextVar[list[str] | None] = ContextVar("unknown_fields", default=None)
+_FOUND: ContextVar[dict[str, str] | None] = ContextVar("unknown_fields", default=None)
 
 
-def note_unknown(given: Iterable[str], known: Collection[str]) -> None:
-    """Notes fields of the request at hand that are not known, each with the known name that it is like."""
+def note_unknown(given: Iterable[str], known: Collection[str], path: str = "") -> None:
+    """Notes fields of the request at hand that are not known, each with the known name that it is like.
+
+    Args:
+        given: names of the fields.
+        known: names of those that the schema has.
+        path: of the part of the request that has them, with a dot at its end.
+    """
     found = _FOUND.get()
     if found is None:
         return
     for name in given:
-        if name not in known:
-            like = difflib.get_close_matches(name[:64], known, 1) if len(found) < _MOST else ()
-            found.append(f"{_printable(name)} (did you mean {like[0]}?)" if like else _printable(name))
+        if name in known or (shown := path + _printable(name)) in found:
+            continue
+        like = difflib.get_close_matches(name[:64], known, 1) if len(found) < _MOST else ()
+        found[shown] = f"{shown} (did you mean {like[0]}?)" if like else shown
 
 
 class UnknownFields:
@@ -45,13 +52,13 @@ class UnknownFields:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        found: list[str] = []
+        found: dict[str, str] = {}  # texts by path
         _FOUND.set(found)
 
         async def warned(message: Message) -> None:
             if found and message["type"] == "http.response.start":
                 more = f", and {len(found) - _MOST} more" if len(found) > _MOST else ""
-                text = f"unknown fields are ignored: {', '.join(found[:_MOST])}{more}"
+                text = f"unknown fields are ignored: {', '.join(list(found.values())[:_MOST])}{more}"
                 message["headers"] = [*message["headers"], (HEADER.lower().encode(), text.encode())]
             await send(message)
 

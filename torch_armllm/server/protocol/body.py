@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from torch_armllm.server.middleware.unknown_fields import note_unknown
 from torch_armllm.server.protocol.descriptions import describe
 
+_MOST_LEVELS = 8
+"""Levels of parts in parts that are searched for unknown fields."""
+_NOTHING: tuple[Any, ...] = (None, [], {})
 MAX_PROMPTS = 2048
 MAX_CHOICES = 128
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -17,9 +21,18 @@ Schema = dict[str, Any]
 
 
 class RequestPart(BaseModel):
-    """A part of a request: types are strict, and unknown fields are ignored."""
+    """A part of a request: types are strict, and unknown fields are ignored, and named in a header."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, json_schema_extra=describe)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, given: Any) -> Any:
+        """Takes null for a field that is left out: clients send their optional arguments so."""
+        if not isinstance(given, dict) or all(value is not None for value in given.values()):
+            return given
+        optional = _optional_fields(cls)
+        return {name: value for name, value in given.items() if value is not None or name not in optional}
 
 
 class RequestBody(RequestPart):
@@ -38,6 +51,39 @@ class RequestBody(RequestPart):
     def _note_unknown(cls, given: Any) -> Any:
         """Notes fields that the schema lacks, for the response's header."""
         if isinstance(given, dict):
-            known = {field.alias or name for name, field in cls.model_fields.items()}
-            note_unknown((name for name in given if isinstance(name, str)), known)
+            _note_unknown_of(cls, given, "", _MOST_LEVELS)
         return given
+
+
+def _note_unknown_of(part: type[BaseModel], given: dict[str, Any], path: str, levels: int) -> None:
+    """Notes fields of a part and of the parts in it; those without a value ask for nothing."""
+    known = _fields_of(part)
+    named = (name for name, value in given.items() if isinstance(name, str) and value not in _NOTHING)
+    note_unknown(named, known, path)
+    for name, inner in known.items():
+        value = given.get(name)
+        if inner is None or not levels:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                _note_unknown_of(inner, each, f"{path}{name}.", levels - 1)
+
+
+@cache
+def _fields_of(part: type[BaseModel]) -> dict[str, type[RequestPart] | None]:
+    """Returns the names of a part's fields, each with the kind of part that it may hold."""
+    return {field.alias or name: _part_in(field.annotation) for name, field in part.model_fields.items()}
+
+
+def _part_in(annotation: Any) -> type[RequestPart] | None:
+    """Returns the part that a field may hold, alone or in a list; none has two kinds of them."""
+    if isinstance(annotation, type) and issubclass(annotation, RequestPart):
+        return annotation
+    return next((part for each in get_args(annotation) if (part := _part_in(each)) is not None), None)
+
+
+@cache
+def _optional_fields(part: type[BaseModel]) -> frozenset[str]:
+    """Returns the names in requests of the fields that may be left out."""
+    fields = part.model_fields.items()
+    return frozenset(field.alias or name for name, field in fields if not field.is_required())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field, model_validator
+from typing_extensions import Self
 
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.body import RequestPart, Schema
@@ -148,6 +149,11 @@ class ChatRequest(SamplingRequest):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @model_validator(mode="after")
+    def _check_generation_prompt(self) -> Self:
+        check_generation_prompt(self)
+        return self
+
     def template_variables(self) -> dict[str, Any]:
         """Returns the variables of the chat template that the request sets."""
         return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
@@ -159,3 +165,18 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
         return {}
     off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
     return {"reasoning_effort": effort, **off}
+
+
+def check_generation_prompt(body: BaseModel) -> None:
+    """Checks that a request does not ask both to begin a message and to continue one.
+
+    Raises:
+        ApiError: it does.
+    """
+    asked = {name for name in ("add_generation_prompt", "continue_final_message") if getattr(body, name)}
+    if len(asked & body.model_fields_set) == 2:
+        message = (
+            "add_generation_prompt and continue_final_message exclude each other: the one begins a message, "
+            "the other continues the last; set one of them"
+        )
+        raise ApiError(400, message, "continue_final_message")

@@ -24,6 +24,7 @@ class CompletionRequest(SamplingRequest):
         prompt: a text, a list of token ids, or a list of either.
         logprobs: number of most likely tokens to list at each position, in addition to the sampled token.
         echo: True to return the prompt before its continuation.
+        add_special_tokens: False leaves out the tokens that the tokenizer puts around a text.
         suffix: text after the completion, for models that [fill in](#infilling).
         best_of: number of generated outputs, of which the `n` best are returned; not for streams.
     """
@@ -31,5 +32,6 @@ class CompletionRequest(SamplingRequest):
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
+    add_special_tokens: bool = True
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None

@@ -19,7 +19,10 @@ class Source(RequestPart):
 
 
 class Block(RequestPart):
-    """A block of a message's content: a text, a picture, a tool's call or result, or thinking."""
+    """A block of a message's content: a text, a picture, a tool's call or result, or thinking.
+
+    `cache_control` has no effect, as all prompts are cached; `signature` and `data` come back with thinking.
+    """
 
     type: str
     text: str | None = None
@@ -31,6 +34,9 @@ class Block(RequestPart):
     content: str | list[Block] | None = None
     is_error: bool | None = None
     thinking: str | None = None
+    signature: Any = None
+    data: Any = None
+    cache_control: Any = None
 
 
 class MessageTurn(RequestPart):
@@ -41,12 +47,14 @@ class MessageTurn(RequestPart):
 
 
 class MessagesTool(RequestPart):
-    """A tool that the model may use; `type` is ``custom``."""
+    """A tool that the model may use; `type` is ``custom``, and `cache_control` has no effect."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     input_schema: Schema | None = None
     type: str | None = None
+    strict: bool | None = None
+    cache_control: Any = None
 
 
 class MessagesToolChoice(RequestPart):
@@ -64,6 +72,20 @@ class Thinking(RequestPart):
     budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
+class OutputFormat(RequestPart):
+    """Format of the text: ``json_schema``, with its schema."""
+
+    type: str
+    schema_: Schema | None = Field(default=None, alias="schema")
+
+
+class OutputConfig(RequestPart):
+    """Settings of the output: `format` of its text, and `effort` of the reasoning, a template's variable."""
+
+    format: OutputFormat | None = None
+    effort: Annotated[str, Field(max_length=32)] | None = None
+
+
 class CountTokensRequest(RequestBody):
     """A request for the number of tokens of a conversation.
 
@@ -71,6 +93,8 @@ class CountTokensRequest(RequestBody):
         system: system message, or blocks of text.
         thinking: ``disabled`` turns reasoning off where the chat template can; without it, the model reasons
             as the template decides, and the response leaves the reasoning out.
+        output_config: `format`, a JSON schema that the text has to match, and `effort` of the reasoning.
+        output_format: the older name of `output_config.format`.
     """
 
     messages: Annotated[list[MessageTurn], Field(min_length=1)]
@@ -78,6 +102,8 @@ class CountTokensRequest(RequestBody):
     tools: list[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
 
 
 class MessagesRequest(CountTokensRequest):

@@ -10,17 +10,25 @@ from torch_armllm.server.protocol.body import RequestBody, RequestPart, Schema
 
 
 class InputPart(RequestPart):
-    """A part of an item's content: a text, or a picture by its URL; `detail` has no effect."""
+    """A part of an item's content: a text, or a picture by its URL.
+
+    `detail` has no effect, nor have `annotations` and `logprobs`, which come back with an output.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
     detail: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
 
 
 class InputItem(RequestPart):
-    """An item of the input: a message, a function call, its output, or reasoning."""
+    """An item of the input: a message, a function call, its output, or reasoning.
+
+    `id`, `status` and `summary` come back with an output, and have no effect.
+    """
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -29,6 +37,9 @@ class InputItem(RequestPart):
     name: str | None = None
     arguments: str = ""
     output: str | list[InputPart] | None = None
+    id: Any = None
+    status: Any = None
+    summary: Any = None
 
 
 class ResponseTool(RequestPart):
@@ -53,6 +64,7 @@ class TextFormat(RequestPart):
 
     type: str
     name: str | None = None
+    description: str | None = None
     schema_: Schema | None = Field(default=None, alias="schema")
     strict: bool | None = None
 

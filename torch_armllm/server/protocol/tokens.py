@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from torch_armllm.server.protocol.body import RequestBody, TokenId
-from torch_armllm.server.protocol.chat import Message, Tool
+from torch_armllm.server.protocol.chat import Message, Tool, check_generation_prompt
 
 
 class TokenizeRequest(RequestBody):
@@ -25,6 +26,11 @@ class TokenizeRequest(RequestBody):
     continue_final_message: bool = False
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_generation_prompt(self) -> Self:
+        check_generation_prompt(self)
+        return self
 
     def template_variables(self) -> dict[str, Any]:
         """Returns the variables of the chat template that the request sets."""

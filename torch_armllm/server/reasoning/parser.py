@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch_armllm.engine.text.reasoning_tags import ReasoningTags
+from torch_armllm.server.tools.held_text import HeldText
 from torch_armllm.server.tools.parser import partial_marker_length
 
 
@@ -32,53 +33,77 @@ class ReasoningParser:
         self.cut = False
         self._tags = tags
         self._opened = opened
-        self._held = ""
+        self._held = HeldText()  # white space and, at the beginning, what may be the first tag
+        self._start = ""  # the first characters without white space before them
+        self._rest = ""  # may be the beginning of the last tag
         self._part = "begin"  # then "reasoning" and "answer"
         self._blank = True  # the current part has no text yet
 
     def feed(self, text: str) -> Parts:
-        """Parts the next characters."""
-        self._held += text
-        if self._part == "begin" and not self._begin():
-            return Parts()
-        reasoning = self._take_reasoning() if self._part == "reasoning" else ""
-        return Parts(reasoning, self._take_answer() if self._part == "answer" else "")
+        """Parses the next characters."""
+        if self._part == "begin":
+            begun = self._begin(text)
+            if begun is None:
+                return Parts()
+            text = begun
+        reasoning = HeldText()
+        if self._part == "reasoning":
+            text = self._take_reasoning(text, reasoning)
+        return Parts(reasoning.take(), self._take_answer(text) if self._part == "answer" else "")
 
     def finish(self) -> Parts:
         """Parts the characters that were held back, after the text has ended."""
-        rest, self._held = self._held, ""
-        if self._part == "reasoning" or (self._part == "begin" and self._opened):
+        if self._part == "reasoning":
             self.cut = True
-            return Parts(reasoning=rest.strip() if self._blank else rest.rstrip())
-        return Parts(answer=rest if self._part == "begin" else "")
+            reasoning = HeldText()
+            self._add_reasoning(self._rest, reasoning)
+            return Parts(reasoning=reasoning.take())
+        if self._part == "begin" and self._opened:
+            self.cut = True
+            return Parts(reasoning=self._held.take().strip())
+        return Parts(answer=self._held.take() if self._part == "begin" else "")
 
-    def _begin(self) -> bool:
-        """Returns True once it is known with which part the text begins."""
-        begin, tag = self._held.lstrip(), self._tags.begin
-        if begin.startswith(tag):
-            self._held = begin[len(tag) :]
-        elif tag.startswith(begin):
-            return False
-        elif not self._opened:
-            self._part, self._blank = "answer", False
-            return True
-        self._part = "reasoning"
-        return True
+    def _begin(self, text: str) -> str | None:
+        """Returns the text with which a part begins, or None while it is not known which one it is."""
+        tag = self._tags.begin
+        self._held.add(text)
+        self._start = (self._start + text).lstrip()
+        if tag.startswith(self._start) and self._start != tag:
+            return None
+        whole = self._held.take()
+        if self._start.startswith(tag):
+            self._part = "reasoning"
+            return self._start[len(tag) :]
+        self._part = "reasoning" if self._opened else "answer"
+        self._blank = self._opened
+        return whole
 
-    def _take_reasoning(self) -> str:
-        if self._blank:
-            self._held = self._held.lstrip()
-        position = self._held.find(self._tags.end)
-        if position >= 0:
-            text, self._held = self._held[:position].rstrip(), self._held[position + len(self._tags.end) :]
+    def _take_reasoning(self, text: str, reasoning: HeldText) -> str:
+        """Adds what is reasoning; returns what follows it."""
+        text = self._rest + text
+        end = text.find(self._tags.end)
+        if end >= 0:
+            self._add_reasoning(text[:end], reasoning)
+            self._held.take()
             self._part, self._blank = "answer", True
-            return text
-        text = self._held[: len(self._held) - partial_marker_length(self._held, self._tags.end)].rstrip()
-        self._held = self._held[len(text) :]
-        self._blank = self._blank and not text
-        return text
+            return text[end + len(self._tags.end) :]
+        end = len(text) - partial_marker_length(text, self._tags.end)
+        self._rest = text[end:]
+        self._add_reasoning(text[:end], reasoning)
+        return ""
 
-    def _take_answer(self) -> str:
-        text, self._held = self._held.lstrip() if self._blank else self._held, ""
-        self._blank = self._blank and not text
+    def _add_reasoning(self, text: str, reasoning: HeldText) -> None:
+        """Adds reasoning, and holds back the white space at its end; that before it is dropped."""
+        if self._blank:
+            text = text.lstrip()
+        if shown := text.rstrip():
+            self._blank = False
+            reasoning.add(self._held.take())
+            reasoning.add(shown)
+        self._held.add(text[len(shown) :])
+
+    def _take_answer(self, text: str) -> str:
+        if self._blank:
+            text = text.lstrip()
+            self._blank = not text
         return text

@@ -48,7 +48,7 @@ async def _embed_all(served: ServedModel, body: EmbeddingRequest) -> dict[str, A
     prompts = split_prompts(body.input)
     vectors: list[Any] = []
     num_tokens = 0
-    with served.admission.admit(len(prompts)):
+    with served.admission.admit(len(prompts), at_once=1):
         for prompt in prompts:
             if isinstance(prompt, str):
                 prompt = (await served.prompts.from_text(prompt))["prompt_token_ids"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.model_leases import lease_any
 from torch_armllm.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
@@ -21,7 +22,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", "prompt")
     if body.prompt is not None:
-        prompt = await prompts.from_text(body.prompt, body.add_special_tokens)
+        prompt = await prompts.from_text(body.prompt, Tokenization(body.add_special_tokens))
     else:
         prompt = await prompts.from_messages(body, body.tools)
     tokens = prompt["prompt_token_ids"]

@@ -90,7 +90,8 @@ def tool_use(body: ChatRequest, template: str, parser: str | None) -> ToolUse:
         settings = {"structured_outputs": constraint("tools", json=arguments_schema(chosen))}
         return ToolUse(tools, lambda: NamedToolParser(name), settings, "stop")
     settings = {"structured_outputs": constraint("tools", json=calls_schema(tools, parallel))}
-    return ToolUse(tools, RequiredToolParser, settings)
+    names = [tool.function.name for tool in tools]
+    return ToolUse(tools, lambda: RequiredToolParser(names), settings)
 
 
 def detect_parser(template: str) -> str:

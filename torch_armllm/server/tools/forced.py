@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from torch_armllm.server.protocol.chat import Tool
+from torch_armllm.server.tools.braces import Braces
+from torch_armllm.server.tools.held_text import HeldText
 from torch_armllm.server.tools.parser import (
     CallBuilder,
     OutputDelta,
@@ -18,6 +21,10 @@ from torch_armllm.server.tools.parser import (
 _ANYTHING = {"type": "object"}
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 """No free whitespace: calls are for programs, and small models may generate spaces without end."""
+
+_CALL = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"parameters"\s*:\s*')
+_NAME = re.compile(r'\{\s*"name"\s*:\s*"(.*)', re.DOTALL)
+"""Beginnings of a call: up to its arguments, and up to its name."""
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
@@ -79,37 +86,72 @@ class NamedToolParser:
 
 
 class RequiredToolParser:
-    """A `ToolParser` of a JSON list of calls, each of which is returned when it is complete."""
+    """A `ToolParser` of a JSON list of calls, each of which is returned when it is complete.
 
-    def __init__(self) -> None:
-        self._text = ""
+    Args:
+        names: of the callable tools.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = names
+        self._held = HeldText()
+        self._braces = Braces()
         self._builder = CallBuilder()
         self._has_calls = False
+        self._is_list = True
 
     def feed(self, text: str) -> OutputDelta:
         """See `ToolParser`."""
-        self._text += text
         delta = OutputDelta()
-        while "}" in text and (call := self._next_call()) is not None:
+        at = 0
+        for end in self._braces.ends(text) if self._is_list else ():
+            self._held.add(text[at:end])
+            at = end
+            if (call := self._next_call()) is None:
+                self._is_list = False
+                break
             self._has_calls = True
             delta.calls.append(self._builder.build(*call))
+        self._held.add(text[at:])
         return delta
 
     def finish(self) -> OutputDelta:
-        """See `ToolParser`; a list without a complete call becomes content, a truncated call is dropped."""
-        return OutputDelta() if self._has_calls else OutputDelta(self._text)
+        """See `ToolParser`; a call that was cut off has the arguments so far."""
+        text = self._held.take()
+        if not self._is_list:  # no tool is called in this form
+            return OutputDelta("" if self._has_calls else text)
+        name, arguments = self._cut_call(text)
+        return OutputDelta() if name is None else OutputDelta(calls=[self._builder.build(name, arguments)])
+
+    def _cut_call(self, text: str) -> tuple[str | None, str]:
+        """Returns name and arguments of a call that the text breaks off in; no name if none is certain."""
+        rest = text.lstrip()
+        if self._has_calls:  # another call is certain only once it has begun
+            rest = rest.removeprefix(",").lstrip()
+            if not rest.startswith("{"):
+                return None, ""
+        rest = rest.removeprefix("[").lstrip()
+        if (call := _CALL.match(rest)) is not None:
+            return json.loads(call[1]), rest[call.end() :]
+        quoted = _NAME.match(rest)
+        begun = "" if quoted is None else quoted[1]
+        possible = [name for name in self._names if _begins_alike(f'{name}"', begun)]
+        return (possible[0] if len(possible) == 1 else None), ""
 
     def _next_call(self) -> tuple[str, Any] | None:
-        """Takes the next call off the text; returns None if it is not complete."""
-        rest = self._text.lstrip()
-        if not rest.startswith("," if self._has_calls else "["):
-            return None
-        rest = rest[1:].lstrip()
-        try:
-            value, end = json.JSONDecoder().raw_decode(rest)
-        except (ValueError, RecursionError):
-            return None
-        call = parse_call(value)
-        if call is not None:
-            self._text = rest[end:]
-        return call
+        """Takes the call that is complete off the text; returns None, and leaves it, if it is none."""
+        text = self._held.take()
+        rest = text.strip()
+        if rest.startswith("," if self._has_calls else "["):
+            try:
+                if (call := parse_call(json.loads(rest[1:]))) is not None:
+                    return call
+            except (ValueError, RecursionError):
+                pass
+        self._held.add(text)
+        return None
+
+
+def _begins_alike(one: str, other: str) -> bool:
+    """True if one of two texts is the beginning of the other."""
+    return one.startswith(other) or other.startswith(one)

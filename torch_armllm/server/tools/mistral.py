@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from torch_armllm.server.tools.held_text import HeldText
 from torch_armllm.server.tools.parser import (
     CallBuilder,
     OutputDelta,
@@ -17,41 +18,46 @@ from torch_armllm.server.tools.parser import (
 )
 
 MARKER = "[TOOL_CALLS]"
-_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\]\s*)?(\{.*)", re.DOTALL)
+"""No two parts match the same white space, of which all ways to share it would be tried."""
 
 
 class MistralToolParser:
     """A `ToolParser` that holds back everything after the first marker until the end."""
 
     def __init__(self) -> None:
-        self._text = ""
+        self._rest = ""  # may be the beginning of the first marker
+        self._held = HeldText()  # from that marker on
         self._has_marker = False
 
     def feed(self, text: str) -> OutputDelta:
         """See `ToolParser`."""
-        self._text += text
         if self._has_marker:
+            self._held.add(text)
             return OutputDelta()
-        position = self._text.find(MARKER)
-        self._has_marker = position >= 0
-        safe = len(self._text) - partial_marker_length(self._text, MARKER)
-        end = position if self._has_marker else safe
-        delta = OutputDelta(self._text[:end])
-        self._text = self._text[end:]
-        return delta
+        text = self._rest + text
+        end = text.find(MARKER)
+        if end >= 0:
+            self._has_marker = True
+            self._held.add(text[end:])
+        else:
+            end = len(text) - partial_marker_length(text, MARKER)
+        self._rest = text[end:]
+        return OutputDelta(text[:end])
 
     def finish(self) -> OutputDelta:
         """See `ToolParser`."""
         if not self._has_marker:
-            return OutputDelta(self._text)
+            return OutputDelta(self._rest)
+        text = self._held.take()
         builder = CallBuilder()
         try:
-            values = [value for part in self._text.split(MARKER)[1:] for value in _values(part)]
+            values = [value for part in text.split(MARKER)[1:] for value in _values(part)]
         except ValueError:
-            return OutputDelta(self._text)
+            return OutputDelta(text)
         calls = [call for call in map(parse_call, values) if call is not None]
         if not calls or len(calls) < len(values):
-            return OutputDelta(self._text)
+            return OutputDelta(text)
         return OutputDelta(calls=[builder.build(*call) for call in calls])
 
 
