@@ -10,8 +10,6 @@ from torch import Tensor
 
 from torch_armllm.checkpoint.tensor_headers import TensorHeader
 
-_NARROW = ("F8_", "F6_", "F4")
-"""Beginnings of the names of dtypes that hold a weight only together with scales."""
 _SCALES = (
     (re.compile(r"weight_scale_inv$"), "float8 in blocks, as DeepSeek stores it"),
     (re.compile(r"\.(weight_)?scale_inv$"), "float8 in blocks"),
@@ -26,7 +24,8 @@ _SCALES = (
 """Names of tensors without which a quantized weight is another one, and the tools that write them."""
 _COMPUTED = re.compile(r"\.num_batches_tracked$")
 """Missing tensors without which a model computes the same."""
-_BIAS = re.compile(r"(^|[._])bias$")
+BIAS = re.compile(r"(^|[._])bias$")
+"""Names of biases, which change nothing if they are 0."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +100,19 @@ def _refuse_quantized(found: Incoming, unread: Sequence[str]) -> None:
                 "get the config.json that belongs to it, or a bfloat16 checkpoint of the model"
             )
     for name, header in found.plain.items():
-        if header.dtype.startswith(_NARROW):
+        if not header.is_float:
             raise ValueError(
-                f"{name} is {header.dtype} in {header.file}, and config.json has no quantization_config that "
-                "says how it is scaled: get the config.json that belongs to it, or a bfloat16 checkpoint of "
-                "the model"
+                f"{name} is {header.dtype} in {header.file}, and a float is expected, as config.json has no "
+                "quantization_config that says how it is scaled: get the config.json that belongs to it, or a "
+                "bfloat16 checkpoint of the model"
             )
 
 
 def _is_zero_bias(found: Incoming, name: str) -> bool:
     """True for a bias of zeros, as tools write it for layers that have none."""
-    return found.read is not None and bool(_BIAS.search(name)) and not bool(found.read(name).any())
+    if found.read is None or name not in found.stored or not BIAS.search(name):
+        return False
+    return not bool(found.read(name).any())
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
