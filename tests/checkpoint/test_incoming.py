@@ -115,13 +115,8 @@ def test_a_head_of_its_own_beside_a_tied_configuration(
 
 def test_a_head_that_gptq_quantized_beside_a_tied_configuration(tmp_path: Path) -> None:
     options = (32, True, 1, False)
-    saved_folders.write(
-        tmp_path,
-        "llama",
-        test_gptq.encoder(*options),
-        test_gptq.settings(*options),
-        tie_word_embeddings=False,
-    )
+    sizes = {"vocab_size": 96, "tie_word_embeddings": False}
+    saved_folders.write(tmp_path, "llama", test_gptq.encoder(*options), test_gptq.settings(*options), **sizes)
     folder = tmp_path / "quantized"
 
     def quantize_head(state: dict[str, Tensor]) -> None:

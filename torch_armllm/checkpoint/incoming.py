@@ -102,9 +102,9 @@ def _refuse_quantized(found: Incoming, unread: Sequence[str]) -> None:
     for name, header in found.plain.items():
         if not header.is_float:
             raise ValueError(
-                f"{name} is {header.dtype} in {header.file}, and a float is expected, as config.json has no "
-                "quantization_config that says how it is scaled: get the config.json that belongs to it, or a "
-                "bfloat16 checkpoint of the model"
+                f"{name} is {header.dtype} in {header.file}, and a float is expected: config.json has no "
+                "quantization_config that says how it is scaled; get the config.json that belongs to it, or "
+                "a bfloat16 checkpoint of the model"
             )
 
 

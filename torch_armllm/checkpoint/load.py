@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 import transformers
 from transformers import (
     AutoModelForCausalLM,
+    AutoProcessor,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -34,7 +36,7 @@ from torch_armllm.checkpoint.pretrained import load_pretrained
 from torch_armllm.checkpoint.saved_metadata import verify_folder
 from torch_armllm.checkpoint.source_name import DENSE, MOE, check_source, not_found
 from torch_armllm.checkpoint.upcycle import upcycle
-from torch_armllm.checkpoint.weight_files import read_index
+from torch_armllm.checkpoint.weight_files import find_file, read_index
 from torch_armllm.hf.names import METHOD
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.recipe import Recipe
@@ -217,6 +219,27 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
     with naming_extra("timm", f"the vision tower of {source}"), not_found(path):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+
+
+def load_processor(source: str) -> Any:
+    """Loads the processor of a model that takes pictures or sound.
+
+    Raises:
+        ValueError: its files name another repository, or do not fit.
+        OSError: there is none.
+        ImportError: it needs a package that is not installed.
+    """
+    for name in ("processor_config.json", "audio_tokenizer_config.json"):
+        file = find_file(source, name)
+        fields = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+        part = fields.get("audio_tokenizer", fields) if isinstance(fields, dict) else {}
+        other = part.get("audio_tokenizer_name_or_path") if isinstance(part, dict) else None
+        if other is not None:
+            raise ValueError(
+                f"{name} names the audio tokenizer {other!r}, which would be loaded from its own repository: "
+                "no model that is served needs one; remove the entry"
+            )
+    return AutoProcessor.from_pretrained(source, trust_remote_code=False)
 
 
 def _with_settings(config: PreTrainedConfig, changes: dict[str, Any]) -> None:

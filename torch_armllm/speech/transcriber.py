@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
     AutoModelForSpeechSeq2Seq,
-    AutoProcessor,
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
 )
 
-from torch_armllm.checkpoint.load import resolve
+from torch_armllm.checkpoint.load import load_processor, resolve
 from torch_armllm.checkpoint.model_config import read_config
 from torch_armllm.checkpoint.pretrained import load_pretrained
 from torch_armllm.patching.patch import patch
@@ -76,7 +75,7 @@ class Transcriber:
         if not is_patched(loaded):
             patch(loaded, quantization, progress=progress)
         self.model = loaded
-        self.processor = processor or AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        self.processor = processor or load_processor(source)
         self._lock = threading.Lock()
 
     @property
