@@ -41,10 +41,10 @@ def _write(family: str, folder: Path) -> Any:
     if family not in CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {family}")
     kind = CONFIG_MAPPING[family]
-    inner = {name: {"model_type": getattr(kind(), name).model_type} for name in ("text_config", "audio_config")}
+    whole = kind()
+    text = {"model_type": whole.text_config.model_type, **_TEXT}
     config = kind(
-        text_config={**inner["text_config"], **_TEXT},
-        audio_config={**inner["audio_config"], **_AUDIO[family]},
+        text_config=text, audio_config={"model_type": whole.audio_config.model_type, **_AUDIO[family]}
     )
     torch.manual_seed(0)
     model = auto_class(config).from_config(config, dtype=torch.float32).eval()
@@ -60,7 +60,8 @@ def test_models_of_sound_and_text(family: str, tmp_path: Path) -> None:
     wanted = expected(input_ids=ids).logits
     assert torch.equal(load_model(str(tmp_path / "float"), "auto")(input_ids=ids).logits, wanted)
     quantize_folder(tmp_path / "float", tmp_path / "packed", "int8", progress=False)
-    for model in (load(str(tmp_path / "float"), "int8", fuse=False), load(str(tmp_path / "packed"), fuse=False)):
+    for folder in ("float", "packed"):
+        model = load(str(tmp_path / folder), "int8", fuse=False)
         found = model(input_ids=ids).logits
         assert float((found - wanted).norm()) < 0.05 * float(wanted.norm())
 

@@ -22,6 +22,8 @@ _SCALES = (
     (re.compile(r"weight_(packed|shape|zero_point|g_idx)$"), "compressed-tensors"),
 )
 """Names of tensors without which a quantized weight is another one, and the tools that write them."""
+ACTIVATION_SCALES = r"(^|[._])(input|output|[qkvp])_(scale|zero_point)$"
+"""Names of scales of activations, keys and values, which this package computes for each token."""
 _COMPUTED = re.compile(r"\.num_batches_tracked$")
 """Missing tensors without which a model computes the same."""
 BIAS = re.compile(r"(^|[._])bias$")
@@ -95,9 +97,9 @@ def _refuse_quantized(found: Incoming, unread: Sequence[str]) -> None:
         scheme = next((scheme for pattern, scheme in _SCALES if pattern.search(name)), None)
         if scheme is not None:
             raise ValueError(
-                f"{found.source} holds {name}, which looks like a weight quantized by {scheme}, and "
-                "config.json has no quantization_config that says so: the weight would be read without it; "
-                "get the config.json that belongs to it, or a bfloat16 checkpoint of the model"
+                f"{found.source} holds {name}, which looks like a part of a weight quantized by {scheme}, "
+                "and nothing reads it: the quantization_config in config.json is missing, or belongs to "
+                "another checkpoint; get the config.json that belongs to this one, or a bfloat16 checkpoint"
             )
     for name, header in found.plain.items():
         if not header.is_float:

@@ -51,7 +51,7 @@ class LeftOut:
 
     def _class_of_config(self) -> Any:
         """Returns the class that config.json names, if it is another one than the model's."""
-        name = (self._config.architectures or [""])[0]
+        name = str((self._config.architectures or [""])[0])
         kind = getattr(transformers, name, None)
         fits = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
         own = fits and kind.config_class is type(self._config) and kind is not type(self._model)

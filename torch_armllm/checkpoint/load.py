@@ -188,12 +188,18 @@ _OTHERS = ("ImageTextToText", "MultimodalLM", "SpeechSeq2Seq")
 
 
 def auto_class(config: Any) -> Any:
-    """Returns the class that makes a model of a configuration: pictures and sound have their own."""
+    """Returns the class that makes a language model of a configuration: pictures and sound have their own.
+
+    If transformers has no auto class for a configuration, the class that config.json names is taken.
+    """
     kind = type(config)
     if kind in AutoModelForCausalLM._model_mapping and config.model_type not in _TEXT_APART:
         return AutoModelForCausalLM
     autos = (getattr(transformers, f"AutoModelFor{name}", None) for name in _OTHERS)
     found = (auto for auto in autos if auto is not None and kind in auto._model_mapping)
+    named = getattr(transformers, str((config.architectures or [""])[0]), None)
+    if isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is kind:
+        return next(found, named if named.can_generate() else AutoModelForCausalLM)
     return next(found, AutoModelForCausalLM)
 
 

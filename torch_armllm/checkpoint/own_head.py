@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from torch_armllm.checkpoint.model_config import config_errors
+from torch_armllm.checkpoint.empty_model import empty_model
 from torch_armllm.checkpoint.model_names import ModelNames
 from torch_armllm.checkpoint.tensor_headers import TensorHeader, read_headers, read_tensor
 from torch_armllm.checkpoint.weight_files import weight_files
@@ -40,10 +40,7 @@ def untie_own_head(kind: Any, source: str, config: PreTrainedConfig) -> None:
     vocabulary = getattr(text, "vocab_size", None)
     if sum(vocabulary in header.shape and len(header.shape) > 1 for header in headers.values()) < 2:
         return
-    with config_errors(source), torch.device("meta"):
-        make = getattr(kind, "from_config", None) or kind._from_config
-        model = make(config)
-    head = _own_head(model, headers)
+    head = _own_head(empty_model(kind, config, source), headers)
     if head is not None:
         logger.warning(
             "%s holds %s, which is another tensor than the embedding, though its config.json says "
@@ -60,8 +57,8 @@ def _own_head(model: Any, headers: Mapping[str, TensorHeader]) -> str | None:
     names = ModelNames(model)
     stored = {target: key for key in headers for target in names.of(key)[0]}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding is None or head is None:
-        return None
+    if embedding is None or head is None or embedding.weight is not head.weight:
+        return None  # the class does not tie them
     places = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
     one, other = f"{places[id(embedding)]}.weight", f"{places[id(head)]}.weight"
     packed = f"{places[id(head)]}."

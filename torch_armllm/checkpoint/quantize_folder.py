@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from torch_armllm.checkpoint.block_reader import BlockReader
+from torch_armllm.checkpoint.empty_model import empty_model
 from torch_armllm.checkpoint.journal import Journal, fingerprint
 from torch_armllm.checkpoint.load import auto_class
 from torch_armllm.checkpoint.measured_blocks import measured_by_blocks
-from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
+from torch_armllm.checkpoint.model_config import check_one_stack, read_config
 from torch_armllm.checkpoint.own_head import untie_own_head
 from torch_armllm.checkpoint.pretrained import refuse_adapter
 from torch_armllm.checkpoint.streamed_calibration import (
@@ -260,8 +261,7 @@ def _empty_model(source: Path) -> Any:
     check_one_stack(str(source), config)
     untie_own_head(auto_class(config), str(source), config)
     dtype = getattr(config, "dtype", None) or torch.float32
-    with config_errors(str(source)), torch.device("meta"):
-        model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=False).eval()
+    model = empty_model(auto_class(config), config, str(source), dtype)
     model.tie_weights()
     return model
 

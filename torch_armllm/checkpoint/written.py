@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
-import torch
-
+from torch_armllm.checkpoint.empty_model import empty_model
 from torch_armllm.checkpoint.incoming import Incoming, check_incoming
 from torch_armllm.checkpoint.load import auto_class
 from torch_armllm.checkpoint.model_config import read_config
@@ -43,8 +41,7 @@ def _check(folder: Path) -> None:
     check_record(headers, settings.modules)
     plain = copy.deepcopy(config)
     del plain.quantization_config
-    with torch.device("meta"):
-        model: Any = auto_class(plain).from_config(plain, trust_remote_code=False)
+    model = empty_model(auto_class(plain), plain, str(folder))
     build_skeleton(model, settings)
     names = ModelNames(model)
     stored = {target for key in headers for target in names.of(key)[0]}

@@ -83,7 +83,7 @@ class ArmInt4Quantizer(HfQuantizer):
 
     def _check_names(self, model: Any) -> None:
         """Raises ValueError if files hold tensors that the model does not have."""
-        from torch_armllm.checkpoint.incoming import BIAS, Incoming, check_incoming
+        from torch_armllm.checkpoint.incoming import ACTIVATION_SCALES, BIAS, Incoming, check_incoming
         from torch_armllm.checkpoint.left_out import LeftOut
         from torch_armllm.checkpoint.model_fit import unread_tensors
         from torch_armllm.checkpoint.model_names import ModelNames
@@ -100,6 +100,7 @@ class ArmInt4Quantizer(HfQuantizer):
                 type(model).__name__,
                 unread=[name for name in unread if name not in left_out],
                 stored=headers,
+                irrelevant=() if config.stored is None else (ACTIVATION_SCALES,),
                 read=lambda name: read_tensor(headers[name], name),
             )
         )

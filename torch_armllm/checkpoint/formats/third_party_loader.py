@@ -14,7 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PreTrain
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyRows, LazyWeight
 from torch_armllm.checkpoint.formats.pack_modules import packed_experts, packed_linear
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
-from torch_armllm.checkpoint.incoming import Incoming, check_incoming
+from torch_armllm.checkpoint.incoming import ACTIVATION_SCALES, Incoming, check_incoming
 from torch_armllm.checkpoint.layer_loader import LayerLoader
 from torch_armllm.checkpoint.left_out import LeftOut
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
@@ -169,6 +169,7 @@ def load_third_party(
             missing=missing,
             unread=[name for name in info["unexpected_keys"] if name not in left_out],
             stored=checkpoint.stored,
+            irrelevant=(ACTIVATION_SCALES,),
             read=lambda name: checkpoint.weights[name][...],
         )
     )
