@@ -15,7 +15,7 @@ from torch_armllm.checkpoint.saved_metadata import check_record
 from torch_armllm.checkpoint.tensor_headers import read_headers
 from torch_armllm.checkpoint.weight_files import SAFETENSORS, weight_files
 from torch_armllm.quant.config import ArmInt4Config
-from torch_armllm.quant.skeleton import build_skeleton
+from torch_armllm.quant.skeleton import build_skeleton, forget_ties
 
 
 def check_written(folder: Path) -> None:
@@ -43,11 +43,14 @@ def _check(folder: Path) -> None:
     del plain.quantization_config
     model = empty_model(auto_class(plain), plain, str(folder))
     build_skeleton(model, settings)
+    forget_ties(model)
     names = ModelNames(model)
     stored = {target for key in headers for target in names.of(key)[0]}
     tensors = model.state_dict(keep_vars=True)
     read = {id(tensor) for name, tensor in tensors.items() if name in stored}
-    missing = [name for name, tensor in tensors.items() if id(tensor) not in read]
+    ties = dict(model.all_tied_weights_keys)
+    tied = {one for pair in ties.items() if stored & set(pair) for one in pair}
+    missing = [name for name, tensor in tensors.items() if id(tensor) not in read and name not in tied]
     optional = tuple(model._keys_to_ignore_on_load_missing or ())
     check_incoming(
         Incoming(
