@@ -52,7 +52,7 @@ class LeftOut:
     def _class_of_config(self) -> Any:
         """Returns the class that config.json names, if it is another one than the model's."""
         name = str((self._config.architectures or [""])[0])
-        kind = getattr(transformers, name, None)
+        kind: Any = getattr(transformers, name, None)
         fits = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
         own = fits and kind.config_class is type(self._config) and kind is not type(self._model)
         return kind if own else None

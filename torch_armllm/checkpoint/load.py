@@ -197,7 +197,7 @@ def auto_class(config: Any) -> Any:
         return AutoModelForCausalLM
     autos = (getattr(transformers, f"AutoModelFor{name}", None) for name in _OTHERS)
     found = (auto for auto in autos if auto is not None and kind in auto._model_mapping)
-    named = getattr(transformers, str((config.architectures or [""])[0]), None)
+    named: Any = getattr(transformers, str((config.architectures or [""])[0]), None)
     if isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is kind:
         return next(found, named if named.can_generate() else AutoModelForCausalLM)
     return next(found, AutoModelForCausalLM)

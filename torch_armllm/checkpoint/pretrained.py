@@ -61,7 +61,7 @@ def load_pretrained(
         )
     if not hasattr(model, "hf_quantizer"):  # the quantizer has checked what it read
         check_loaded(model, info, source, config, optional)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def refuse_adapter(source: str) -> None:
