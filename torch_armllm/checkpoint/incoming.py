@@ -32,7 +32,7 @@ BIAS = re.compile(r"(^|[._])bias$")
 
 @dataclass(frozen=True)
 class Incoming:
-    """What a reader found in a checkpoint.
+    """The findings of a reader in a checkpoint.
 
     Attributes:
         source: the folder, file or hub name.
