@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,11 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
+from torch_armllm.checkpoint.incoming import Incoming, check_incoming
+from torch_armllm.checkpoint.left_out import LeftOut
+from torch_armllm.checkpoint.model_fit import check_fit, unread_tensors
 from torch_armllm.checkpoint.model_names import ModelNames
-from torch_armllm.checkpoint.tensor_headers import read_headers
+from torch_armllm.checkpoint.tensor_headers import TensorHeader, read_headers, read_tensor
 
 _BLOCK = re.compile(r"(.*?\.\d+)\.")
 """A decoder layer: a name up to its first number, inclusive."""
@@ -42,17 +45,21 @@ class BlockReader:
         Raises:
             ValueError: a file is damaged, or no file has some of the model's tensors.
         """
-        self._model = model
+        self._model, self._source = model, files[0].parent
         names_of = ModelNames(model)
         self._mapping = names_of.mapping
         self._ties = _tied(model)
         self._keys: dict[str, list[tuple[str, Path]]] = defaultdict(list)
         available: set[str] = set()
-        for key, header in read_headers(files).items():
+        headers = read_headers(files)
+        unread = unread_tensors(headers, model, names_of)
+        for key, header in headers.items():
             names, _ = names_of.of(key)
             available.update(names)
-            self._keys[block_of(names[0])].append((key, Path(header.file)))
-        self._refuse_missing(set(names_of.state) - available)
+            if any(name in names_of.state for name in names):
+                self._keys[block_of(names[0])].append((key, Path(header.file)))
+        self._check(headers, self._missing(set(names_of.state) - available), unread)
+        check_fit(headers, model)
         # the head comes after the base model, whether or not it is tied to the embedding
         self.blocks = sorted(
             self._keys, key=lambda block: (not _BLOCK.match(f"{block}."), dot_natural_key(block))
@@ -115,19 +122,29 @@ class BlockReader:
                 if buffer is not None and not buffer.is_meta and not stays:
                     module._buffers[name] = torch.empty_like(buffer, device="meta")
 
-    def _refuse_missing(self, missing: set[str]) -> None:
+    def _missing(self, missing: set[str]) -> list[str]:
+        """Returns the tensors that no file holds, without those that are tied to another one."""
         for uses in self._ties:
             names = {name for name, _, _ in uses}
             if not names <= missing:
                 missing = missing - names
         allowed = self._model._keys_to_ignore_on_load_missing or []
-        empty = sorted(name for name in missing if not any(re.search(pattern, name) for pattern in allowed))
-        if empty:
-            more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-            raise ValueError(
-                f"the checkpoint has no {', '.join(empty[:3])}{more}: a file is missing, or config.json "
-                "belongs to another model"
+        return sorted(name for name in missing if not any(re.search(pattern, name) for pattern in allowed))
+
+    def _check(
+        self, headers: Mapping[str, TensorHeader], missing: Sequence[str], unread: Sequence[str]
+    ) -> None:
+        left_out = LeftOut(self._model, self._model.config, headers)
+        check_incoming(
+            Incoming(
+                str(self._source),
+                type(self._model).__name__,
+                missing=missing,
+                unread=[name for name in unread if name not in left_out],
+                stored=headers,
+                read=lambda name: read_tensor(headers[name], name),
             )
+        )
 
     def _config(self) -> LoadStateDictConfig:
         dtype = self._model.dtype

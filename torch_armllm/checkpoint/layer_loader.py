@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.checkpoint.incoming import Incoming, check_incoming
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layer_quantizer import LayerQuantizer
 from torch_armllm.quant.layers import Layer, check_finite, find_layers
@@ -123,9 +124,5 @@ def refuse_missing(model: Any) -> None:
         for name, tensor in chain(model.named_parameters(), model.named_buffers())
         if name in stored and not getattr(tensor, "_is_hf_initialized", False)
     ]
-    if empty:
-        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-        raise ValueError(
-            f"the checkpoint has no {', '.join(empty[:3])}{more}: a file is missing, or config.json belongs "
-            "to another model"
-        )
+    source = str(getattr(model.config, "name_or_path", "")) or "the checkpoint"
+    check_incoming(Incoming(source, type(model).__name__, missing=empty))

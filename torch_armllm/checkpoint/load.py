@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoProcessor,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -33,10 +33,11 @@ from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
 from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config, with_overrides
 from torch_armllm.checkpoint.named_files import check_tokenizer_names
+from torch_armllm.checkpoint.pretrained import load_pretrained
 from torch_armllm.checkpoint.saved_metadata import verify_folder
 from torch_armllm.checkpoint.source_name import DENSE, MOE, check_source, not_found
 from torch_armllm.checkpoint.upcycle import upcycle
-from torch_armllm.checkpoint.weight_files import read_index
+from torch_armllm.checkpoint.weight_files import find_file, read_index
 from torch_armllm.hf.names import METHOD
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.recipe import Recipe
@@ -104,16 +105,14 @@ def load(
     settings = quantization_settings(saved)
     if settings is not None and requantize:
         recipe.check_packed(ArmInt4Config(**settings).recipe)
-    with config_errors(path):
-        if settings is None:
-            options: dict[str, Any] = {"quantization_config": config}
-        else:
-            changes = {"fuse": fuse} | ({} if kv_cache_dtype is None else {"kv_cache": kv_cache_dtype})
-            options = {"config": _with_settings(saved, changes)}
-        model: PreTrainedModel = auto_class(saved).from_pretrained(
-            path, dtype=dtype, trust_remote_code=False, **options
-        )
-    return model.eval()
+    options: dict[str, Any] = {}
+    if settings is None:
+        options["quantization_config"] = config
+    else:
+        changes = {"fuse": fuse} | ({} if kv_cache_dtype is None else {"kv_cache": kv_cache_dtype})
+        with config_errors(path):
+            _with_settings(saved, changes)
+    return load_pretrained(auto_class(saved), path, saved, dtype=dtype, **options).eval()
 
 
 def load_model(
@@ -148,7 +147,6 @@ def load_model(
     if hf_overrides:
         config = with_overrides(path, config, hf_overrides)
     check_one_stack(path, config)
-    options: dict[str, Any]
     third_party = open_third_party(path, config, dequantize)
     if third_party is not None and dequantize:
         return load_third_party(third_party, None, dtype)
@@ -160,8 +158,9 @@ def load_model(
             int16_activations=requested.int16_activations,
         )
         return load_third_party(third_party, ArmInt4Config(recipe, kv_cache_dtype=kv_cache_dtype), dtype)
-    options = {"config": config, "dtype": dtype}
-    if config is not None and getattr(config, "quantization_config", None) is not None:
+    assert config is not None
+    options: dict[str, Any] = {}
+    if getattr(config, "quantization_config", None) is not None:
         if kv_cache_dtype is not None:
             with config_errors(path):
                 _with_settings(config, {"kv_cache": kv_cache_dtype})
@@ -178,8 +177,7 @@ def load_model(
         )
         layerwise = replace(quantization, importance=None)
         options["quantization_config"] = ArmInt4Config(layerwise, kv_cache_dtype=kv_cache_dtype)
-    with config_errors(path):
-        model = auto_class(config).from_pretrained(path, trust_remote_code=False, **options).eval()
+    model: Any = load_pretrained(auto_class(config), path, config, dtype=dtype, **options).eval()
     if not hasattr(model, "hf_quantizer"):
         check_small_tensors(model, lambda name: path)
     return upcycle(model, progress=progress) if source == MOE else model
@@ -187,15 +185,24 @@ def load_model(
 
 _TEXT_APART = ("llama4", "qwen3_5", "qwen3_5_moe")
 """Model types that take pictures, and of which transformers also makes a model of texts alone."""
+_OTHERS = ("ImageTextToText", "MultimodalLM", "SpeechSeq2Seq")
+"""Kinds of models that generate text and take pictures or sound too."""
 
 
 def auto_class(config: Any) -> Any:
-    """Returns the class that makes a model of a configuration: models of text and pictures have their own."""
+    """Returns the class that makes a language model of a configuration: pictures and sound have their own.
+
+    If transformers has no auto class for a configuration, the class that config.json names is taken.
+    """
     kind = type(config)
-    takes_pictures = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and (
-        kind not in MODEL_FOR_CAUSAL_LM_MAPPING or config.model_type in _TEXT_APART
-    )
-    return AutoModelForImageTextToText if takes_pictures else AutoModelForCausalLM
+    if kind in AutoModelForCausalLM._model_mapping and config.model_type not in _TEXT_APART:
+        return AutoModelForCausalLM
+    autos = (getattr(transformers, f"AutoModelFor{name}", None) for name in _OTHERS)
+    found = (auto for auto in autos if auto is not None and kind in auto._model_mapping)
+    named: Any = getattr(transformers, str((config.architectures or [""])[0]), None)
+    if isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is kind:
+        return next(found, named if named.can_generate() else AutoModelForCausalLM)
+    return next(found, AutoModelForCausalLM)
 
 
 def verify_source(source: str) -> int:
@@ -224,13 +231,33 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
 
 
-def _with_settings(config: PreTrainedConfig, changes: dict[str, Any]) -> PreTrainedConfig:
+def load_processor(source: str) -> Any:
+    """Loads the processor of a model that takes pictures or sound.
+
+    Raises:
+        ValueError: its files name another repository, or do not fit.
+        OSError: there is none.
+        ImportError: it needs a package that is not installed.
+    """
+    for name in ("processor_config.json", "audio_tokenizer_config.json"):
+        file = find_file(source, name)
+        fields = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+        part = fields.get("audio_tokenizer", fields) if isinstance(fields, dict) else {}
+        other = part.get("audio_tokenizer_name_or_path") if isinstance(part, dict) else None
+        if other is not None:
+            raise ValueError(
+                f"{name} names the audio tokenizer {other!r}, which would be loaded from its own repository: "
+                "no model that is served needs one; remove the entry"
+            )
+    return AutoProcessor.from_pretrained(source, trust_remote_code=False)
+
+
+def _with_settings(config: PreTrainedConfig, changes: dict[str, Any]) -> None:
     """Replaces settings in the ``quantization_config`` that this package saved; of others, none."""
     settings = getattr(config, "quantization_config", None)
     if isinstance(settings, dict) and settings.get("quant_method") == METHOD:
         ArmInt4Config.from_dict(settings)  # what is wrong in them is reported, not replaced
         settings.update(changes)
-    return config
 
 
 def _config(path: str) -> PreTrainedConfig | None:

@@ -16,19 +16,29 @@ from torch_armllm.quant.parallel import each
 _SMALL = 1 << 20
 """Values of the largest tensor that is checked: norms, biases and routers, not embeddings and matrices."""
 
+_NO_BOUND = {"_min": -torch.inf, "_max": torch.inf}
+"""Values of clip bounds, such as ``input_max``, that clip nothing, by the ends of their names."""
+
 FileOf = Callable[[str], str]
 """Returns the file of a tensor, for messages."""
 
 
 def check_small_tensors(model: nn.Module, file_of: FileOf) -> None:
-    """Raises ValueError if a norm, a bias or another small float holds a NaN or an infinity."""
+    """Raises ValueError if a norm, a bias or another small float holds a NaN or an infinity.
+
+    A clip bound may be infinite.
+    """
     stored = set(model.state_dict())
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         small = tensor.is_floating_point() and tensor.numel() <= _SMALL
         if small and name in stored and not tensor.is_meta and not bool(tensor.isfinite().all()):
-            index = tuple(int(axis[0]) for axis in torch.where(~tensor.detach().isfinite()))
+            values = tensor.detach()
+            wrong = ~values.isfinite() & (values != _NO_BOUND.get(f"_{name.rpartition('_')[2]}", torch.nan))
+            if not bool(wrong.any()):
+                continue
+            index = tuple(int(axis) for axis in wrong.nonzero()[0])
             raise ValueError(
-                f"{name} in {file_of(name)} holds {float(tensor.detach()[index])} at {index}, and finite "
+                f"{name} in {file_of(name)} holds {float(values[index])} at {index}, and finite "
                 "values are expected: the checkpoint is damaged; get it anew"
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from torch_armllm.checkpoint.config_fields import check_fields, without_choices
 from torch_armllm.checkpoint.named_files import check_named_files
 from torch_armllm.checkpoint.source_name import not_found
 from torch_armllm.system.extras import naming_extra
@@ -25,16 +26,20 @@ _CODE = "custom code"
 def read_config(source: str) -> PreTrainedConfig:
     """Reads the config.json of a folder or hub name; code of a checkpoint is never run.
 
+    Fields that would choose code or kernels are taken out, with a warning.
+
     Raises:
         ValueError: a field has a value that transformers cannot use, or the model needs code of its own.
         OSError: there is none, or it is no JSON.
         ImportError: the vision tower needs timm, which is not installed.
     """
     with naming_extra("timm", f"the vision tower of {source}"), config_errors(source), not_found(source):
+        fields, _ = PreTrainedConfig.get_config_dict(source)
+        check_fields(source, fields)
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_sizes(source, config)
     check_named_files(source)
-    return config
+    return without_choices(source, config)
 
 
 def with_overrides(
@@ -55,9 +60,11 @@ def with_overrides(
         raise ValueError(f"hf_overrides replace fields of config.json, and {source} is a single file")
     fields, _ = PreTrainedConfig.get_config_dict(source)
     with config_errors(source):
-        made: PreTrainedConfig = type(config).from_dict(_merged(fields, overrides))
+        merged = _merged(fields, overrides)
+        check_fields(source, merged)
+        made: PreTrainedConfig = type(config).from_dict(merged)
         check_sizes(source, made)
-    return made
+    return without_choices(source, made)
 
 
 def _merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

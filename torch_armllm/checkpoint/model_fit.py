@@ -12,8 +12,6 @@ from torch import Tensor
 from torch_armllm.checkpoint.model_names import ModelNames
 from torch_armllm.checkpoint.tensor_headers import FLOATS, INTEGERS, TensorHeader
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_BLOCK = re.compile(r".*?\.\d+\.")
 _INTEGERS = {
     torch.uint8: ("U8",),
     torch.int8: ("I8",),
@@ -23,7 +21,7 @@ _INTEGERS = {
 }
 
 
-def check_fit(headers: Mapping[str, TensorHeader], model: Any, saved: bool = False) -> list[str]:
+def check_fit(headers: Mapping[str, TensorHeader], model: Any) -> None:
     """Compares names, shapes and dtypes of stored tensors with those of a model on the meta device.
 
     A tensor that transformers merges with others is compared once it is merged.
@@ -31,19 +29,11 @@ def check_fit(headers: Mapping[str, TensorHeader], model: Any, saved: bool = Fal
     Args:
         headers: of the stored tensors.
         model: the model.
-        saved: this package wrote the files, which then hold nothing that the model does not have.
-
-    Returns:
-        The stored biases of layers that have none in the model: they may be ignored if they are 0.
 
     Raises:
-        ValueError: a tensor has another shape or dtype than in the model, or belongs to a layer that the
-            model does not have.
+        ValueError: a tensor has another shape or dtype than in the model.
     """
     names = ModelNames(model)
-    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    patterns = {_NUMBER.sub("#", name) for name in names.state}
-    biases = []
     for key, header in headers.items():
         targets, converted = names.of(key)
         for target in targets:
@@ -52,21 +42,31 @@ def check_fit(headers: Mapping[str, TensorHeader], model: Any, saved: bool = Fal
                 _check_dtype(key, header, expected)
                 if not converted:
                     _check_shape(key, header, expected)
-            elif saved or _NUMBER.sub("#", target) in patterns:
-                if not any(one.search(target) or one.search(key) for one in ignored):
-                    raise ValueError(_unexpected(key, header, target, model))
-            elif target.endswith(".bias") and f"{target.removesuffix('bias')}weight" in names.state:
-                biases.append(key)
-    return biases
 
 
-def _unexpected(key: str, header: TensorHeader, target: str, model: Any) -> str:
-    block = _BLOCK.match(target)
-    return (
-        f"{header.file} holds {key}, and {type(model).__name__} has no "
-        f"{block.group().rstrip('.') if block else target}: config.json belongs to another checkpoint, or "
-        "names fewer layers or experts than there are"
-    )
+def unread_tensors(headers: Mapping[str, TensorHeader], model: Any, names: ModelNames) -> list[str]:
+    """Returns the stored tensors that the model does not have, by their names in the files.
+
+    Those that transformers knows to be of no use are left out.
+    """
+    ignored = [re.compile(pattern) for pattern in _ignored_patterns(model)]
+    unread = []
+    for key in headers:
+        unknown = [target for target in names.of(key)[0] if target not in names.state]
+        if unknown and not any(one.search(name) for one in ignored for name in (key, *unknown)):
+            unread.append(key)
+    return unread
+
+
+def _ignored_patterns(model: Any) -> set[str]:
+    """Returns patterns of tensors that models do without, as transformers' loader has them."""
+    patterns = set(model._keys_to_ignore_on_load_unexpected or ())
+    buffers = [name for name, _ in model.named_buffers()]
+    if any(name.endswith("rotary_emb.inv_freq") for name in buffers):
+        patterns.add(r"rotary_emb\.inv_freq")
+    if any(name.endswith("position_ids") for name in buffers):
+        patterns.add(r"(^|\.)position_ids$")
+    return patterns
 
 
 def _check_shape(key: str, header: TensorHeader, expected: Tensor) -> None:

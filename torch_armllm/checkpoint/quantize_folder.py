@@ -17,16 +17,20 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from torch_armllm.checkpoint.block_reader import BlockReader
+from torch_armllm.checkpoint.empty_model import empty_model
 from torch_armllm.checkpoint.journal import Journal, fingerprint
 from torch_armllm.checkpoint.load import auto_class
 from torch_armllm.checkpoint.measured_blocks import measured_by_blocks
-from torch_armllm.checkpoint.model_config import check_one_stack, config_errors, read_config
+from torch_armllm.checkpoint.model_config import check_one_stack, read_config
+from torch_armllm.checkpoint.own_head import untie_own_head
+from torch_armllm.checkpoint.pretrained import refuse_adapter
 from torch_armllm.checkpoint.streamed_calibration import (
     NoCalibration,
     StreamedCalibration,
     remove_calibration_files,
 )
 from torch_armllm.checkpoint.weight_files import SAFETENSORS, weight_files
+from torch_armllm.checkpoint.written import check_written
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layer_quantizer import LayerQuantizer
 from torch_armllm.quant.layers import Layer, check_finite, find_layers
@@ -90,6 +94,7 @@ def quantize_folder(
     source, out = Path(source), Path(out)
     recipe = Recipe.of(quantization)
     files = _float_weight_files(source)
+    refuse_adapter(str(source))
     model = _empty_model(source)
     layers, schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
     reader = BlockReader(model, files)
@@ -128,6 +133,7 @@ def quantize_folder(
             release_free_memory()
     written = journal.finish()
     _write_metadata(model, source, out, ArmInt4Config(recipe, modules=journal.modules))
+    check_written(out)
     remove_calibration_files(out)
     journal.close()  # last: without it, what an interrupted run leaves would be a stranger's folder
     positions = {layer.name: position for position, layer in enumerate(layers)}
@@ -254,9 +260,9 @@ def _float_weight_files(source: Path) -> list[Path]:
 def _empty_model(source: Path) -> Any:
     config = read_config(str(source))
     check_one_stack(str(source), config)
+    untie_own_head(auto_class(config), str(source), config)
     dtype = getattr(config, "dtype", None) or torch.float32
-    with config_errors(str(source)), torch.device("meta"):
-        model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=False).eval()
+    model = empty_model(auto_class(config), config, str(source), dtype)
     model.tie_weights()
     return model
 

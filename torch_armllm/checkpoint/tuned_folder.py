@@ -13,6 +13,7 @@ from torch_armllm.checkpoint.load import load, load_model
 from torch_armllm.checkpoint.saved_metadata import make_record
 from torch_armllm.checkpoint.shard import write_shard
 from torch_armllm.checkpoint.weight_files import SAFETENSORS, weight_files
+from torch_armllm.checkpoint.written import check_written
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.scale_tuning import Tuned, tune_scales
 from torch_armllm.system.files import atomic_file
@@ -41,6 +42,7 @@ def tune_folder(source: str, out: Path, tokens: Tensor, *, progress: bool = True
     tuned = tune_scales(model, teacher, tokens, progress=progress)
     changed = {n: module.weight_packed for n, module in old.items() if module.weight_packed is not panels[n]}
     _replace(weight_files(str(out), SAFETENSORS), changed)
+    check_written(out)
     return tuned
 
 

@@ -31,15 +31,15 @@ def weight_files(source: str, kinds: tuple[tuple[str, str], ...] = ALL_KINDS) ->
         ValueError: there are none, or the index names a file that is missing.
     """
     for index_name, single in kinds:
-        index = _file(source, index_name)
+        index = find_file(source, index_name)
         if index is not None:
             names = sorted(set(read_index(index)["weight_map"].values()))
-            files = {name: _file(source, name) for name in names}
+            files = {name: find_file(source, name) for name in names}
             missing = [name for name, file in files.items() if file is None]
             if missing:
                 raise ValueError(f"{missing[0]} is named in {index_name} and missing: download it again")
             return [file for file in files.values() if file is not None]
-        file = _file(source, single)
+        file = find_file(source, single)
         if file is not None:
             return [file]
     if files_without_index := sorted(Path(source).glob("*.safetensors")):
@@ -68,7 +68,8 @@ def read_index(file: Path) -> dict[str, Any]:
     return dict(index)
 
 
-def _file(source: str, name: str) -> Path | None:
+def find_file(source: str, name: str) -> Path | None:
+    """Returns a file of a folder or hub name; None if there is none."""
     path: str | None = cached_file(
         source,
         name,

@@ -86,10 +86,10 @@ def load_processor(model: Any, source: str) -> Any:
     """Returns the processor of a model that takes pictures; None if its files or a package are missing."""
     if getattr(model.config, "model_type", "") not in FAMILIES or not source:
         return None
-    from transformers import AutoProcessor
+    from torch_armllm.checkpoint import load  # imports transformers
 
     try:
-        return AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        return load.load_processor(source)
     except (OSError, ValueError, ImportError) as error:
         logger.warning("%s is served for text only, as its processor cannot be loaded: %s", source, error)
         return None

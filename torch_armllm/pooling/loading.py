@@ -20,7 +20,8 @@ from transformers import (
 
 from torch_armllm.checkpoint.formats.registry import quantization_settings
 from torch_armllm.checkpoint.load import is_third_party, load, load_tokenizer, resolve
-from torch_armllm.checkpoint.model_config import config_errors, read_config
+from torch_armllm.checkpoint.model_config import read_config
+from torch_armllm.checkpoint.pretrained import load_pretrained
 from torch_armllm.hf.base_model import base_model_of, first_position_of, position_limit
 from torch_armllm.patching.model_kind import check_kind
 from torch_armllm.patching.patch import patch
@@ -43,6 +44,8 @@ from torch_armllm.quant.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 _SEQUENCE, _TOKEN, _CAUSAL = "ForSequenceClassification", "ForTokenClassification", "ForCausalLM"
+_UNUSED = (r"^pooler\.",)
+"""Weights that make no vector: files without them are many."""
 _MODES = {"LAST": "lasttoken", "CLS": "cls", "MEAN": "mean", "MAX": "max"}
 """Pooling modes by vLLM's names."""
 
@@ -130,8 +133,9 @@ def _load(
         model = load(path, dtype=dtype, fuse=False)  # its base model is patched
         model.config.update(dict(overrides))
     else:
-        with config_errors(path):
-            model = kind.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=False)
+        assert config is not None
+        optional = _UNUSED if kind is AutoModel else ()
+        model = load_pretrained(kind, path, config, dtype=dtype, optional=optional)
     model = model.eval()
     rows = None if tokens is None else _head_rows(model, tokens, tokenizer)
     if not type(model).__name__.endswith(_CAUSAL):

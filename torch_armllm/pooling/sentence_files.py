@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.checkpoint.incoming import Incoming, check_incoming
+from torch_armllm.checkpoint.tensor_headers import read_headers, read_tensor
 from torch_armllm.pooling.model_files import check_inner, find_file, read_json, read_object
 
 MODULES = "modules.json"
@@ -187,9 +189,23 @@ def _projection(source: str, folder: str) -> Projection:
             f"{folder} of {source} has no model.safetensors: save the model again with a current version of "
             "sentence-transformers"
         )
-    tensors = {key: value.float() for key, value in load_file(path).items()}
-    weight = tensors.get("linear.weight")
-    if weight is None or weight.dim() != 2:
+    expected = {"linear.weight"} | ({"linear.bias"} if config.get("bias", True) else set())
+    headers = read_headers([path])
+    found = headers.keys()
+    check_incoming(
+        Incoming(
+            f"{folder} of {source}",
+            "a Dense module",
+            missing=expected - found,
+            unread=found - expected,
+            plain=headers,
+            stored=headers,
+            read=lambda name: read_tensor(headers[name], name),
+        )
+    )
+    tensors = {key: value.float() for key, value in load_file(path).items() if key in expected}
+    weight = tensors["linear.weight"]
+    if weight.dim() != 2:
         raise ValueError(f"{path} has no linear.weight of two dimensions")
     return Projection(weight, tensors.get("linear.bias"), _ACTIVATIONS[name]())
 

@@ -34,6 +34,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         modules: of a saved model: scheme and round-trip error of each packed module, by name; and the norms
             that keep float32 weights.
         stored: headers of the tensors of a third-party checkpoint while it is loaded; not saved.
+        whole: the configuration of that checkpoint, where the model is a part of it; not saved.
         source: the tool that quantized the weights, such as ``gptq``, if not this package; see
             `torch_armllm.load`.
     """
@@ -96,6 +97,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         self.modules = modules
         self.source = source
         self.stored: Mapping[str, Any] | None = None
+        self.whole: Any = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields of the saved ``quantization_config``; the recipe's are on the top level."""

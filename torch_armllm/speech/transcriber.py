@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
     AutoModelForSpeechSeq2Seq,
-    AutoProcessor,
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
 )
 
-from torch_armllm.checkpoint.load import resolve
-from torch_armllm.checkpoint.model_config import config_errors, read_config
+from torch_armllm.checkpoint.load import load_processor, resolve
+from torch_armllm.checkpoint.model_config import read_config
+from torch_armllm.checkpoint.pretrained import load_pretrained
 from torch_armllm.patching.patch import patch
 from torch_armllm.patching.state import is_patched
 from torch_armllm.speech.audio import read_audio
@@ -72,17 +72,15 @@ class Transcriber:
         source = resolve(model) if isinstance(model, str) else model.name_or_path
         loaded: Any = model
         if isinstance(model, str):
-            check_family(read_config(source), source)
-            with config_errors(source):
-                loaded = AutoModelForSpeechSeq2Seq.from_pretrained(
-                    source, trust_remote_code=False, dtype=dtype
-                ).eval()
+            config = read_config(source)
+            check_family(config, source)
+            loaded = load_pretrained(AutoModelForSpeechSeq2Seq, source, config, dtype=dtype).eval()
         else:
             check_family(model.config, type(model).__name__)
         if not is_patched(loaded):
             patch(loaded, quantization, progress=progress)
         self.model = loaded
-        self.processor = processor or AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        self.processor = processor or load_processor(source)
         self._lock = threading.Lock()
 
     @property

@@ -31,7 +31,6 @@ class ArmInt4Quantizer(HfQuantizer):
 
     Attributes:
         report: the report of the loaded model; of a saved model, once it is patched.
-        ignored_biases: names of the stored biases that the model does not have.
     """
 
     requires_calibration = False
@@ -40,7 +39,6 @@ class ArmInt4Quantizer(HfQuantizer):
     def __init__(self, quantization_config: ArmInt4Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.report: Report | None = None
-        self.ignored_biases: list[str] = []
         self._loader: LayerLoader | None = None
         self._headers: dict[str, TensorHeader] = {}
 
@@ -74,13 +72,38 @@ class ArmInt4Quantizer(HfQuantizer):
             if self.pre_quantized:
                 build_skeleton(model, config)
                 check_record(self._headers, config.modules)
-            self.ignored_biases = check_fit(self._headers, model, saved=self.pre_quantized)
+            self._check_names(model)
+            check_fit(self._headers, model)
             if self.pre_quantized:
                 forget_ties(model)
             elif config.source is not None:
                 self._loader = ThirdPartyLoader(model, config)
             elif not config.recipe.importance and config.recipe.bits is None:
                 self._loader = LayerLoader(model, config)
+
+    def _check_names(self, model: Any) -> None:
+        """Raises ValueError if files hold tensors that the model does not have."""
+        from torch_armllm.checkpoint.incoming import ACTIVATION_SCALES, BIAS, Incoming, check_incoming
+        from torch_armllm.checkpoint.left_out import LeftOut
+        from torch_armllm.checkpoint.model_fit import unread_tensors
+        from torch_armllm.checkpoint.model_names import ModelNames
+        from torch_armllm.checkpoint.tensor_headers import read_tensor
+
+        headers, config = self._headers, self.quantization_config
+        unread = unread_tensors(headers, model, ModelNames(model))
+        if config.stored is not None:  # its tensors have names of their own in the files: the reader's work
+            unread = [name for name in unread if not BIAS.search(name)]
+        left_out = LeftOut(model, config.whole or model.config, headers)
+        check_incoming(
+            Incoming(
+                str(model.config.name_or_path) or "the checkpoint",
+                type(model).__name__,
+                unread=[name for name in unread if name not in left_out],
+                stored=headers,
+                irrelevant=() if config.stored is None else (ACTIVATION_SCALES,),
+                read=lambda name: read_tensor(headers[name], name),
+            )
+        )
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
         """True if a weight is quantized as soon as it is read."""

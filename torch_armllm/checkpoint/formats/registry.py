@@ -6,11 +6,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint, as_floats
 from torch_armllm.checkpoint.model_config import read_config
+from torch_armllm.checkpoint.own_head import untie_own_head
 from torch_armllm.hf.names import METHOD
 
 FOLDER_READERS = {
@@ -66,6 +67,7 @@ def open_third_party(
     ).read
     if dequantize and method == "mxfp4":
         settings["scheme"] = "int8g32"  # holds MXFP4 exactly
+    untie_own_head(AutoModelForCausalLM, source, config)
     try:
         checkpoint = read(source, config, settings)
     except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PreTrain
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyRows, LazyWeight
 from torch_armllm.checkpoint.formats.pack_modules import packed_experts, packed_linear
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
+from torch_armllm.checkpoint.incoming import ACTIVATION_SCALES, Incoming, check_incoming
 from torch_armllm.checkpoint.layer_loader import LayerLoader
+from torch_armllm.checkpoint.left_out import LeftOut
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
 from torch_armllm.checkpoint.model_config import config_errors
 from torch_armllm.quant.config import ArmInt4Config
@@ -147,20 +148,33 @@ def load_third_party(
     if config is not None:
         config.source = None if checkpoint.dequantized else checkpoint.method
         config.stored = checkpoint.stored
+        config.whole = checkpoint.config
         options["quantization_config"] = config
     with config_errors(checkpoint.source):
         model_class, model_config = _model_of(checkpoint.config)
-        model: PreTrainedModel = model_class.from_pretrained(
+        model, info = model_class.from_pretrained(
             None,
             config=model_config,
             state_dict=checkpoint.weights,
             dtype=_dtype(checkpoint) if dtype == "auto" else dtype,
+            output_loading_info=True,
             **options,
         )
+    missing = info["missing_keys"] if config is None else ()  # the quantizer has looked for others
+    left_out = LeftOut(model, checkpoint.config, checkpoint.stored)
+    check_incoming(
+        Incoming(
+            checkpoint.source,
+            type(model).__name__,
+            missing=missing,
+            unread=[name for name in info["unexpected_keys"] if name not in left_out],
+            stored=checkpoint.stored,
+            irrelevant=(ACTIVATION_SCALES,),
+            read=lambda name: checkpoint.weights[name][...],
+        )
+    )
     if config is None:
         check_small_tensors(model, lambda name: checkpoint.source)
-    else:
-        _refuse_biases(checkpoint, model.hf_quantizer.ignored_biases)
     model.name_or_path = model.config.name_or_path = checkpoint.source
     # a hub would be asked for a file's name
     if model.can_generate() and not Path(checkpoint.source).is_file():
@@ -172,16 +186,6 @@ def load_third_party(
         if checkpoint.dequantized:
             report.notes.append(f"errors are against the weights that {checkpoint.method} stored")
     return model.eval()
-
-
-def _refuse_biases(checkpoint: ThirdPartyCheckpoint, names: Sequence[str]) -> None:
-    """Raises ValueError if biases that the model does not have are not 0, as tools write them."""
-    for name in names:
-        if bool(checkpoint.weights[name][...].any()):
-            raise ValueError(
-                f"{name} in {checkpoint.stored[name].file} is not 0, and the model has no such bias: "
-                "config.json belongs to another checkpoint"
-            )
 
 
 def _model_of(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
