@@ -77,6 +77,13 @@ def read_headers(files: Sequence[str | Path]) -> dict[str, TensorHeader]:
     return found
 
 
+def read_tensor(header: TensorHeader, name: str) -> Tensor:
+    """Reads a tensor of a safetensors file."""
+    with safe_open(header.file, framework="pt") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+
 def _headers_of(file: str) -> dict[str, TensorHeader]:
     with open(file, "rb"):
         pass  # safetensors says that a file is missing if it must not be read
