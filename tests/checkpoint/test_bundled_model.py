@@ -14,7 +14,8 @@ from tests.support.models import tiny
 from torch_armllm import LLM, Recipe
 from torch_armllm.checkpoint import bundled_model
 from torch_armllm.checkpoint.bundled_model import smollm2_packed_dir, with_own_integers
-from torch_armllm.checkpoint.formats.gguf import GgufFile, read_file
+from torch_armllm.checkpoint.formats.gguf import read_file
+from torch_armllm.checkpoint.formats.gguf_file import GgufFile
 from torch_armllm.checkpoint.load import load_model, verify_source
 from torch_armllm.checkpoint.source_name import DENSE
 from torch_armllm.evaluation.distributions import compare_logits

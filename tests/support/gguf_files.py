@@ -17,13 +17,20 @@ KINDS = gguf.GGMLQuantizationType
 def encode(weight: Tensor, kind: str, seed: int = 0) -> tuple[np.ndarray, Tensor]:
     """Encodes a matrix, or stacked matrices, in a GGUF type; returns its bytes and the equivalent floats.
 
-    The ``gguf`` package cannot write K-quants: their blocks are random, with the shape of ``weight``.
+    Types that the ``gguf`` package cannot write, such as K-quants, have random blocks of the shape of
+    ``weight``.
     """
     type_ = KINDS[kind]
     if kind in ("F32", "F16"):
         raw = weight.numpy().astype(np.float32 if kind == "F32" else np.float16)
         return raw, torch.from_numpy(raw.astype(np.float32))
-    raw = _k_blocks(weight, kind, seed) if kind.endswith("_K") else gguf.quantize(weight.numpy(), type_)
+    if kind in ("Q4_K", "Q5_K", "Q6_K"):
+        raw = _k_blocks(weight, kind, seed)
+    else:
+        try:
+            raw = gguf.quantize(weight.numpy(), type_)
+        except NotImplementedError:
+            raw = _any_blocks(weight, kind, seed)
     return raw, torch.from_numpy(gguf.dequantize(raw, type_))
 
 
@@ -37,6 +44,24 @@ def _k_blocks(weight: Tensor, kind: str, seed: int) -> np.ndarray:
     floats = [scales] if kind == "Q6_K" else [scales, (2, step * (7.5 if kind == "Q4_K" else 15.5))]
     for place, value in floats:
         half = np.full((*raw.shape[:-1], 1), value, dtype=np.float16)
+        raw[..., place : place + 2] = half.view(np.uint8)
+    return raw.reshape(*weight.shape[:-1], -1)
+
+
+SCALES = {"TQ1_0": 52, "TQ2_0": 64, "Q3_K": 108, "Q6_K": 208}
+"""Place of the float16 scale in a block, where it does not begin the block."""
+
+
+def _any_blocks(weight: Tensor, kind: str, seed: int) -> np.ndarray:
+    """Returns random blocks with one float16 scale each, and weights of about 0.05."""
+    random = np.random.default_rng(seed)
+    columns, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
+    raw = random.integers(0, 256, (*weight.shape[:-1], weight.shape[-1] // columns, size), dtype=np.uint8)
+    place = SCALES.get(kind, 0)
+    for scale in (1.0, None):
+        if scale is None:
+            scale = 0.05 / float(gguf.dequantize(raw.reshape(-1, size), KINDS[kind]).std())
+        half = np.full((*raw.shape[:-1], 1), scale, dtype=np.float16)
         raw[..., place : place + 2] = half.view(np.uint8)
     return raw.reshape(*weight.shape[:-1], -1)
 

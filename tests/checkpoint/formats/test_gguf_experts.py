@@ -85,7 +85,7 @@ def write(path: Path, family: str, inner: str, outer: str) -> Any:
             "attention.head_count_kv": 2,
             "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
             "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-            "rope.dimension_count": 32 if architecture == "llama" else 64,
+            "rope.dimension_count": 32 if "head_dim" in shape else 64,
             "vocab_size": config.vocab_size,
             **fields,
         },

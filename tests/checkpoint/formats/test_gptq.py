@@ -160,6 +160,68 @@ def test_unsupported_settings_are_rejected(change: dict[str, object], message: s
         torch_armllm.load(str(tmp_path / "quantized"))
 
 
+DYNAMIC = {
+    r"+:.*\.0\..*(gate|up)_proj": {"bits": 8, "group_size": 64, "mse": 2.4},
+    r".*\.1\..*down_proj": {"sym": False, "desc_act": True},
+    r"-:.*\.1\..*o_proj": {},
+    r"+:.*o_proj": {"group_size": -1},
+}
+"""Settings of some modules, as GPTQModel writes them: the first pattern that matches holds."""
+
+
+def dynamic_options(name: str) -> Any:
+    """Returns the options with which `encoder` writes a module; None if the module is not quantized."""
+    if ".0." in name and ("gate_proj" in name or "up_proj" in name):
+        return (64, True, 1, False, 8)
+    if ".1." in name and "down_proj" in name:
+        return (32, False, 1, False)
+    if "o_proj" in name:
+        return None if ".1." in name else (-1, True, 1, False)
+    return (32, True, 1, False)
+
+
+def write_dynamic(folder: Path, dynamic: dict[str, Any]) -> Any:
+    def encode(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        options = dynamic_options(name)
+        return ({"weight": weight}, weight) if options is None else encoder(*options)(name, weight)
+
+    whole = {**settings(32, True, 1, False), "dynamic": dynamic}
+    return saved_folders.write(folder, "llama", encode, whole, hidden_size=128, intermediate_size=192)
+
+
+def test_modules_with_settings_of_their_own(tmp_path: Path) -> None:
+    expected = write_dynamic(tmp_path, DYNAMIC)
+    model: Any = torch_armllm.load(str(tmp_path / "quantized"), Recipe(head=None), dtype=torch.float32)
+    layers = model.model.layers
+    assert (layers[0].mlp.up_proj.scheme, layers[1].mlp.up_proj.scheme) == ("int8g64", "g32")
+    assert (layers[0].mlp.down_proj.scheme, layers[1].mlp.down_proj.scheme) == ("g32", "g32z")
+    assert layers[0].self_attn.o_proj.scheme == "row"
+    assert type(layers[1].self_attn.o_proj) is torch.nn.Linear
+    ids = token_ids(1, 9)
+    with torch.no_grad():
+        assert float((model(ids).logits - expected(ids).logits).norm() / expected(ids).logits.norm()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "message"),
+    [
+        ({r"+:.*gate_proj": {"bits": 3}}, r"model.layers.*gate_proj: weights of 3 bits"),
+        (
+            {r"-:.*gate_proj": {}},
+            r"gate_proj is quantized, and '-:.\*gate_proj' of dynamic says that it is not",
+        ),
+        ({r"+:.*up_proj": {"pack_dtype": "int8"}}, r"'\+:.\*up_proj' sets pack_dtype, and bits, "),
+        ({r"+:(": {"bits": 4}}, r"'\+:\(' is no regular expression"),
+        ([".*"], "dynamic is .* and an object is expected"),
+        ({".*": 4}, "is 4, and an object is expected"),
+    ],
+)
+def test_dynamic_settings_that_cannot_be_read(dynamic: Any, message: str, tmp_path: Path) -> None:
+    write_dynamic(tmp_path, dynamic)
+    with pytest.raises(ValueError, match=message):
+        torch_armllm.load(str(tmp_path / "quantized"))
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     options = (32, True, 1, False)
     saved_folders.write(tmp_path, "llama", encoder(*options), settings(*options))

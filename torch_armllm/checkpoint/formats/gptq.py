@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch_armllm.checkpoint.formats.bit_unpacking import (
     integer_weight,
     unpack,
 )
+from torch_armllm.checkpoint.formats.gptq_dynamic import Dynamic
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
 from torch_armllm.checkpoint.formats.part_headers import PartHeaders
 from torch_armllm.checkpoint.formats.settings import flag, group_count, integer
@@ -26,43 +27,78 @@ from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyChe
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
+class _Layout(NamedTuple):
+    """The layout of a module."""
+
+    bits: int
+    group: int
+    symmetric: bool
+    act_order: bool
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> _Layout:
+        """Reads the settings of a module.
+
+        Raises:
+            ValueError: its weights do not have 4 or 8 bits.
+        """
+        bits, group = integer(settings, "bits", 0), integer(settings, "group_size", 128)
+        if bits not in (4, 8):
+            raise ValueError(f"weights of {bits} bits: GPTQ of 4 and 8 bits can be read")
+        ordered = flag(settings, "desc_act", False) and not flag(settings, "static_groups", False)
+        return _Layout(bits, group, flag(settings, "sym", True), ordered and group > 0)
+
+
 class GptqReader(ModuleReader):
     """``qweight`` int32 (K/8, N), ``qzeros`` int32 (S, N/8), ``scales`` (S, N) and ``g_idx`` int32 (K,).
 
     Version 1 stores ``z − 1``, in as many bits as the weights have.  ``g_idx`` is the group of each input; if
     it is not monotone (``desc_act``), columns are sorted by group.  Experts share their inputs, but each has
-    a permutation of its own: their weights are requantized instead.
+    a permutation of its own: their weights are requantized instead.  Modules may have settings of their own;
+    see `Dynamic`.
     """
 
     marker = "qweight"
     parts = ("qzeros", "scales", "g_idx")
 
-    def __init__(self, bits: int, group: int, symmetric: bool, version: int, act_order: bool) -> None:
+    def __init__(self, settings: Mapping[str, Any], version: int) -> None:
         super().__init__()
-        self._bits, self._group, self._symmetric, self._version = bits, group, symmetric, version
-        self._act_order = act_order and group > 0
+        self._version = version
+        self._dynamic = Dynamic(settings)
+        self._layout = None if self._dynamic else _Layout.of(settings)
+
+    def _layout_of(self, name: str) -> _Layout:
+        if self._layout is not None:
+            return self._layout
+        try:
+            return _Layout.of(self._dynamic.settings_of(name))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
     def declared_shape(self, name: str, parts: PartHeaders) -> tuple[int, int]:  # noqa: D102
-        per_word = 32 // self._bits
+        layout = self._layout_of(name)
+        per_word = 32 // layout.bits
         words, rows = parts.matrix("qweight", "I32", "U32")
         columns = words * per_word
-        groups = group_count(self._group, columns)
+        groups = group_count(layout.group, columns)
         parts.expect("scales", (groups, rows))
         parts.expect("qzeros", (groups, -(-rows // per_word)), "I32", "U32")
         if "g_idx" in parts:
             parts.expect("g_idx", (columns,), "I32", "I64")
-        elif self._act_order:
+        elif layout.act_order:
             raise ValueError(f"desc_act is true, and {name}.g_idx is missing: a file is missing or damaged")
         return rows, columns
 
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> IntegerWeight:  # noqa: D102
-        middle = 1 << (self._bits - 1)
-        q = centered(unpack(parts["qweight"], self._bits, 0), self._bits).t().contiguous()
-        zeros = unpack(parts["qzeros"], self._bits, 1).t()[: q.shape[0]]
+        layout = self._layout_of(name)
+        bits, group = layout.bits, layout.group
+        middle = 1 << (bits - 1)
+        q = centered(unpack(parts["qweight"], bits, 0), bits).t().contiguous()
+        zeros = unpack(parts["qzeros"], bits, 1).t()[: q.shape[0]]
         if self._version == 1:
             zeros = (zeros + 1) & (2 * middle - 1)
-        exact = self._symmetric and bool((zeros == middle).all())
-        if self._symmetric and not exact and bool((zeros == zeros[0, 0]).all()):
+        exact = layout.symmetric and bool((zeros == middle).all())
+        if layout.symmetric and not exact and bool((zeros == zeros[0, 0]).all()):
             raise ValueError(
                 f"sym is true and all zero points are {int(zeros[0, 0])}, where {middle} is expected: "
                 "checkpoint_format or sym is another one (gptq stores zero points minus 1, gptq_v2 does not)"
@@ -70,12 +106,12 @@ class GptqReader(ModuleReader):
         centered_zeros = None if exact else zeros.to(torch.int16) - middle
         permutation = None
         if "g_idx" in parts:
-            permutation = group_permutation(parts["g_idx"], q.shape[1], self._group)
+            permutation = group_permutation(parts["g_idx"], q.shape[1], group)
             q = q if permutation is None else q.index_select(1, permutation)
         weight = integer_weight(
-            q, parts["scales"].t(), centered_zeros, self._group, self.requantizer, permutation, self._bits
+            q, parts["scales"].t(), centered_zeros, group, self.requantizer, permutation, bits
         )
-        if self._act_order and _EXPERT.search(name):
+        if layout.act_order and _EXPERT.search(name):
             return self.requantizer.requantize(weight.dequantize(), INT8_SCHEME, "experts with desc_act")
         return weight
 
@@ -86,17 +122,8 @@ def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Thi
     Raises:
         ValueError: the weights do not have 4 or 8 bits, or the layout is another one.
     """
-    bits = integer(settings, "bits", 0)
-    if bits not in (4, 8):
-        raise ValueError(f"weights of {bits} bits: GPTQ of 4 and 8 bits can be read")
     form = str(settings.get("checkpoint_format", "gptq")).lower()
     if form not in ("gptq", "gptq_v2"):
         raise ValueError(f"checkpoint_format {form!r}: gptq and gptq_v2 can be read")
-    reader = GptqReader(
-        bits,
-        integer(settings, "group_size", 128),
-        flag(settings, "sym", True),
-        2 if form == "gptq_v2" else 1,
-        flag(settings, "desc_act", False) and not flag(settings, "static_groups", False),
-    )
+    reader = GptqReader(settings, 2 if form == "gptq_v2" else 1)
     return read_folder(source, config, "gptq", reader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
 from torch_armllm.hf.expert_layout import parameter
@@ -22,8 +23,10 @@ _CHUNK = 1 << 20
 def packed_linear(layer: Layer, weight: IntegerWeight) -> QuantLinear:
     """Returns the packed replacement of a linear layer; its round-trip error is not known."""
     module = layer.module
-    if weight.transposed:
+    if weight.transposed and not isinstance(module, Conv1D):
         raise ValueError("the weight is transposed")
+    if weight.transposed:  # outputs are the rows of its integers
+        weight = IntegerWeight(weight.quantized, weight.permutation)
     rows, columns = weight.shape
     bias = module.bias
     assert bias is None or isinstance(bias, Tensor)
