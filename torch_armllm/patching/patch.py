@@ -20,6 +20,7 @@ from torch_armllm.lora.slots import AdapterSlots, add_slots
 from torch_armllm.ops import variants
 from torch_armllm.ops.attention import check_int4_size
 from torch_armllm.patching.build_plan import build_plan
+from torch_armllm.patching.copies import GET_STATE, keep_apart
 from torch_armllm.patching.encoder_forward import EncoderForward
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
 from torch_armllm.patching.generation.generate import PatchedGenerate
@@ -32,6 +33,7 @@ from torch_armllm.patching.model_kind import (
 )
 from torch_armllm.patching.nested_text import has_nested_text, with_texts_by_ids
 from torch_armllm.patching.op_counts import op_counts
+from torch_armllm.patching.padding import gap_limit
 from torch_armllm.patching.prefix_forward import PrefixForward, causal_prefixes, is_prefix_model
 from torch_armllm.patching.stacks import install_stacks
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
@@ -134,6 +136,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         forward = make(
             *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
         )
+        forward.gap_limit = 0 if needs_recompute else gap_limit(built.graph)
     expected = None if predicts_tokens(model) else results_of(model)
     is_nested = has_nested_text(model)
     base.forward = forward
@@ -274,6 +277,8 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     release_free_memory()
     collapse_packed(model)
     report.bytes_after = _bytes(model)
+    if state.forward is not None:
+        keep_apart((model, state.base, state.encoder))
     return report
 
 
@@ -319,8 +324,10 @@ def remove_plan(model: nn.Module) -> PatchState:
     if forward is not None:
         for module in {id(each): each for each in (state.base, model)}.values():
             del module.forward
+            module.__dict__.pop(GET_STATE, None)
         if isinstance(model.__dict__.get("generate"), PatchedGenerate):
             del model.generate
     if state.encoder is not None:
         del state.encoder.forward
+        state.encoder.__dict__.pop(GET_STATE, None)
     return state
