@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from torch_armllm.hf.base_model import default_positions, type_count_of
 from torch_armllm.kv_cache.shapes import Shape
@@ -63,10 +62,7 @@ class EncoderForward(PatchedForward):
                 self._warn(str(reason))
                 return self.module_forward(*args, **kwargs)
         pooler = getattr(self.base, "pooler", None)
-        out = BaseModelOutputWithPooling(
-            last_hidden_state=hidden, pooler_output=None if pooler is None else pooler(hidden)
-        )
-        return out.to_tuple() if named.get("return_dict") is False else out
+        return self._output(hidden, None, named, pooler_output=None if pooler is None else pooler(hidden))
 
     def _hidden(self, named: dict[str, Any]) -> Tensor:
         self.raise_if_by_modules()

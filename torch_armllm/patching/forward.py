@@ -6,15 +6,15 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from torch_armllm.hf.base_model import first_position_of, position_limit
+from torch_armllm.hf.cache_names import cache_argument, take_cache
+from torch_armllm.hf.outputs import OutputForm
 from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.encoder_keys import EncoderKeys
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
@@ -34,20 +34,7 @@ _IGNORED = {
     "output_hidden_states",
     "logits_to_keep",  # a base model may drop positions for it; the head computes all that it receives
 }
-_CACHE_NAMES = ("past_key_values", "cache_params")
-"""Argument and output of a base model's cache: the second is that of models without attention."""
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
-
-
-@dataclass
-class StepOutput(MoeModelOutputWithPast):
-    """Output of a base model, with every field that a head of some model reads."""
-
-    cross_attentions: tuple[Tensor, ...] | None = None
-    image_hidden_states: Tensor | None = None
-    audio_hidden_states: Tensor | None = None
-    shared_kv_states: Any = None
-    cache_params: Any = None
 
 
 class _CalledError(Exception):
@@ -77,8 +64,8 @@ class PatchedForward(ModuleFallback):
         self.begins_at_zero = begins_at_zero
         """True if recurrent layers begin anew at position 0; the plan does so at a sequence's first token."""
         self.first_position = first_position_of(base)
-        own_names = inspect.signature(base.forward).parameters
-        self._cache_name = next((name for name in _CACHE_NAMES if name in own_names), _CACHE_NAMES[0])
+        self._cache_name = cache_argument(base.forward)
+        self._outputs = OutputForm(base)
         self._counts_mask = any(map(_reads_mask, base.modules()))
         self._hidden_override: Tensor | None = None
         self._is_asked = False
@@ -98,10 +85,10 @@ class PatchedForward(ModuleFallback):
         """Runs the base model; its own ``forward`` documents the arguments."""
         self.raise_if_asked()
         warn_if_forked()
-        past = kwargs.pop(self._cache_name, past_key_values)
+        named = take_cache(kwargs)
+        past = past_key_values if named is None else named
         if self._hidden_override is not None:
-            output = StepOutput(last_hidden_state=self._hidden_override)
-            return output.to_tuple() if kwargs.get("return_dict") is False else output
+            return self._output(self._hidden_override, None, kwargs)
         try:
             self.raise_if_by_modules()
             if input_ids is None or inputs_embeds is not None:
@@ -123,8 +110,15 @@ class PatchedForward(ModuleFallback):
                 **{self._cache_name: past},
                 **kwargs,
             )
-        out = StepOutput(last_hidden_state=hidden, **{self._cache_name: cache if keep else None})
-        return out.to_tuple() if kwargs.get("return_dict") is False else out
+        return self._output(hidden, cache if keep else None, kwargs)
+
+    def _output(self, hidden: Tensor, cache: Any, arguments: dict[str, Any], **fields: Any) -> Any:
+        """Returns hidden states and the cache in the form that the arguments of a call ask for."""
+        out = self._outputs.make(hidden, cache, **fields)
+        wants_dict = arguments.get("return_dict")
+        if wants_dict is None:
+            wants_dict = getattr(self.base.config, "return_dict", True)
+        return out if wants_dict else out.to_tuple()
 
     def raise_if_asked(self) -> None:
         """Raises an error while `is_called_by` asks whether a model calls this."""

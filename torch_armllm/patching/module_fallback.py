@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class ModuleFallback:
     def __init__(self, base: nn.Module) -> None:
         self.base = base
         self.module_forward: Callable[..., Any] = base.forward
+        self.__signature__ = inspect.signature(base.forward)  # what pipelines and trainers ask for names
         self._warned: set[str] = set()
         self._modules_only: str | None = None
 

@@ -162,6 +162,16 @@ class PagedCache(DynamicCache):
         return [False] * self.shape.layers
 
     @property
+    def is_linear(self) -> list[bool]:
+        """False for each layer with keys and values; states of recurrent layers are not counted as layers."""
+        return [False] * self.shape.layers
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        """False for each layer: none is a placeholder."""
+        return [False] * self.shape.layers
+
+    @property
     def batch_size(self) -> int:
         """Number of rows of the batch, or -1 before the first step."""
         return len(self.rows) or -1
