@@ -17,6 +17,7 @@ from torch_armllm.patching.encoder_forward import EncoderForward
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
 from torch_armllm.patching.generation.generate import PatchedGenerate
 from torch_armllm.patching.model_kind import predicts_tokens
+from torch_armllm.patching.module_fallback import ModuleFallback
 from torch_armllm.patching.nested_text import has_nested_text, with_texts_by_ids
 from torch_armllm.patching.op_counts import op_counts
 from torch_armllm.patching.prefix_forward import PrefixForward, causal_prefixes, is_prefix_model
@@ -30,16 +31,20 @@ class Installed:
 
     Attributes:
         forward: the new ``forward`` of its base model, or of its decoder.
+        rounding: see `BuiltPlan`.
         ops: see `Report.ops`.
         kv_bytes, kv_bytes_expanded: see `Report`.
         notes: remarks for the report.
+        encoder: the new ``forward`` of the encoder of a model of two stacks; None if it keeps its own.
     """
 
     forward: PatchedForward
+    rounding: float
     ops: dict[str, int]
     kv_bytes: int = 0
     kv_bytes_expanded: int | None = None
     notes: list[str] = field(default_factory=list)
+    encoder: ModuleFallback | None = None
 
 
 def install(model: Any, cache_dtype: torch.dtype | None, replaced: Replacements) -> Installed:
@@ -96,6 +101,7 @@ def install(model: Any, cache_dtype: torch.dtype | None, replaced: Replacements)
     latents = latent_groups(shape)
     return Installed(
         forward,
+        built.rounding,
         op_counts(built.graph),
         0 if built.looks_ahead else shape.bytes_per_token,
         sum(g.expanded * g.dtype.itemsize for g in latents) if latents else None,

@@ -21,6 +21,7 @@ from torch_armllm.patching.patchable import check_cache_dtype, check_model
 from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.stacks import install_stacks
 from torch_armllm.patching.state import STATE, PatchState, is_patched
+from torch_armllm.patching.trial.trial import fault_of
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
 from torch_armllm.quant.methods.base import CALIBRATED
@@ -129,6 +130,8 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
                     installed = install_stacks(model, replaced)
                 else:
                     installed = install(model, cache_dtype, replaced)
+            if (fault := fault_of(model, installed)) is not None:
+                raise CaptureError(fault)
         except CaptureError as reason:
             report.capture_reason = str(reason)
         except Exception as error:  # the quantized modules still run, so keep the quantized model

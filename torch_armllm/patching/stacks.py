@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections import Counter
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.encoder_states import with_encoder
@@ -49,7 +46,7 @@ def install_stacks(model: Any, replaced: Replacements) -> Installed:
     if encoder is model or decoder is model or not hasattr(decoder, "config"):
         raise CaptureError(f"{type(model).__name__} has no encoder and decoder that are models themselves")
     try:
-        forward = _decoder_forward(decoder, is_packed(model), notes, ops)
+        forward, rounding = _decoder_forward(decoder, is_packed(model), notes, ops)
     except CaptureError as error:
         raise CaptureError(f"{type(decoder).__name__}: {error}") from error
     encoding = _encoder_forward(encoder, notes, ops)
@@ -58,11 +55,14 @@ def install_stacks(model: Any, replaced: Replacements) -> Installed:
     replaced.put(model, "forward", by_plans)
     if encoding is not None:
         replaced.put(encoder, "forward", encoding)
-    return Installed(forward, dict(ops), forward.shape.bytes_per_token, notes=notes)
+    kv_bytes = forward.shape.bytes_per_token
+    return Installed(forward, rounding, dict(ops), kv_bytes, notes=notes, encoder=encoding)
 
 
-def _decoder_forward(decoder: Any, quantized: bool, notes: list[str], ops: Counter[str]) -> DecoderForward:
-    """Returns the ``forward`` of a decoder's plan.
+def _decoder_forward(
+    decoder: Any, quantized: bool, notes: list[str], ops: Counter[str]
+) -> tuple[DecoderForward, float]:
+    """Returns the ``forward`` of a decoder's plan, and the error of its hidden states that is known.
 
     Raises:
         CaptureError: it has none, or computes something else.
@@ -81,26 +81,7 @@ def _decoder_forward(decoder: Any, quantized: bool, notes: list[str], ops: Count
         raise CaptureError("it computes something else from its own cache than from its modules'")
     notes += built.notes
     ops.update(op_counts(built.graph))
-    return forward
-
-
-def _misuse(model: Any, forward: DecoderForward) -> str | None:
-    """Returns the reason why a model cannot use the hidden states of a decoder's plan; None if it can."""
-    kind, inner = type(model).__name__, type(forward.base).__name__
-    ids = sample_ids(forward.vocab_size, _TOKENS)
-    columns = model.get_decoder().get_input_embeddings().embedding_dim
-    states = torch.ops.armllm.encoder_states(ids, columns, model.dtype)
-    outputs = BaseModelOutput(last_hidden_state=states)
-    found = []
-    try:
-        for by_modules in (True, False):
-            with forward.by_modules("a check") if by_modules else nullcontext(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                out = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
-                found.append(out.logits)
-    except Exception as error:  # noqa: BLE001 - it may fail in any way where a result is missing
-        return f"{kind} reads more than the last hidden states of its {inner}: {error}"
-    return None if is_close(found[1], found[0]) else f"{kind} computes other logits from its {inner}"
+    return forward, built.rounding
 
 
 def _encoder_forward(
