@@ -31,6 +31,7 @@ from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.restore import restore
 from torch_armllm.system.allocator import release_free_memory
+from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.huge_pages import collapse_packed
 
 
@@ -39,6 +40,7 @@ def _bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
+@Float32ByDefault()
 def patch(
     model: Any,
     quantization: str | Recipe | None = "auto",
@@ -165,6 +167,7 @@ def unpatch(model: nn.Module) -> list[str]:
     return restore(model) if state.quantized else []
 
 
+@Float32ByDefault()
 def patch_with_slots(model: Any, kv_cache_dtype: str | None, sizes: AdapterSlots) -> Report:
     """Rewrites a patched model once more, with slots for adapters; the weights do not change.
 

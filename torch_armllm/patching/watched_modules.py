@@ -127,6 +127,12 @@ def _samples_of(weights: list[Tensor]) -> tuple[list[Any], list[Any]]:
     return samples, storages
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """True if a call of a module runs hooks that people registered."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not _is_ours(hook) for hook in hooks)
+
+
 def _is_ours(function: Any) -> bool:
     """True for what this package and transformers put in place: plans of towers, and recorders of outputs."""
     function = getattr(function, "func", function)

@@ -13,6 +13,7 @@ from torch_armllm.patching.generation.decode_steps import DecodeSteps
 from torch_armllm.patching.generation.token_rows import TokenRows
 from torch_armllm.patching.lm_head import LMHead, weights_of
 from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.watched_modules import has_hooks
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
 
@@ -47,9 +48,12 @@ class TokenLoop:
     def serves(self, model: Any) -> bool:
         """True if the output layer is quantized, as `patch` left it, and has nothing after it.
 
-        The product of a float layer rounds differently in a batch of another size.
+        The product of a float layer rounds differently in a batch of another size.  Hooks run in calls only.
         """
-        mine, now = self._weights, weights_of(model.get_output_embeddings())
+        layer = model.get_output_embeddings()
+        if any(map(has_hooks, (model, self._forward.base, layer))):
+            return False
+        mine, now = self._weights, weights_of(layer)
         if mine is None or mine.scheme is None or now is None:
             return False
         same = now.weight.data_ptr() == mine.weight.data_ptr()
