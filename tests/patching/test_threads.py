@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel, BertConfig
 
 import torch_armllm
 from tests.support.models import tiny, token_ids
@@ -57,9 +58,9 @@ def test_generate(model: Any, settings: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_encoder() -> None:
-    from torch_armllm.model_survey.tiny_models import tiny_encoder
-
-    model = tiny_encoder("bert")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 80}
+    model = AutoModel.from_config(BertConfig(vocab_size=97, **sizes)).eval()
     torch_armllm.patch(model, None, progress=False)
     in_threads(lambda ids: model(ids)[0].detach())
 

@@ -29,7 +29,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def keys(self) -> Tensor | None:
-        """A copy of the keys ``(batch, heads, length, size)``, zeros where there is padding; None: no rows."""
+        """A copy of the keys ``(batch, heads, length, size)``, zeros for padding; None before the first step."""
         return self._cache.read_dense(self._number)[0] if self.is_initialized else None
 
     @keys.setter
@@ -69,7 +69,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: memory is allocated from the start."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """See `PagedCache.update`."""
         return self._cache.update(key_states, value_states, self._number)
 

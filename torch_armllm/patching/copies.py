@@ -34,9 +34,9 @@ def keep_apart(replaced: Replacements) -> None:
 def _state_of(module: nn.Module, replaced: Replacements) -> dict[str, Any]:
     if STATE in module.__dict__ and why_not_captured(module) is None:
         warnings.warn(
-            f"torch_armllm: a copy of a patched {type(module).__name__}, also one by pickle or torch.save, runs "
-            "module by module: call torch_armllm.patch(copy) to get a plan of it; save_pretrained writes a "
-            "folder that torch_armllm.load reads",
+            f"torch_armllm: a copy of a patched {type(module).__name__}, also one by pickle or torch.save, "
+            "runs module by module: call torch_armllm.patch(copy) to get a plan of it; save_pretrained writes "
+            "a folder that torch_armllm.load reads",
             stacklevel=3,
         )
     return replaced.attributes_before(module)

@@ -91,6 +91,8 @@ class PatchedForward(ModuleFallback):
         self._own = _OfThread()
         self._lock = RLock()  # the steps of threads follow each other in the plan anyway
         self._pools = PoolReuse(shape)
+        config: Any = base.config
+        self._layer_kinds = list(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
 
     def __call__(
         self,
@@ -215,6 +217,7 @@ class PatchedForward(ModuleFallback):
         if past is None:
             keep = use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True)
             cache = self._pools.cache(lambda pool: PagedCache(pool, batch))
+            cache.layer_kinds = self._layer_kinds
             cache.token_log = TokenLog(batch) if keep and self.needs_recompute else None
             return cache, bool(keep)
         if type(past) is DynamicCache:
@@ -229,6 +232,7 @@ class PatchedForward(ModuleFallback):
             past = self._pools.cache(lambda pool: PagedCache.adopt(dynamic_cache, pool, batch))
         if not past.rows:
             past.rows = [SequenceBlocks(past.pool) for _ in range(batch)]
+        past.layer_kinds = self._layer_kinds
         if self.needs_recompute and past.token_log is None:
             past.token_log = TokenLog(batch)
         if len(past.rows) != batch:

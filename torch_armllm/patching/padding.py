@@ -46,9 +46,8 @@ def kept_tokens(cache: PagedCache, mask: Tensor | None, length: int) -> Tensor |
             raise Unserved("the cache holds padded rows but no attention mask is given")
         return None
     if tuple(mask.shape) != (len(cache.rows), past + length):
-        raise Unserved(
-            f"the attention mask has the shape {tuple(mask.shape)} instead of {len(cache.rows), past + length}"
-        )
+        expected = (len(cache.rows), past + length)
+        raise Unserved(f"the attention mask has the shape {tuple(mask.shape)} instead of {expected}")
     kept = mask != 0
     if past:
         if not torch.equal(kept[:, :past], cache.filled_columns()):
@@ -114,7 +113,8 @@ def reading(inputs: StepInputs, rows: Tensor, ids: Tensor, positions: Tensor) ->
     Args:
         inputs: a step that appends tokens to sequences without states.
         rows: int64 ``(n,)``, numbers of the sequences.
-        ids, positions: int64 ``(n,)``, of the tokens.
+        ids: int64 ``(n,)``.
+        positions: int64 ``(n,)``.
     """
     count = len(rows)
     ends = inputs.query_start[-1] + torch.arange(1, count + 1, dtype=torch.int32)

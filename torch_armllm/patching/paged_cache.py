@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from transformers import DynamicCache
 from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.patching.cache_layers import PagedLayer
+from torch_armllm.patching.cache_layers import PagedLayer, StateLayer
 from torch_armllm.patching.padding import has_gap
 from torch_armllm.patching.token_log import TokenLog
 
@@ -27,9 +28,11 @@ class PagedCache(DynamicCache):
     rows: list[SequenceBlocks]
     padded_length: int
     columns: Tensor | None
-    """bool ``(batch, padded_length)``: columns whose tokens the rows hold; None: the last ones of each row."""
+    """bool ``(batch, padded_length)``: columns whose tokens the rows hold; None: the last ones of a row."""
     next_positions: list[int] | None
     """Position id of each row's next token; None: unknown, or the last column is padding in some row."""
+    layer_kinds: Sequence[str] = ()
+    """Kinds of the model's layers, as its config has them."""
     token_log: TokenLog | None
     """Tokens so far, if the modules cannot continue from this cache; else None."""
 
@@ -111,7 +114,16 @@ class PagedCache(DynamicCache):
     @property
     def layers(self) -> list[Any]:
         """Layers with ``keys`` and ``values``; made anew each time, as they keep the cache."""
-        return [PagedLayer(self, number) for number in range(self.shape.layers)]
+        if not self.shape.states:
+            return [PagedLayer(self, number) for number in range(self.shape.layers)]
+        with_keys = [number for number, kind in enumerate(self.layer_kinds) if _has_keys(kind)]
+        if len(with_keys) != self.shape.layers:
+            return [StateLayer() for _ in self.layer_kinds]
+        numbers = {number: place for place, number in enumerate(with_keys)}
+        return [
+            PagedLayer(self, numbers[number]) if number in numbers else StateLayer()
+            for number in range(len(self.layer_kinds))
+        ]
 
     @layers.setter
     def layers(self, layers: list[Any]) -> None:
@@ -129,8 +141,8 @@ class PagedCache(DynamicCache):
             if found.shape != expected.shape:
                 raise ValueError(
                     f"keys and values of a layer of this cache have the shape {tuple(expected.shape)}, and "
-                    f"{tuple(found.shape)} was given; crop, batch_select_indices and reset of the cache itself "
-                    "change the shape of all layers"
+                    f"{tuple(found.shape)} was given; crop, batch_select_indices and reset of the cache "
+                    "itself change the shape of all layers"
                 )
         for row, filled, own_keys, own_values in zip(
             self.rows, self.filled_columns(), keys, values, strict=True
@@ -292,3 +304,8 @@ class PagedCache(DynamicCache):
         if indices.dtype == torch.bool:
             indices = indices.nonzero().flatten()
         self._choose(indices.tolist())
+
+
+def _has_keys(kind: str) -> bool:
+    """True for the kinds of layers that attend to tokens, as transformers names them."""
+    return kind.endswith("attention") and not kind.startswith("linear")
