@@ -45,8 +45,10 @@ def test_patch(family: str, quantization: str | None, default_dtype: torch.dtype
 def test_an_engine(default_dtype: torch.dtype) -> None:
     found = []
     for dtype in (default_dtype, torch.float32):
+        torch.set_default_dtype(torch.float32)  # the random weights depend on it
+        model = tiny("llama")
         torch.set_default_dtype(dtype)
-        llm = torch_armllm.LLM(tiny("llama"), skip_tokenizer_init=True, progress=False)
+        llm = torch_armllm.LLM(model, skip_tokenizer_init=True, progress=False)
         settings = torch_armllm.SamplingParams(max_tokens=5, seed=1, logprobs=2)
         found.append(llm.generate([{"prompt_token_ids": IDS[0].tolist()}], settings)[0].outputs[0])
     assert found[0].token_ids == found[1].token_ids and found[0].logprobs == found[1].logprobs

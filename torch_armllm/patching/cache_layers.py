@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
-
-if TYPE_CHECKING:
-    from torch_armllm.patching.paged_cache import PagedCache
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -23,13 +20,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, cache: PagedCache, number: int) -> None:
+    def __init__(self, cache: Any, number: int) -> None:
         self._cache = cache
         self._number = number
 
     @property
     def keys(self) -> Tensor | None:
-        """A copy of the keys ``(batch, heads, length, size)``, zeros for padding; None before the first step."""
+        """A copy of the keys ``(batch, heads, length, size)``, zeros for padding; None without rows."""
         return self._cache.read_dense(self._number)[0] if self.is_initialized else None
 
     @keys.setter

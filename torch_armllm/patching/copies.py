@@ -13,7 +13,7 @@ from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.state import STATE, why_not_captured
 
 _GET_STATE = "__getstate__"
-"""What ``copy``, ``pickle``, ``torch.save`` and processes that are spawned ask an object for."""
+"""The method that ``copy``, ``pickle``, ``torch.save`` and processes that are spawned call."""
 
 
 def keep_apart(replaced: Replacements) -> None:
@@ -35,8 +35,8 @@ def _state_of(module: nn.Module, replaced: Replacements) -> dict[str, Any]:
     if STATE in module.__dict__ and why_not_captured(module) is None:
         warnings.warn(
             f"torch_armllm: a copy of a patched {type(module).__name__}, also one by pickle or torch.save, "
-            "runs module by module: call torch_armllm.patch(copy) to get a plan of it; save_pretrained writes "
-            "a folder that torch_armllm.load reads",
+            "runs module by module: call torch_armllm.patch(copy) to get a plan of it; save_pretrained "
+            "writes a folder that torch_armllm.load reads",
             stacklevel=3,
         )
     return replaced.attributes_before(module)

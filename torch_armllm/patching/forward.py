@@ -48,7 +48,7 @@ _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits"
 
 
 class _OfThread(local):
-    """What a thread asks of its calls."""
+    """Wishes of a thread for its own calls."""
 
     hidden: Tensor | None = None
     """The hidden states that calls return."""

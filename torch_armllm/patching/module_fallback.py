@@ -19,7 +19,7 @@ class Unserved(Exception):
 
 
 class _Calls(local):
-    """What a thread asks of its calls."""
+    """Wishes of a thread for its own calls."""
 
     modules_only: str | None = None
     """The reason why calls run module by module."""

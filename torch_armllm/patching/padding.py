@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from torch_armllm.patching.module_fallback import Unserved
+from torch_armllm.patching.paged_cache import PagedCache, has_gap
 from torch_armllm.plan.step import StepInputs
-
-if TYPE_CHECKING:
-    from torch_armllm.patching.paged_cache import PagedCache
 
 _REMEDY = "pad on the left"
 _PLACES = {"alibi_slopes": 13, "relative": 14, "profiles": 15, "biases": 17, "later": 18}
@@ -68,11 +66,6 @@ def check_gaps(columns: Tensor | None, most: int | None) -> None:
     """
     if columns is not None and most is not None and columns.shape[1] > most and has_gap(columns):
         raise Unserved(f"the attention mask hides tokens after others ({_REMEDY})")
-
-
-def has_gap(columns: Tensor) -> bool:
-    """True if a hidden token follows one that counts, in a row of a mask ``(batch, T)``."""
-    return bool((columns[:, :-1] & ~columns[:, 1:]).any())
 
 
 def begins_padded(kept: Tensor) -> bool:

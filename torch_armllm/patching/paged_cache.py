@@ -13,7 +13,6 @@ from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.cache_layers import PagedLayer, StateLayer
-from torch_armllm.patching.padding import has_gap
 from torch_armllm.patching.token_log import TokenLog
 
 
@@ -309,3 +308,8 @@ class PagedCache(DynamicCache):
 def _has_keys(kind: str) -> bool:
     """True for the kinds of layers that attend to tokens, as transformers names them."""
     return kind.endswith("attention") and not kind.startswith("linear")
+
+
+def has_gap(columns: Tensor) -> bool:
+    """True if a hidden token follows one that counts, in a row of a mask ``(batch, T)``."""
+    return bool((columns[:, :-1] & ~columns[:, 1:]).any())
