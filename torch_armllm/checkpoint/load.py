@@ -41,6 +41,7 @@ from torch_armllm.checkpoint.weight_files import find_file, read_index
 from torch_armllm.hf.names import METHOD
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.recipe import Recipe
+from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.dtypes import float_dtype
 from torch_armllm.system.extras import naming_extra
 from torch_armllm.system.host import free_memory
@@ -54,6 +55,7 @@ SOURCES = (
 )
 
 
+@Float32ByDefault()
 def load(
     source: str,
     quantization: str | Recipe = "int4",
@@ -115,6 +117,7 @@ def load(
     return load_pretrained(auto_class(saved), path, saved, dtype=dtype, **options).eval()
 
 
+@Float32ByDefault()
 def load_model(
     source: str,
     dtype: torch.dtype | str = torch.bfloat16,

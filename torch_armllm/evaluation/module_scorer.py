@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from torch_armllm.evaluation.prefix_tree import Node, build_forest
 from torch_armllm.evaluation.spans import LogLikelihood, Span, SpanScores, pieces
+from torch_armllm.hf.cache_names import cache_argument, cache_of
 
 _ROWS = 256
 _MIN_SHARED = 24
@@ -30,12 +31,13 @@ class ModuleScorer:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self._cache_name = cache_argument(model.forward)
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.no_grad()
     def can_share_cache(self) -> bool:
         """True if the model's cache can be copied and repeated."""
-        cache = self._model(torch.zeros(1, 1, dtype=torch.int64), use_cache=True).past_key_values
+        cache = cache_of(self._model(torch.zeros(1, 1, dtype=torch.int64), use_cache=True))
         return type(cache) is DynamicCache
 
     @torch.no_grad()
@@ -78,11 +80,11 @@ class ModuleScorer:
         start = batch[0].start
         first = min(scores.first_needed(node) for node in batch) if self._can_keep else start
         keep = {"logits_to_keep": max(start + max_len - first, 1)} if self._can_keep else {}
-        out = self._model(ids, past_key_values=cache, use_cache=use_cache, **keep)
+        out = self._model(ids, use_cache=use_cache, **{self._cache_name: cache}, **keep)
         for row, node in zip(out.logits, batch, strict=True):
             for begin, end in pieces(scores.first_needed(node), node.end, _ROWS):
                 scores.add_logits(node, begin, row[begin - first : end - first])
-        return out.past_key_values
+        return cache_of(out)
 
 
 def _batches(nodes: list[Node]) -> Iterator[list[Node]]:

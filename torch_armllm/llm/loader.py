@@ -21,6 +21,7 @@ from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.llm.foreign_settings import check_names
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.pooling.pooling_engine import PoolingEngine
+from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.logs import show_messages
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LoadedEngine(NamedTuple):
     tokenizer: PreTrainedTokenizerBase | None
 
 
+@Float32ByDefault()
 def load_engine(
     model: str | PreTrainedModel,
     tokenizer: str | PreTrainedTokenizerBase | None = None,
@@ -95,6 +97,7 @@ def load_processor(model: Any, source: str) -> Any:
         return None
 
 
+@Float32ByDefault()
 def load_pooling_engine(
     model: str | PreTrainedModel,
     tokenizer: str | PreTrainedTokenizerBase | None,

@@ -50,6 +50,7 @@ class BuiltPlan:
         graph: the rewritten graph.
         has_other_cache, most_tokens, length_reason: see `CapturedGraph`.
         looks_ahead: True if tokens attend to later ones: a step computes whole texts.
+        rounding: error of its hidden states that is known, and reported if rounding does not explain it.
         notes: remarks for the report.
         adapter_columns: what a rank has of the slots for adapters whose columns are shared out.
     """
@@ -61,6 +62,7 @@ class BuiltPlan:
     most_tokens: int | None
     length_reason: str
     looks_ahead: bool
+    rounding: float = 0.0
     notes: list[str] = field(default_factory=list)
     adapter_columns: list[AdapterColumns] = field(default_factory=list)
 
@@ -124,6 +126,7 @@ def build_plan(
                 f"{where} computes other hidden states than the model (relative error {error:.1g}); {_BUG}"
             )
         built = builder.build(builder.capture())
+    built.rounding = max(error, bound)
     if built.shape.dtype == torch.uint8:
         lost = plan_error(sample, built.plan, built.shape)
         if not lost <= _LARGE_INT4_ERROR:
@@ -195,11 +198,12 @@ class _Builder:
         notes = list(self.notes)
         if why_not_native is not None:
             notes.append(f"{NODE_BY_NODE}{why_not_native}{_SLOWER}")
+        columns = [replace(each, name=captured.names[each.name]) for each in adapter_columns(graph)]
         return BuiltPlan(
             *(plan, shape, graph, captured.has_other_cache, captured.most_tokens, captured.length_reason),
             looks_ahead,
-            notes,
-            [replace(each, name=captured.names[each.name]) for each in adapter_columns(graph)],
+            notes=notes,
+            adapter_columns=columns,
         )
 
     def find_guilty_pass(self, sample: Sample, bound: float) -> str | None:

@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from torch_armllm.hf.cache_names import take_cache
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.encoder_cache import EncoderCache
 from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.module_fallback import Unserved
+from torch_armllm.patching.padding import check_packing
 from torch_armllm.plan.step import Plan
 from torch_armllm.system.forks import warn_if_forked
 
 _TAKEN = (
     *("input_ids", "attention_mask", "position_ids", "encoder_hidden_states", "encoder_attention_mask"),
-    *("past_key_values", "inputs_embeds", "use_cache"),
+    *("inputs_embeds", "use_cache"),
 )
 
 
@@ -48,34 +49,36 @@ class DecoderForward(PatchedForward):
         self.raise_if_asked()
         warn_if_forked()
         named = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
-        past = named.get("past_key_values")
+        past = take_cache(named)
         try:
-            hidden, past = self._hidden(named, past)
+            with self._lock:
+                hidden, past = self._hidden(named, past)
         except Unserved as reason:
             self._warn(str(reason))
             if isinstance(past, EncoderDecoderCache) and type(past.cross_attention_cache) is EncoderCache:
                 past.is_updated = dict.fromkeys(range(len(past.cross_attention_cache)), True)
                 past.cross_attention_cache.give_back()
-            return self.module_forward(*args, **kwargs)
-        out = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden, past_key_values=past)
-        return out.to_tuple() if named.get("return_dict") is False else out
+            return self.module_forward(**named, **{self._cache_name: past})
+        return self._output(hidden, past, named)
 
     def _hidden(self, named: dict[str, Any], past: Any) -> tuple[Tensor, EncoderDecoderCache | None]:
-        ids, mask, positions, states, encoder_mask, _, embeds, use_cache = (named.get(n) for n in _TAKEN)
+        ids, mask, positions, states, encoder_mask, embeds, use_cache = (named.get(n) for n in _TAKEN)
         self.raise_if_by_modules()
+        self.raise_if_changed(past is None or ids is None or ids.shape[-1] > 1)
         if ids is None or embeds is not None:
             raise Unserved("inputs_embeds are given")
         if past is not None and type(past) is not EncoderDecoderCache:
             raise Unserved(f"the cache is a {type(past).__name__}")
         own = None if past is None else past.self_attention_cache
         self._check(own, mask, {name: value for name, value in named.items() if name not in _TAKEN})
+        check_packing(positions, mask, own)
         self._check_length(own, ids.shape[1])
         if ids.numel():
             self.check_ids(int(ids.min()), int(ids.max()))  # before modules look them up
         cross = None if past is None else past.cross_attention_cache
         if type(cross) is not EncoderCache:
             cross = self._attended(ids, states, encoder_mask, cross)
-        cache, keep = self._cache(own, use_cache, ids)
+        cache, keep = self._cache(own, use_cache, ids, mask)
         hidden = self._step(cache, ids, mask, positions, cross.encoder)
         if past is None and keep:
             past = EncoderDecoderCache(cache, cross)
@@ -109,8 +112,8 @@ class DecoderForward(PatchedForward):
         self.module_forward(
             input_ids=ids[firsts, :1],
             encoder_hidden_states=states[firsts],
-            past_key_values=filled,
             use_cache=True,
+            **{self._cache_name: filled},
         )
         cache = filled.cross_attention_cache
         if given is not None:

@@ -12,8 +12,10 @@ from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.step import Plan
 from torch_armllm.quant.inspection import is_packed
+from torch_armllm.system.default_dtype import Float32ByDefault
 
 
+@Float32ByDefault()
 def keep_layer_inputs(model: Any, layers: Sequence[int]) -> Plan:
     """Makes another plan of a patched model, which also returns the inputs of some layers.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,8 @@ _SCALES = (0.1, 1.0, 8.0, 64.0)
 """Standard deviations of the rows that test for scales and soft caps after the output layer."""
 _DENSE = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that `dense_linear` supports; rounding of torch's own product depends on the number of rows."""
+_swapping = RLock()
+"""Held while a layer has another ``forward``, so that no thread takes that one for its own."""
 
 
 class LMHead:
@@ -125,11 +128,12 @@ def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def _with_forward(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    before = layer.__dict__.get("forward")
-    layer.forward = forward  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del layer.forward
-        if before is not None:
-            layer.forward = before  # type: ignore[method-assign]
+    with _swapping:
+        before = layer.__dict__.get("forward")
+        layer.forward = forward  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del layer.forward
+            if before is not None:
+                layer.forward = before  # type: ignore[method-assign]

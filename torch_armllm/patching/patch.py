@@ -5,36 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from torch_armllm.capture.export import CaptureError
-from torch_armllm.capture.markers.compression import is_compressor
-from torch_armllm.capture.markers.indexer import dense_limit, find_indexers
-from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.capture.tracing_memory import released_tracing_memory
-from torch_armllm.hf.base_model import base_model_of, max_length_of
-from torch_armllm.kv_cache.budget import shape_by_config
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, full_kv_cache_dtype
-from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
 from torch_armllm.lora.slots import AdapterSlots, add_slots
 from torch_armllm.ops import variants
-from torch_armllm.ops.attention import check_int4_size
-from torch_armllm.patching.build_plan import build_plan
-from torch_armllm.patching.encoder_forward import EncoderForward
-from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
-from torch_armllm.patching.generation.generate import PatchedGenerate
+from torch_armllm.patching.copies import keep_apart
+from torch_armllm.patching.install import install
 from torch_armllm.patching.model_kind import (
-    check_kind,
     has_two_stacks,
-    misuse,
     predicts_tokens,
-    results_of,
 )
-from torch_armllm.patching.nested_text import has_nested_text, with_texts_by_ids
-from torch_armllm.patching.op_counts import op_counts
-from torch_armllm.patching.prefix_forward import PrefixForward, causal_prefixes, is_prefix_model
+from torch_armllm.patching.patchable import check_cache_dtype, check_model
+from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.stacks import install_stacks
-from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
+from torch_armllm.patching.state import STATE, PatchState, is_patched
+from torch_armllm.patching.trial.trial import fault_of
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
 from torch_armllm.quant.methods.base import CALIBRATED
@@ -43,44 +31,8 @@ from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.restore import restore
 from torch_armllm.system.allocator import release_free_memory
+from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.huge_pages import collapse_packed
-
-
-def _check_model(model: nn.Module) -> None:
-    from transformers import PreTrainedModel
-
-    kind = type(model).__name__
-    adapted = [name for name, module in model.named_modules() if _is_adapted(module)]
-    if adapted:
-        raise ValueError(
-            f"this {kind} has adapters that are not merged ({adapted[0]} is the first of {len(adapted)}); "
-            "a patched model would not see them change: merge them first, model = model.merge_and_unload()"
-        )
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"patch needs a transformers model, got a {kind}")
-    check_kind(model)
-    if is_patched(model):
-        raise ValueError(f"this {kind} is patched already; call torch_armllm.unpatch(model) first")
-    if model.training:
-        raise ValueError(f"this {kind} is in training mode; call model.eval() first")
-    foreign = getattr(model, "quantization_method", None) or getattr(
-        model.config, "quantization_config", None
-    )
-    if not is_packed(model) and (foreign is not None or getattr(model, "is_quantized", False)):
-        raise ValueError(
-            f"this {kind} has weights quantized by {foreign}; torch_armllm.load(folder) reads "
-            "such weights, or load it in BF16 or FP32 to patch it"
-        )
-    elsewhere = {str(p.device) for p in model.parameters() if p.device.type != "cpu"}
-    if elsewhere:
-        raise ValueError(
-            f"this {kind} is on {', '.join(sorted(elsewhere))}; move it to the CPU with model.to('cpu')"
-        )
-
-
-def _is_adapted(module: nn.Module) -> bool:
-    """True if a module is a layer wrapped by PEFT."""
-    return hasattr(module, "base_layer") and hasattr(module, "active_adapters")
 
 
 def _bytes(model: nn.Module) -> int:
@@ -88,87 +40,7 @@ def _bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def _begins_at_zero(module: fx.GraphModule) -> bool:
-    """True if a recurrent layer treats position 0 in another way."""
-    scans = (n for n in module.graph.nodes if n.target is torch.ops.armllm.selective_scan.default)
-    return any(normalize for n in scans for normalize in n.args[9:10])
-
-
-def _has_window(module: fx.GraphModule) -> bool:
-    """True if the tokens of a layer attend to their neighbors only."""
-    op = torch.ops.armllm.paged_attention.default
-    return any(node.args[8] > 0 for node in module.graph.find_nodes(op="call_function", target=op))
-
-
-def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
-    """Captures the model and replaces its base model's ``forward`` by a plan; None if capture fails."""
-    base = base_model_of(model)
-    try:
-        with causal_prefixes(model):
-            built = build_plan(model, is_packed(model), cache_dtype)
-    except CaptureError as error:
-        report.capture_reason = str(error)
-        return None
-    report.notes += built.notes
-    if built.looks_ahead and predicts_tokens(model):
-        report.capture_reason = (
-            f"{type(model).__name__} predicts next tokens, but its tokens attend to later ones"
-        )
-        return None
-    shape, most = built.shape, built.most_tokens
-    max_length = min((n for n in (max_length_of(base), most) if n is not None), default=None)
-    if max_length is not None:
-        why = "attention is chunked" if max_length != most else built.length_reason or dense_limit(base)
-        report.notes.append(f"texts of more than {max_length} tokens run module by module: {why}")
-    if cache_dtype is not None and isinstance(shape, StatesOnlyShape):
-        report.notes.append(
-            "kv_cache_dtype has no effect: all layers are recurrent, and have no keys and values"
-        )
-    needs_recompute = bool(find_indexers(base)) or built.has_other_cache or bool(shape.states)
-    vocabulary = model.get_input_embeddings().num_embeddings
-    forward: PatchedForward
-    if built.looks_ahead:
-        forward = EncoderForward(base, built.plan, shape, vocabulary, max_length, _has_window(built.graph))
-    else:
-        make = PrefixForward if is_prefix_model(model) else PatchedForward
-        forward = make(
-            *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
-        )
-    expected = None if predicts_tokens(model) else results_of(model)
-    is_nested = has_nested_text(model)
-    base.forward = forward
-    report.capture_reason = misuse(model, forward, expected)
-    if report.capture_reason is not None:
-        del base.forward
-        return None
-    by_plan = with_gradients_by_modules(model, forward)
-    if is_nested:
-        by_plan = with_texts_by_ids(model, by_plan)
-    report.captured = True
-    report.kv_bytes = 0 if built.looks_ahead else shape.bytes_per_token
-    latents = latent_groups(shape)
-    report.kv_bytes_expanded = sum(g.expanded * g.dtype.itemsize for g in latents) if latents else None
-    report.ops = op_counts(built.graph)
-    if base is not model:
-        model.forward = by_plan
-    if model.can_generate() and "generate" not in model.__dict__:  # a checkpoint may bring code of its own
-        model.generate = PatchedGenerate(model, forward)
-    return forward
-
-
-def _check_latent_dtype(model: Any, kv_cache_dtype: str | None) -> None:
-    """Raises if the model caches latents or compressed entries, which cannot have the dtype."""
-    if kv_cache_dtype not in ("int8", "int4"):
-        return
-    has_entries = any(is_compressor(module) for module in model.modules())
-    if has_entries or (kv_cache_dtype == "int4" and any(map(is_latent_attention, model.modules()))):
-        raise ValueError(
-            f"{type(model).__name__} caches {'compressed entries' if has_entries else 'latents'}, which are "
-            f"not stored as {kv_cache_dtype}; set kv_cache_dtype to bfloat16, float16 or float32"
-            + ("" if has_entries else ", or to int8")
-        )
-
-
+@Float32ByDefault()
 def patch(
     model: Any,
     quantization: str | Recipe | None = "auto",
@@ -209,16 +81,9 @@ def patch(
             not on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not finite;
             or an option is unknown.
     """
-    _check_model(model)
+    check_model(model)
     kv_cache_dtype = full_kv_cache_dtype(kv_cache_dtype)
-    if kv_cache_dtype is not None and has_two_stacks(model):
-        raise ValueError(
-            f"{type(model).__name__} keeps the keys and values of its encoder in the model's own dtype; "
-            "leave kv_cache_dtype out"
-        )
-    _check_latent_dtype(model, kv_cache_dtype)
-    if kv_cache_dtype == "int4" and (shape := shape_by_config(model.config, torch.uint8)) is not None:
-        check_int4_size(shape.head_size)  # before minutes are spent on the weights
+    check_cache_dtype(model, kv_cache_dtype)
     records = None
     quantized = quantization is not None
     if quantization == "auto":
@@ -260,20 +125,32 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     outliers = find_outliers(report.layers, calibrated)
     report.outliers = {record.name: expected for record, expected in outliers}
     report.bytes_before = float_bytes(model, _bytes(model))
-    base = model.get_decoder() if has_two_stacks(model) else base_model_of(model)
-    state = model.__dict__[STATE] = PatchState(base, None, is_packed(model), report)
-    try:
-        with torch.no_grad(), released_tracing_memory():
-            if has_two_stacks(model):
-                state.forward, state.encoder = install_stacks(model, report)
-            else:
-                state.forward = _install(model, report, cache_dtype)
-    except Exception as error:  # the quantized modules still run, so keep the quantized model
-        report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"
-        report.captured = False
-    release_free_memory()
-    collapse_packed(model)
-    report.bytes_after = _bytes(model)
+    with Replacements() as replaced:
+        forward = None
+        try:
+            with torch.no_grad(), released_tracing_memory():
+                if has_two_stacks(model):
+                    installed = install_stacks(model, replaced)
+                else:
+                    installed = install(model, cache_dtype, replaced)
+            if (fault := fault_of(model, installed)) is not None:
+                raise CaptureError(fault)
+        except CaptureError as reason:
+            report.capture_reason = str(reason)
+        except Exception as error:  # the quantized modules still run, so keep the quantized model
+            report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"
+        else:
+            forward = installed.forward
+            report.captured, report.ops = True, installed.ops
+            report.kv_bytes, report.kv_bytes_expanded = installed.kv_bytes, installed.kv_bytes_expanded
+            report.notes += installed.notes
+        if forward is None:
+            replaced.undo()
+        release_free_memory()
+        collapse_packed(model)
+        report.bytes_after = _bytes(model)
+        replaced.put(model, STATE, PatchState(forward, is_packed(model), report, replaced))
+        keep_apart(replaced)
     return report
 
 
@@ -290,6 +167,7 @@ def unpatch(model: nn.Module) -> list[str]:
     return restore(model) if state.quantized else []
 
 
+@Float32ByDefault()
 def patch_with_slots(model: Any, kv_cache_dtype: str | None, sizes: AdapterSlots) -> Report:
     """Rewrites a patched model once more, with slots for adapters; the weights do not change.
 
@@ -314,13 +192,8 @@ def remove_plan(model: nn.Module) -> PatchState:
     Raises:
         ValueError: the model is not patched.
     """
-    forward = patched_forward(model)
-    state: PatchState = model.__dict__.pop(STATE)
-    if forward is not None:
-        for module in {id(each): each for each in (state.base, model)}.values():
-            del module.forward
-        if isinstance(model.__dict__.get("generate"), PatchedGenerate):
-            del model.generate
-    if state.encoder is not None:
-        del state.encoder.forward
+    if not is_patched(model):
+        raise ValueError(f"this {type(model).__name__} is not patched")
+    state: PatchState = model.__dict__[STATE]
+    state.replaced.undo()
     return state

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections import Counter
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.encoder_states import with_encoder
@@ -21,52 +18,51 @@ from torch_armllm.patching.encoder_forward import EncoderForward
 from torch_armllm.patching.encoder_layers import plan_layers
 from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward, is_close
 from torch_armllm.patching.forward import with_gradients_by_modules
+from torch_armllm.patching.install import Installed
 from torch_armllm.patching.op_counts import op_counts
+from torch_armllm.patching.replacements import Replacements
 from torch_armllm.quant.inspection import is_packed
 from torch_armllm.quant.modules.linear import QuantLinear
-from torch_armllm.quant.report import Report
 
 _TOKENS = 14
 
 
-def install_stacks(model: Any, report: Report) -> tuple[DecoderForward | None, nn.Module | None]:
+def install_stacks(model: Any, replaced: Replacements) -> Installed:
     """Replaces the ``forward`` of a model's encoder and decoder by plans.
 
     Args:
         model: a model that generates with two stacks.
-        report: gets the reasons of stacks that keep their modules, by name.
+        replaced: gets what is replaced.
 
     Returns:
-        The decoder's new ``forward``, None if it keeps its modules; and the encoder, None if it keeps its.
+        What is installed; a note says why an encoder keeps its modules.
+
+    Raises:
+        CaptureError: the decoder keeps its modules.
     """
     encoder, decoder = model.get_encoder(), model.get_decoder()
     ops: Counter[str] = Counter()
+    notes: list[str] = []
     if encoder is model or decoder is model or not hasattr(decoder, "config"):
-        report.capture_reason = (
-            f"{type(model).__name__} has no encoder and decoder that are models themselves"
-        )
-        return None, None
+        raise CaptureError(f"{type(model).__name__} has no encoder and decoder that are models themselves")
     try:
-        forward = _decoder_forward(decoder, is_packed(model), report, ops)
+        forward, rounding = _decoder_forward(decoder, is_packed(model), notes, ops)
     except CaptureError as error:
-        report.capture_reason = f"{type(decoder).__name__}: {error}"
-        return None, None
-    encoding = _encoder_forward(encoder, report, ops)
-    decoder.forward = forward
-    if (reason := _misuse(model, forward)) is not None:
-        del decoder.forward
-        report.capture_reason = reason
-        return None, None
-    model.forward = with_gradients_by_modules(model, *(f for f in (forward, encoding) if f is not None))
+        raise CaptureError(f"{type(decoder).__name__}: {error}") from error
+    encoding = _encoder_forward(encoder, notes, ops)
+    by_plans = with_gradients_by_modules(model, *(f for f in (forward, encoding) if f is not None))
+    replaced.put(decoder, "forward", forward)
+    replaced.put(model, "forward", by_plans)
     if encoding is not None:
-        encoder.forward = encoding
-    report.captured, report.ops = True, dict(ops)
-    report.kv_bytes = forward.shape.bytes_per_token
-    return forward, encoder if encoding is not None else None
+        replaced.put(encoder, "forward", encoding)
+    kv_bytes = forward.shape.bytes_per_token
+    return Installed(forward, rounding, dict(ops), kv_bytes, notes=notes, encoder=encoding)
 
 
-def _decoder_forward(decoder: Any, quantized: bool, report: Report, ops: Counter[str]) -> DecoderForward:
-    """Returns the ``forward`` of a decoder's plan.
+def _decoder_forward(
+    decoder: Any, quantized: bool, notes: list[str], ops: Counter[str]
+) -> tuple[DecoderForward, float]:
+    """Returns the ``forward`` of a decoder's plan, and the error of its hidden states that is known.
 
     Raises:
         CaptureError: it has none, or computes something else.
@@ -83,32 +79,13 @@ def _decoder_forward(decoder: Any, quantized: bool, report: Report, ops: Counter
     expected = decoder(input_ids=ids, **arguments).last_hidden_state
     if not is_close(forward(input_ids=ids, **arguments).last_hidden_state, expected):
         raise CaptureError("it computes something else from its own cache than from its modules'")
-    report.notes += built.notes
+    notes += built.notes
     ops.update(op_counts(built.graph))
-    return forward
-
-
-def _misuse(model: Any, forward: DecoderForward) -> str | None:
-    """Returns the reason why a model cannot use the hidden states of a decoder's plan; None if it can."""
-    kind, inner = type(model).__name__, type(forward.base).__name__
-    ids = sample_ids(forward.vocab_size, _TOKENS)
-    columns = model.get_decoder().get_input_embeddings().embedding_dim
-    states = torch.ops.armllm.encoder_states(ids, columns, model.dtype)
-    outputs = BaseModelOutput(last_hidden_state=states)
-    found = []
-    try:
-        for by_modules in (True, False):
-            with forward.by_modules("a check") if by_modules else nullcontext(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                out = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
-                found.append(out.logits)
-    except Exception as error:  # noqa: BLE001 - it may fail in any way where a result is missing
-        return f"{kind} reads more than the last hidden states of its {inner}: {error}"
-    return None if is_close(found[1], found[0]) else f"{kind} computes other logits from its {inner}"
+    return forward, built.rounding
 
 
 def _encoder_forward(
-    encoder: Any, report: Report, ops: Counter[str]
+    encoder: Any, notes: list[str], ops: Counter[str]
 ) -> EncoderForward | EncoderLayersForward | None:
     """Returns the ``forward`` of an encoder's plan; None if it keeps its modules, which a note says."""
     kind = type(encoder).__name__
@@ -133,9 +110,9 @@ def _encoder_forward(
         if not is_close(forward(inputs).last_hidden_state, encoder(inputs).last_hidden_state):
             raise CaptureError("it does more than to run its layers one after the other")
     except CaptureError as error:
-        report.notes.append(f"{kind} runs by its modules: {error}")
+        notes.append(f"{kind} runs by its modules: {error}")
         return None
-    report.notes += built.notes
+    notes += built.notes
     ops.update(op_counts(built.graph))
     return forward
 

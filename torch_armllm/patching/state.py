@@ -9,6 +9,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
+    from torch_armllm.patching.replacements import Replacements
     from torch_armllm.quant.report import Report
 
 
@@ -20,12 +21,11 @@ STATE = "_armllm"
 class PatchState:
     """Changes that `patch` made, for `unpatch` and for reports."""
 
-    base: nn.Module
     forward: PatchedForward | None
     quantized: bool
     report: Report
-    encoder: nn.Module | None = None
-    """The encoder of a model of two stacks, if its ``forward`` is replaced too."""
+    replaced: Replacements
+    """What is undone without the plan, this state included."""
 
 
 def is_patched(model: nn.Module) -> bool:

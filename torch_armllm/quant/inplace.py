@@ -23,10 +23,12 @@ from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.restore import remember_scalings
 from torch_armllm.quant.wide_activations import wide_layers
+from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.progress import progress_bar
 
 
 @torch.no_grad()
+@Float32ByDefault()
 def quantize(
     model: nn.Module,
     quantization: str | Recipe = "int4",

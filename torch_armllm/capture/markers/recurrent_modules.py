@@ -7,6 +7,7 @@ the same for a few random tokens.  A module that computes something else stays a
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_armllm.capture.markers.recurrent_ops  # noqa: F401  (registers the marker ops)
+from torch_armllm.hf.cache_names import given_cache
 
 Forward = Callable[..., Any]
 _TOKENS = 9
@@ -27,18 +29,13 @@ def _lightning_attention(module: Any) -> Forward:
     """Returns the forward of lightning attention: the delta rule without a delta, with a constant decay."""
     gate = -module.slope_rate.float().flatten()  # of each head
     beta = torch.ones_like(gate)
+    names = list(inspect.signature(module.forward).parameters)
 
-    def forward(
-        hidden_states: Tensor,
-        position_embeddings: Any = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        if attention_mask is not None or past_key_values is not None:
-            return type(module).forward(
-                module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
-            )
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        if named.get("attention_mask") is not None or given_cache(named) is not None:
+            return type(module).forward(module, *args, **kwargs)
+        hidden_states = named["hidden_states"]
         of_tokens = (1, hidden_states.shape[1], len(gate))
         q, k, v = module.act_fn(module.qkv_proj(hidden_states)).view(*of_tokens, -1).chunk(3, -1)
         decays, shares = (x.expand(of_tokens) for x in (gate, beta))
@@ -93,22 +90,18 @@ def _mixed_convolution(module: Any) -> Forward:
         F.one_hot(torch.tensor(taps - 1 - lag), taps).float().expand(channels, -1) for lag in range(taps)
     ]
 
+    names = list(inspect.signature(module.forward).parameters)
+
     def convolve(columns: Tensor, weight: Tensor) -> Tensor:
         out: Tensor = torch.ops.armllm.convolve_tokens(columns, weight, None, False)
         return out.transpose(1, 2)
 
-    def forward(
-        hidden_states: Tensor,
-        dynamic_input: Tensor,
-        past_key_values: Any = None,
-        conv_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        if past_key_values is not None or conv_mask is not None:
-            result: Tensor = type(module).forward(
-                module, hidden_states, dynamic_input, past_key_values, conv_mask, **kwargs
-            )
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        if named.get("conv_mask") is not None or given_cache(named) is not None:
+            result: Tensor = type(module).forward(module, *args, **kwargs)
             return result
+        hidden_states, dynamic_input = named["hidden_states"], named["dynamic_input"]
         x = hidden_states.float()
         columns, by_head = x.transpose(1, 2), (1, x.shape[1], heads, channels // heads)
         own = module.weight_proj(dynamic_input).float().view(1, x.shape[1], heads, taps)

@@ -17,10 +17,8 @@ from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.hf.cache_names import STATE_NAMES, cache_argument
 from torch_armllm.plan.step_result import StepResult
-
-_STATES = ("past_key_values", "cache_params", "state", "mems")
-"""Names of forward's arguments that carry a model's state from one call to the next."""
 
 
 class Text:
@@ -121,7 +119,7 @@ class ModuleRunner:
         out = self.model(**inputs, return_dict=True)
         logits: Tensor = out.logits[0, -len(positions) :]
         arguments = self.model._update_model_kwargs_for_generation(out, text.arguments)
-        if any(arguments.get(name) is not None for name in _STATES):
+        if any(arguments.get(name) is not None for name in STATE_NAMES):
             self._texts[sequence] = Text(arguments, s.end)
         return logits
 
@@ -133,6 +131,6 @@ class ModuleRunner:
         if "position_ids" in self._parameters:
             arguments["position_ids"] = torch.arange(length)[None]
         if self.model._supports_default_dynamic_cache():
-            name = "cache_params" if "cache_params" in self._parameters else "past_key_values"
+            name = cache_argument(self.model.forward)
             arguments[name] = DynamicCache(config=self.model.config.get_text_config(decoder=True))
         return arguments

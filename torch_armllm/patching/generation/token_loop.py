@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from torch_armllm.hf.cache_names import CACHE_NAMES, cache_of, usual_name
 from torch_armllm.patching.generation.decode_steps import DecodeSteps
 from torch_armllm.patching.generation.token_rows import TokenRows
 from torch_armllm.patching.lm_head import LMHead, weights_of
 from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.watched_modules import has_hooks
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
 
-_CACHE_NAMES = ("past_key_values", "cache_params")
-_KNOWN = {*_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
+_KNOWN = {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
 """Arguments of a step that the loop continues by itself; models with others use transformers' loop."""
 
 
@@ -48,9 +48,12 @@ class TokenLoop:
     def serves(self, model: Any) -> bool:
         """True if the output layer is quantized, as `patch` left it, and has nothing after it.
 
-        The product of a float layer rounds differently in a batch of another size.
+        The product of a float layer rounds differently in a batch of another size.  Hooks run in calls only.
         """
-        mine, now = self._weights, weights_of(model.get_output_embeddings())
+        layer = model.get_output_embeddings()
+        if any(map(has_hooks, (model, self._forward.base, layer))):
+            return False
+        mine, now = self._weights, weights_of(layer)
         if mine is None or mine.scheme is None or now is None:
             return False
         same = now.weight.data_ptr() == mine.weight.data_ptr()
@@ -69,17 +72,17 @@ class TokenLoop:
         **model_kwargs: Any,
     ) -> Any:
         """Generates tokens; the arguments and the result are those of transformers' decoding methods."""
-        rest = (logits_processor, stopping_criteria, generation_config)
         if synced_gpus or not self._knows(generation_config, model_kwargs):
+            rest = (logits_processor, stopping_criteria, generation_config)
             return type(model)._sample(model, input_ids, *rest, synced_gpus, streamer, **model_kwargs)
         run = _Run(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
-        prompt_output = model._prefill(input_ids, generation_config, model_kwargs)
-        finished = run.choose(prompt_output.logits[:, -1], None)
-        name, cache = _cache_of(prompt_output)
-        del prompt_output  # its logits may be large
+        output = model._prefill(input_ids, generation_config, model_kwargs)
+        output.logits = output.logits[:, -1:].clone()  # those of a prompt may be large
+        finished = run.choose(output.logits[:, -1], None)
+        cache = cache_of(output)
         head = None
         if not finished and type(cache) is PagedCache and cache.next_positions is not None:
-            head = self._idle.pop() if self._idle else self._new_head()
+            head = self._head()
         if head is not None:
             try:
                 steps = DecodeSteps(self._forward, head, cache)
@@ -88,11 +91,9 @@ class TokenLoop:
                     finished = run.choose(result.logits, result.best)
             finally:
                 self._idle.append(head)
-        if finished:
-            return run.result(cache)
-        if name == _CACHE_NAMES[0]:
-            model_kwargs[name] = cache
-        return self._continued(model, run, rest, model_kwargs)
+        if not finished:
+            cache = _continue(model, run, output, model_kwargs)
+        return run.result(cache)
 
     def _knows(self, config: Any, kwargs: dict[str, Any]) -> bool:
         """True if the loop knows every setting and argument of a call."""
@@ -108,49 +109,42 @@ class TokenLoop:
             and all(value is None or name in _KNOWN for name, value in kwargs.items())
         )
 
+    def _head(self) -> FusedHead:
+        """Returns a head that no other thread uses."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._new_head()
+
     def _new_head(self) -> FusedHead:
         weights, plan = self._weights, self._forward.plan
         assert weights is not None and isinstance(plan, NativePlan)
         return FusedHead(plan, weights, weights.out_features)
 
-    def _continued(
-        self, model: Any, run: _Run, rest: tuple[Any, Any, Any], model_kwargs: dict[str, Any]
-    ) -> Any:
-        """Goes on in transformers' loop, past the tokens that a plan supports or without a paged cache.
 
-        It is told of a cache by its usual name only, and computes the sequence anew without.
-        """
-        ids = run.rows.ids
-        new = ids.shape[1] - run.prompt_length
-        mask = model_kwargs.get("attention_mask")
-        if mask is None:
-            mask = ids.new_ones(ids.shape[0], run.prompt_length)
-        model_kwargs["attention_mask"] = torch.cat([mask, mask.new_ones(mask.shape[0], new)], 1)
-        positions = model_kwargs.get("position_ids")
-        if positions is not None:
-            after = positions[:, -1:] + torch.arange(1, new + 1)
-            model_kwargs["position_ids"] = torch.cat([positions, after], 1)
-        model_kwargs.pop("cache_position", None)
-        processors, criteria, config = rest
-        ended = ~torch.tensor(run.rows.alive)
-        criteria = StoppingCriteriaList([*criteria, _Ended(ended)])
-        output = type(model)._sample(
-            model, ids, processors, criteria, config, False, run.streamer, **model_kwargs
+def _continue(model: Any, run: _Run, output: Any, model_kwargs: dict[str, Any]) -> Any:
+    """Goes on by the model's ``forward``, past the tokens that a plan supports or without a paged cache.
+
+    Args:
+        model: the model.
+        run: the call; at least one token is chosen.
+        output: the model's for the prompt.
+        model_kwargs: what transformers passes from step to step.
+
+    Returns:
+        The cache.
+    """
+    chosen = run.rows.length - run.prompt_length
+    finished = False
+    while not finished:
+        model_kwargs = model._update_model_kwargs_for_generation(
+            output, model_kwargs, is_encoder_decoder=False, num_new_tokens=chosen
         )
-        tokens = output if isinstance(output, Tensor) else output.sequences
-        if run.rows.pads_ended:
-            tokens[ended, ids.shape[1]] = run.rows.pad
-        return run.joined(output)
-
-
-class _Ended(StoppingCriteria):  # type: ignore[misc]
-    """Stops the rows that had ended before transformers' loop began."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return self._rows
+        inputs = model.prepare_inputs_for_generation(run.rows.ids, next_sequence_length=1, **model_kwargs)
+        output = model(**inputs, return_dict=True)
+        finished = run.choose(output.logits[:, -1], None)
+        chosen = 1
+    return cache_of(output)
 
 
 class _Run:
@@ -216,21 +210,5 @@ class _Run:
             sequences=self.rows.ids,
             scores=self._seen,
             logits=None if self._logits is None else tuple(self._logits),
-            past_key_values=cache,
+            **{usual_name(): cache},
         )
-
-    def joined(self, output: Any) -> Any:
-        """Returns the result of transformers' loop, with the scores of the tokens before it."""
-        if self._scores is not None:
-            output.scores = (*self._scores, *output.scores)
-        if self._logits is not None:
-            output.logits = (*self._logits, *output.logits)
-        return output
-
-
-def _cache_of(output: Any) -> tuple[str, Any]:
-    """Returns the name and the value of the cache in a model's output."""
-    for name in _CACHE_NAMES:
-        if (cache := output.get(name)) is not None:
-            return name, cache
-    return _CACHE_NAMES[0], None

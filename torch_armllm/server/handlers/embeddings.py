@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.hf.cache_names import cache_argument, cache_of
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
@@ -66,6 +67,7 @@ class _ChunkedPrefill:
         self.finished = False
         self.total = self.last = torch.zeros(())
         self._base = base_model_of(model)
+        self._cache_name = cache_argument(self._base.forward)
         # Not every model can continue a recurrent state from the middle of a text.
         self._chunk = _CHUNK_TOKENS if patched_forward(model) is not None else len(tokens)
         self._tokens = tokens
@@ -79,9 +81,9 @@ class _ChunkedPrefill:
         ids = torch.tensor([self._tokens[self._begin : end]])
         single = len(self._tokens) <= self._chunk
         with PROCESS_LOCK.shared():
-            out = self._base(input_ids=ids, past_key_values=self._cache, use_cache=not single)
+            out = self._base(input_ids=ids, use_cache=not single, **{self._cache_name: self._cache})
         hidden = out.last_hidden_state[0].float()
-        self._cache = None if single else out.past_key_values
+        self._cache = None if single else cache_of(out)
         self.total = self.total + hidden.sum(0)
         self.last = hidden[-1].clone()
         self._begin = end

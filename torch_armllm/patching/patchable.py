@@ -1,0 +1,84 @@
+"""Models that `patch` takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_armllm.capture.markers.compression import is_compressor
+from torch_armllm.capture.markers.mla import is_latent_attention
+from torch_armllm.kv_cache.budget import shape_by_config
+from torch_armllm.ops.attention import check_int4_size
+from torch_armllm.patching.model_kind import check_kind, has_two_stacks
+from torch_armllm.patching.state import is_patched
+from torch_armllm.quant.inspection import is_packed
+
+
+def check_model(model: nn.Module) -> None:
+    """Raises ValueError unless `patch` takes a model as it is."""
+    from transformers import PreTrainedModel
+
+    kind = type(model).__name__
+    adapted = [name for name, module in model.named_modules() if _is_adapted(module)]
+    if adapted:
+        raise ValueError(
+            f"this {kind} has adapters that are not merged ({adapted[0]} is the first of {len(adapted)}); "
+            "a patched model would not see them change: merge them first, model = model.merge_and_unload()"
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"patch needs a transformers model, got a {kind}")
+    check_kind(model)
+    if is_patched(model):
+        raise ValueError(f"this {kind} is patched already; call torch_armllm.unpatch(model) first")
+    if model.training:
+        raise ValueError(f"this {kind} is in training mode; call model.eval() first")
+    foreign = getattr(model, "quantization_method", None) or getattr(
+        model.config, "quantization_config", None
+    )
+    if not is_packed(model) and (foreign is not None or getattr(model, "is_quantized", False)):
+        raise ValueError(
+            f"this {kind} has weights quantized by {foreign}; torch_armllm.load(folder) reads "
+            "such weights, or load it in BF16 or FP32 to patch it"
+        )
+    elsewhere = {str(p.device) for p in model.parameters() if p.device.type != "cpu"}
+    if elsewhere:
+        raise ValueError(
+            f"this {kind} is on {', '.join(sorted(elsewhere))}; move it to the CPU with model.to('cpu')"
+        )
+
+
+def check_cache_dtype(model: Any, kv_cache_dtype: str | None) -> None:
+    """Raises ValueError if the keys and values, or what a model caches in their place, cannot have a dtype.
+
+    Args:
+        model: see `patch`.
+        kv_cache_dtype: the full name of a dtype; None for the model's own.
+    """
+    if kv_cache_dtype is not None and has_two_stacks(model):
+        raise ValueError(
+            f"{type(model).__name__} keeps the keys and values of its encoder in the model's own dtype; "
+            "leave kv_cache_dtype out"
+        )
+    _check_latent_dtype(model, kv_cache_dtype)
+    if kv_cache_dtype == "int4" and (shape := shape_by_config(model.config, torch.uint8)) is not None:
+        check_int4_size(shape.head_size)  # before minutes are spent on the weights
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    """True if a module is a layer wrapped by PEFT."""
+    return hasattr(module, "base_layer") and hasattr(module, "active_adapters")
+
+
+def _check_latent_dtype(model: Any, kv_cache_dtype: str | None) -> None:
+    """Raises if the model caches latents or compressed entries, which cannot have the dtype."""
+    if kv_cache_dtype not in ("int8", "int4"):
+        return
+    has_entries = any(is_compressor(module) for module in model.modules())
+    if has_entries or (kv_cache_dtype == "int4" and any(map(is_latent_attention, model.modules()))):
+        raise ValueError(
+            f"{type(model).__name__} caches {'compressed entries' if has_entries else 'latents'}, which are "
+            f"not stored as {kv_cache_dtype}; set kv_cache_dtype to bfloat16, float16 or float32"
+            + ("" if has_entries else ", or to int8")
+        )
