@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.tracing_memory import released_tracing_memory
+from torch_armllm.hf.releases import warn_if_newer
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, full_kv_cache_dtype
 from torch_armllm.lora.slots import AdapterSlots, add_slots
 from torch_armllm.ops import variants
@@ -115,6 +116,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     Returns:
         The report; if the model cannot be captured, it states the reason.
     """
+    warn_if_newer()
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     report = Report(variant=variants.machine().compiled)
     report.layers = describe(model, "quantization is off") if records is None else records
