@@ -72,7 +72,7 @@ def test_cache_without_layers_has_no_tensors() -> None:
 @torch.no_grad()
 def test_positions_that_begin_a_sequence_in_the_middle_run_by_modules() -> None:
     model, own = twins("recurrent_gemma")
-    restarted = torch.arange(20)[None] % 12
+    restarted = {"position_ids": torch.arange(20)[None] % 12, "attention_mask": torch.ones(1, 20)}
     with pytest.warns(UserWarning, match="position_ids begin sequences where none begins"):
-        logits = model(IDS[1:], position_ids=restarted, use_cache=False).logits
-    torch.testing.assert_close(logits, own(IDS[1:], position_ids=restarted, use_cache=False).logits)
+        logits = model(IDS[1:], **restarted, use_cache=False).logits
+    torch.testing.assert_close(logits, own(IDS[1:], **restarted, use_cache=False).logits)

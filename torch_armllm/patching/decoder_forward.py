@@ -14,6 +14,7 @@ from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.encoder_cache import EncoderCache
 from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.module_fallback import Unserved
+from torch_armllm.patching.padding import check_packing
 from torch_armllm.plan.step import Plan
 from torch_armllm.system.forks import warn_if_forked
 
@@ -50,7 +51,8 @@ class DecoderForward(PatchedForward):
         named = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
         past = take_cache(named)
         try:
-            hidden, past = self._hidden(named, past)
+            with self._lock:
+                hidden, past = self._hidden(named, past)
         except Unserved as reason:
             self._warn(str(reason))
             if isinstance(past, EncoderDecoderCache) and type(past.cross_attention_cache) is EncoderCache:
@@ -62,19 +64,21 @@ class DecoderForward(PatchedForward):
     def _hidden(self, named: dict[str, Any], past: Any) -> tuple[Tensor, EncoderDecoderCache | None]:
         ids, mask, positions, states, encoder_mask, embeds, use_cache = (named.get(n) for n in _TAKEN)
         self.raise_if_by_modules()
+        self.raise_if_changed(past is None or ids is None or ids.shape[-1] > 1)
         if ids is None or embeds is not None:
             raise Unserved("inputs_embeds are given")
         if past is not None and type(past) is not EncoderDecoderCache:
             raise Unserved(f"the cache is a {type(past).__name__}")
         own = None if past is None else past.self_attention_cache
         self._check(own, mask, {name: value for name, value in named.items() if name not in _TAKEN})
+        check_packing(positions, mask, own)
         self._check_length(own, ids.shape[1])
         if ids.numel():
             self.check_ids(int(ids.min()), int(ids.max()))  # before modules look them up
         cross = None if past is None else past.cross_attention_cache
         if type(cross) is not EncoderCache:
             cross = self._attended(ids, states, encoder_mask, cross)
-        cache, keep = self._cache(own, use_cache, ids)
+        cache, keep = self._cache(own, use_cache, ids, mask)
         hidden = self._step(cache, ids, mask, positions, cross.encoder)
         if past is None and keep:
             past = EncoderDecoderCache(cache, cross)

@@ -12,6 +12,7 @@ from torch_armllm.hf.base_model import default_positions, type_count_of
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.module_fallback import Unserved
+from torch_armllm.patching.padding import check_packing
 from torch_armllm.patching.text_steps import TextSteps, whole_texts
 from torch_armllm.plan.step import Plan
 from torch_armllm.system.forks import warn_if_forked
@@ -54,10 +55,11 @@ class EncoderForward(PatchedForward):
         self.raise_if_asked()
         warn_if_forked()
         named = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
-        hidden = self._hidden_override
+        hidden = self._own.hidden
         if hidden is None:
             try:
-                hidden = self._hidden(named)
+                with self._lock:
+                    hidden = self._hidden(named)
             except Unserved as reason:
                 self._warn(str(reason))
                 return self.module_forward(*args, **kwargs)
@@ -66,6 +68,7 @@ class EncoderForward(PatchedForward):
 
     def _hidden(self, named: dict[str, Any]) -> Tensor:
         self.raise_if_by_modules()
+        self.raise_if_changed(reads_weights=True)
         ids, mask, types, positions, embeds, _ = (named.get(name) for name in _TAKEN)
         if ids is None or embeds is not None:
             raise Unserved("inputs_embeds are given")
@@ -73,6 +76,7 @@ class EncoderForward(PatchedForward):
         if types is not None and not self._types and not ignored:
             raise Unserved("token types are given, and the model has none")
         self._check(None, mask, {name: value for name, value in named.items() if name not in _TAKEN})
+        check_packing(positions, mask, None)
         if mask is not None and mask.shape != ids.shape:
             raise Unserved(f"the attention mask has the shape {tuple(mask.shape)}")
         ids = ids.long()

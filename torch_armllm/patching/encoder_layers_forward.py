@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ class EncoderLayersForward(ModuleFallback):
     def __init__(self, base: nn.Module, plans: Sequence[LayersPlan]) -> None:
         super().__init__(base)
         self.plans = list(plans)
+        self._lock = RLock()  # layers have the plans' forward while a call lasts
         self._signature = inspect.signature(base.forward)
         self._kept = [0]
         for plan in self.plans:
@@ -46,12 +48,14 @@ class EncoderLayersForward(ModuleFallback):
         warn_if_forked()
         try:
             self.raise_if_by_modules()
+            self.raise_if_changed(reads_weights=True)
             self._check({**dict(zip(self._signature.parameters, args, strict=False)), **kwargs})
-            with self._layers_by_plans():
+            with self._lock, self._layers_by_plans():
                 return self.module_forward(*args, **kwargs)
         except Unserved as reason:
             self._warn(str(reason))
-            return self.module_forward(*args, **kwargs)
+            with self._lock:
+                return self.module_forward(*args, **kwargs)
 
     def _check(self, named: dict[str, Any]) -> None:
         if self.base.training:

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import RLock, local
 from typing import Any
 
 import torch
@@ -15,11 +16,20 @@ from transformers import DynamicCache
 from torch_armllm.hf.base_model import first_position_of, position_limit
 from torch_armllm.hf.cache_names import cache_argument, take_cache
 from torch_armllm.hf.outputs import OutputForm
-from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.encoder_keys import EncoderKeys
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.module_fallback import ModuleFallback, Unserved
+from torch_armllm.patching.padding import (
+    begins_padded,
+    check_beginnings,
+    check_gaps,
+    check_mask,
+    check_packing,
+    kept_tokens,
+    one_position,
+    reading,
+)
 from torch_armllm.patching.paged_cache import PagedCache
 from torch_armllm.patching.pool_reuse import PoolReuse
 from torch_armllm.patching.token_log import TokenLog
@@ -35,6 +45,15 @@ _IGNORED = {
     "logits_to_keep",  # a base model may drop positions for it; the head computes all that it receives
 }
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
+
+
+class _OfThread(local):
+    """What a thread asks of its calls."""
+
+    hidden: Tensor | None = None
+    """The hidden states that calls return."""
+    is_asked = False
+    """True if calls raise an error."""
 
 
 class _CalledError(Exception):
@@ -67,10 +86,11 @@ class PatchedForward(ModuleFallback):
         self._cache_name = cache_argument(base.forward)
         self._outputs = OutputForm(base)
         self._counts_mask = any(map(_reads_mask, base.modules()))
-        self._hidden_override: Tensor | None = None
-        self._is_asked = False
+        self.gap_limit: int | None = 0
+        """See `check_gaps`."""
+        self._own = _OfThread()
+        self._lock = RLock()  # the steps of threads follow each other in the plan anyway
         self._pools = PoolReuse(shape)
-        self._transient = PagedCache(BlockPool(shape))
 
     def __call__(
         self,
@@ -87,16 +107,19 @@ class PatchedForward(ModuleFallback):
         warn_if_forked()
         named = take_cache(kwargs)
         past = past_key_values if named is None else named
-        if self._hidden_override is not None:
-            return self._output(self._hidden_override, None, kwargs)
+        if self._own.hidden is not None:
+            return self._output(self._own.hidden, None, kwargs)
         try:
             self.raise_if_by_modules()
+            self.raise_if_changed(past is None or input_ids is None or input_ids.shape[-1] > 1)
             if input_ids is None or inputs_embeds is not None:
                 raise Unserved("inputs_embeds are given")
             self._check(past, attention_mask, kwargs)
+            check_packing(position_ids, attention_mask, past)
             self._check_length(past, input_ids.shape[1])
-            cache, keep = self._cache(past, use_cache, input_ids)
-            hidden = self._step(cache, input_ids, attention_mask, position_ids)
+            with self._lock:
+                cache, keep = self._cache(past, use_cache, input_ids, attention_mask)
+                hidden = self._step(cache, input_ids, attention_mask, position_ids)
         except Unserved as reason:
             self._warn(str(reason))
             if self.needs_recompute and isinstance(past, PagedCache):
@@ -122,18 +145,18 @@ class PatchedForward(ModuleFallback):
 
     def raise_if_asked(self) -> None:
         """Raises an error while `is_called_by` asks whether a model calls this."""
-        if self._is_asked:
+        if self._own.is_asked:
             raise _CalledError
 
     def is_called_by(self, model: Callable[..., Any]) -> bool:
         """True if a model calls its base model; False if it calls parts of it itself, past a plan."""
-        self._is_asked = True
+        self._own.is_asked = True
         try:
             model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
         except _CalledError:
             return True
         finally:
-            self._is_asked = False
+            self._own.is_asked = False
         return False
 
     @contextmanager
@@ -142,14 +165,16 @@ class PatchedForward(ModuleFallback):
 
         The model then computes only the part after its base model.
         """
-        self._hidden_override = hidden
+        self._own.hidden = hidden
         try:
             yield
         finally:
-            self._hidden_override = None
+            self._own.hidden = None
 
-    def _check(self, past: Any, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    def _check(self, past: Any, mask: Any, kwargs: dict[str, Any]) -> None:
         config = self.base.config
+        if past is not None and type(past) not in (DynamicCache, PagedCache):
+            raise Unserved(f"the cache is a {type(past).__name__}")
         for name in _RECORDED:
             requested = kwargs.get(name)
             if requested if requested is not None else getattr(config, name, False):
@@ -158,10 +183,7 @@ class PatchedForward(ModuleFallback):
         unknown = sorted(k for k, v in kwargs.items() if k not in _IGNORED and not _is_nothing(v))
         if unknown:
             raise Unserved(f"the fast path does not know {', '.join(unknown)}")
-        if mask is not None and mask.dim() != 2:
-            raise Unserved(f"the attention mask has {mask.dim()} dimensions")
-        if past is not None and type(past) not in (DynamicCache, PagedCache):
-            raise Unserved(f"the cache is a {type(past).__name__}")
+        check_mask(mask)
         if self.base.training:
             raise Unserved("the model is in training mode")
 
@@ -186,21 +208,23 @@ class PatchedForward(ModuleFallback):
                 **{self._cache_name: cache},
             )
 
-    def _cache(self, past: Any, use_cache: bool | None, input_ids: Tensor) -> tuple[PagedCache, bool]:
+    def _cache(
+        self, past: Any, use_cache: bool | None, input_ids: Tensor, mask: Tensor | None
+    ) -> tuple[PagedCache, bool]:
         batch = input_ids.shape[0]
         if past is None:
-            if use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True):
-                cache = self._pools.cache(lambda pool: PagedCache(pool, batch))
-                cache.token_log = TokenLog(batch) if self.needs_recompute else None
-                return cache, True
-            self._transient.reset()
-            self._transient.rows = [SequenceBlocks(self._transient.pool) for _ in range(batch)]
-            return self._transient, False
+            keep = use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True)
+            cache = self._pools.cache(lambda pool: PagedCache(pool, batch))
+            cache.token_log = TokenLog(batch) if keep and self.needs_recompute else None
+            return cache, bool(keep)
         if type(past) is DynamicCache:
             if self.needs_recompute and _is_filled(past):
                 raise Unserved("the given cache was filled by modules")
             if any(not _is_whole(layer) for layer in past.layers):
                 raise Unserved("the given cache has dropped positions outside a sliding window")
+            length = past.get_seq_length() if _is_filled(past) else 0
+            if mask is not None and not bool(mask[:, :length].all()):
+                raise Unserved("the given cache holds padding")
             dynamic_cache = past
             past = self._pools.cache(lambda pool: PagedCache.adopt(dynamic_cache, pool, batch))
         if not past.rows:
@@ -222,17 +246,19 @@ class PatchedForward(ModuleFallback):
         ids = ids.long()  # modules take int32 as well
         batch, length = ids.shape
         past = cache.padded_length
-        positions = _one_position(positions)
-        kept = _kept_tokens(cache, mask, past, length)
+        positions = one_position(positions)
+        kept = kept_tokens(cache, mask, length)
+        columns = cache.columns_with(kept, length)
+        check_gaps(columns, self.gap_limit)
         if self.begins_at_zero and positions is not None:
-            _check_beginnings(cache, positions.expand(batch, length), kept)
+            check_beginnings([row.length for row in cache.rows], positions.expand(batch, length), kept)
         if positions is None:
             first = self.first_position
             if first and bool((ids == first - 1).any()):
                 raise Unserved(
                     "the input has padding tokens, and this model numbers their positions in its own way"
                 )
-            if self._counts_mask and mask is not None and _begins_padded(mask != 0):
+            if self._counts_mask and mask is not None and begins_padded(mask != 0):
                 raise Unserved("the input is padded on the left, and no position_ids are given")
             positions = torch.arange(first + past, first + past + length)[None]
         positions = positions.expand(batch, length).long()
@@ -241,22 +267,28 @@ class PatchedForward(ModuleFallback):
             flat_ids, flat_positions = ids.reshape(1, -1), positions.reshape(1, -1)
         else:
             flat_ids, flat_positions = ids[kept][None], positions[kept][None]
-        if flat_ids.numel():
-            self.check_ids(int(flat_ids.min()), int(flat_ids.max()))
-            self.check_position(int(flat_positions.max()))
+        ends = _hidden_ends(kept)
+        if not all(row.length or count for row, count in zip(cache.rows, counts, strict=True)) and length:
+            raise Unserved("the attention mask hides all tokens of a row")
+        for computed, places in ((flat_ids, flat_positions), (ids[ends, -1:], positions[ends, -1:])):
+            if computed.numel():
+                self.check_ids(int(computed.min()), int(computed.max()))
+                self.check_position(int(places.max()))
         inputs = StepInputs.pack(cache.pool, cache.rows, counts, flat_ids, flat_positions)
         if encoder is not None:
             inputs.attend_to(encoder, counts)
-        cache.padded_length = past + length
-        ends_kept = kept is None or bool(kept[:, -1].all())
-        cache.next_positions = (positions[:, -1] + 1).tolist() if length and ends_kept else None
+        cache.columns, cache.padded_length = columns, past + length
+        cache.next_positions = (positions[:, -1] + 1).tolist() if length and not len(ends) else None
         if cache.token_log is not None:
             cache.token_log.append(ids, positions, kept)
+        if len(ends):
+            inputs = reading(inputs, ends, ids[ends, -1], positions[ends, -1])
         hidden = self.plan.run(inputs)
         if kept is None:
             return hidden.view(batch, length, -1)
         padded = hidden.new_zeros(batch, length, hidden.shape[-1])
-        padded[kept] = hidden
+        padded[kept] = hidden[: flat_ids.shape[1]]
+        padded[ends, -1] = hidden[flat_ids.shape[1] :]
         return padded
 
     def check_ids(self, least: int, most: int) -> None:
@@ -305,9 +337,14 @@ def _arguments(kind: type[nn.Module]) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)
 
 
-def _begins_padded(kept: Tensor) -> bool:
-    """True if a token that counts follows padding, in a row of a mask ``(batch, T)``."""
-    return bool((kept[:, 1:] & ~kept[:, :-1]).any()) or not bool(kept[:, 0].all())
+def _hidden_ends(kept: Tensor | None) -> Tensor:
+    """Returns the numbers of the rows whose last token is hidden, int64 ``(n,)``.
+
+    Its logits are the ones that a text goes on from, so it is computed as modules do.
+    """
+    if kept is None or not kept.shape[1]:
+        return torch.empty(0, dtype=torch.int64)
+    return (~kept[:, -1]).nonzero().flatten()
 
 
 def _is_nothing(value: Any) -> bool:
@@ -328,52 +365,3 @@ def _is_whole(layer: Any) -> bool:
     if not getattr(layer, "is_initialized", False) or keys is None:  # no keys yet, or those of another layer
         return True
     return bool(keys.shape[-2] == layer.get_seq_length())
-
-
-def _one_position(positions: Tensor | None) -> Tensor | None:
-    """Returns positions ``(batch, T)`` of tokens that may have several, as those of M-RoPE.
-
-    Raises:
-        Unserved: those of a token differ, as in pictures.
-    """
-    if positions is None or positions.dim() != 3:
-        return positions
-    if not bool((positions == positions[:1]).all()):
-        raise Unserved("a token has several positions that differ, as in a picture")
-    return positions[0]
-
-
-def _check_beginnings(cache: PagedCache, positions: Tensor, kept: Tensor | None) -> None:
-    """Checks that the first token of each sequence, and no other, has position 0.
-
-    Raises:
-        Unserved: another token has.
-    """
-    for number, row in enumerate(cache.rows):
-        own = positions[number] if kept is None else positions[number][kept[number]]
-        first = int(row.length == 0 and len(own) > 0)
-        if own[:first].any() or not own[first:].all():
-            raise Unserved("position_ids begin sequences where none begins, or begin one past position 0")
-
-
-def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int) -> Tensor | None:
-    """Returns a mask ``(batch, length)`` of the new tokens that the attention mask keeps; None: all.
-
-    Raises:
-        Unserved: the mask hides tokens that the cache holds, shows tokens that it does not hold, or covers
-            another number of positions; or the cache holds padded rows and there is no mask.
-    """
-    lengths = [row.length for row in cache.rows]
-    if mask is None:
-        # Models without attention drop the mask after the prompt; then no new token is padding.
-        if any(n != past for n in lengths) and cache.shape.layers:
-            raise Unserved("the cache holds padded rows but no attention mask is given")
-        return None
-    if mask.shape[1] != past + length:
-        raise Unserved(f"the attention mask covers {mask.shape[1]} positions instead of {past + length}")
-    kept = mask != 0
-    if past:
-        if kept[:, :past].sum(1).tolist() != lengths:
-            raise Unserved("the attention mask hides tokens that the cache holds")
-        kept = kept[:, past:]
-    return None if bool(kept.all()) else kept

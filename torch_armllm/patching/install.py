@@ -20,6 +20,7 @@ from torch_armllm.patching.model_kind import predicts_tokens
 from torch_armllm.patching.module_fallback import ModuleFallback
 from torch_armllm.patching.nested_text import has_nested_text, with_texts_by_ids
 from torch_armllm.patching.op_counts import op_counts
+from torch_armllm.patching.padding import gap_limit
 from torch_armllm.patching.prefix_forward import PrefixForward, causal_prefixes, is_prefix_model
 from torch_armllm.patching.replacements import Replacements
 from torch_armllm.quant.inspection import is_packed
@@ -83,6 +84,7 @@ def install(model: Any, cache_dtype: torch.dtype | None, replaced: Replacements)
         forward = make(
             *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
         )
+        forward.gap_limit = 0 if needs_recompute else gap_limit(built.graph)
     is_nested = has_nested_text(model)
     by_plan = with_gradients_by_modules(model, forward)
     if is_nested:

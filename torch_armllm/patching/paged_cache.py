@@ -11,6 +11,8 @@ from transformers import DynamicCache
 from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.patching.cache_layers import PagedLayer
+from torch_armllm.patching.padding import has_gap
 from torch_armllm.patching.token_log import TokenLog
 
 
@@ -24,6 +26,8 @@ class PagedCache(DynamicCache):
     pool: BlockPool
     rows: list[SequenceBlocks]
     padded_length: int
+    columns: Tensor | None
+    """bool ``(batch, padded_length)``: columns whose tokens the rows hold; None: the last ones of each row."""
     next_positions: list[int] | None
     """Position id of each row's next token; None: unknown, or the last column is padding in some row."""
     token_log: TokenLog | None
@@ -37,6 +41,7 @@ class PagedCache(DynamicCache):
         self.pool = pool
         self.rows = [SequenceBlocks(self.pool) for _ in range(batch_size)]
         self.padded_length = 0
+        self.columns = None
         self.next_positions = None
         self.token_log = None
 
@@ -77,7 +82,62 @@ class PagedCache(DynamicCache):
         """Shape of the paged KV cache."""
         return self.pool.shape
 
+    def filled_columns(self) -> Tensor:
+        """Returns a mask bool ``(batch, padded_length)`` of the columns whose tokens the rows hold."""
+        if self.columns is not None:
+            return self.columns
+        lengths = torch.tensor([row.length for row in self.rows], dtype=torch.int64)
+        return torch.arange(self.padded_length) >= self.padded_length - lengths[:, None]
+
+    def columns_with(self, kept: Tensor | None, count: int) -> Tensor | None:
+        """Returns `columns` after a step, which the caller sets once the rows hold its tokens.
+
+        Args:
+            kept: mask bool ``(batch, count)`` of new tokens; None: all count.
+            count: number of new columns.
+        """
+        if self.columns is None and (kept is None or not (self.padded_length or has_gap(kept))):
+            return None
+        new = torch.ones(len(self.rows), count, dtype=torch.bool) if kept is None else kept
+        return torch.cat([self.filled_columns(), new], 1)
+
+    def append_column(self) -> None:
+        """Counts a column of which every row holds the token."""
+        self.columns = self.columns_with(None, 1)
+        self.padded_length += 1
+
     # the interface to the modules' own attention
+
+    @property
+    def layers(self) -> list[Any]:
+        """Layers with ``keys`` and ``values``; made anew each time, as they keep the cache."""
+        return [PagedLayer(self, number) for number in range(self.shape.layers)]
+
+    @layers.setter
+    def layers(self, layers: list[Any]) -> None:
+        if layers:
+            raise ValueError("the layers of a patched model's cache cannot be replaced; begin a new cache")
+
+    def write_dense(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Stores keys and values of all columns in the place of a layer's present ones.
+
+        Raises:
+            ValueError: they have another shape.
+        """
+        before = self.read_dense(layer)
+        for found, expected in zip((keys, values), before, strict=True):
+            if found.shape != expected.shape:
+                raise ValueError(
+                    f"keys and values of a layer of this cache have the shape {tuple(expected.shape)}, and "
+                    f"{tuple(found.shape)} was given; crop, batch_select_indices and reset of the cache itself "
+                    "change the shape of all layers"
+                )
+        for row, filled, own_keys, own_values in zip(
+            self.rows, self.filled_columns(), keys, values, strict=True
+        ):
+            slots = torch.tensor(row.slots(), dtype=torch.int64)
+            stored = (own_keys[:, filled], own_values[:, filled])
+            self.shape.at(layer).write(self.pool.layer(layer), *stored, slots)
 
     def _write_dense(self, layer: int, keys: Tensor, values: Tensor, new: bool) -> None:
         count = keys.shape[2]
@@ -87,17 +147,17 @@ class PagedCache(DynamicCache):
             cache = self.pool.layer(layer)
             self.shape.at(layer).write(cache, keys[number], values[number], slots)
 
-    def _read_dense(self, layer: int) -> tuple[Tensor, Tensor]:
-        total, cache = self.padded_length, self.pool.layer(layer)
-        padded = []
-        for row in self.rows:
+    def read_dense(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns a layer's keys and values ``(batch, heads, padded_length, size)``; padding is zeros."""
+        cache, columns = self.pool.layer(layer), self.filled_columns()
+        padded: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for row, filled in zip(self.rows, columns, strict=True):
             blocks = torch.tensor(row.blocks, dtype=torch.int64)
-            keys, values = self.shape.at(layer).read(cache, blocks)
-            padding = total - row.length
-            padded.append(
-                [torch.nn.functional.pad(x[:, : row.length], (0, 0, padding, 0)) for x in (keys, values)]
-            )
-        keys, values = (torch.stack(side) for side in zip(*padded, strict=True))
+            for side, stored in zip(padded, self.shape.at(layer).read(cache, blocks), strict=True):
+                dense = stored.new_zeros(stored.shape[0], self.padded_length, stored.shape[2])
+                dense[:, filled] = stored[:, : row.length]
+                side.append(dense)
+        keys, values = (torch.stack(side) for side in padded)
         return keys, values
 
     def update(
@@ -108,10 +168,11 @@ class PagedCache(DynamicCache):
         if first:
             if not self.rows:
                 self.rows = [SequenceBlocks(self.pool) for _ in range(key_states.shape[0])]
-            self.padded_length += key_states.shape[2]
+            columns = self.columns_with(None, key_states.shape[2])
+            self.columns, self.padded_length = columns, self.padded_length + key_states.shape[2]
             self.next_positions = None
         self._write_dense(layer_idx, key_states, value_states, new=first)
-        keys, values = self._read_dense(layer_idx)
+        keys, values = self.read_dense(layer_idx)
         return keys.to(key_states.dtype), values.to(value_states.dtype)
 
     # the rest of transformers' cache interface
@@ -126,7 +187,7 @@ class PagedCache(DynamicCache):
 
     def __iter__(self) -> Any:
         for layer in range(self.shape.layers):
-            yield (*self._read_dense(layer), None)
+            yield (*self.read_dense(layer), None)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns the length of the batch in positions, padding included."""
@@ -189,6 +250,7 @@ class PagedCache(DynamicCache):
         for row in self.rows:
             row.release()
         self.padded_length = 0
+        self.columns = None
         if self.token_log is not None:
             self.token_log.crop(0)
 
@@ -198,8 +260,11 @@ class PagedCache(DynamicCache):
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         count = min(-tokens_to_remove, self.padded_length)
         self.next_positions = None
-        for row in self.rows:
-            row.truncate(max(0, row.length - count))
+        if count and self.rows:
+            left = self.filled_columns()[:, : self.padded_length - count]
+            for row, length in zip(self.rows, left.sum(1).tolist(), strict=True):
+                row.truncate(length)
+            self.columns = None if self.columns is None else left
         self.padded_length -= count
         if self.token_log is not None:
             self.token_log.crop(self.padded_length)
@@ -209,6 +274,7 @@ class PagedCache(DynamicCache):
         for row in self.rows:
             row.release()
         self.rows = chosen
+        self.columns = None if self.columns is None else self.columns[indices]
         self.next_positions = None
         if self.token_log is not None:
             self.token_log.choose(indices)

@@ -13,6 +13,7 @@ from torch_armllm.hf.releases import warn_if_newer
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, full_kv_cache_dtype
 from torch_armllm.lora.slots import AdapterSlots, add_slots
 from torch_armllm.ops import variants
+from torch_armllm.patching.copies import keep_apart
 from torch_armllm.patching.install import install
 from torch_armllm.patching.model_kind import (
     has_two_stacks,
@@ -149,6 +150,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
         collapse_packed(model)
         report.bytes_after = _bytes(model)
         replaced.put(model, STATE, PatchState(forward, is_packed(model), report, replaced))
+        keep_apart(replaced)
     return report
 
 

@@ -32,6 +32,20 @@ class Replacements:
         self._before.append((module, name, name in own, own.get(name)))  # first: setting may be interrupted
         own[name] = value
 
+    def modules(self) -> list[nn.Module]:
+        """Returns the modules that have replaced attributes."""
+        return list({id(module): module for module, *_ in self._before}.values())
+
+    def attributes_before(self, module: nn.Module) -> dict[str, Any]:
+        """Returns the attributes of a module, with those that it had in the place of the replaced ones."""
+        attributes = dict(module.__dict__)
+        for other, name, had, before in reversed(self._before):
+            if other is module and had:
+                attributes[name] = before
+            elif other is module:
+                attributes.pop(name, None)
+        return attributes
+
     def undo(self) -> None:
         """Gives all modules back what they had."""
         while self._before:

@@ -53,6 +53,8 @@ class DecodeSteps:
     def has_room(self) -> bool:
         """True if the plan can compute a further token."""
         most = self._forward.max_length
+        if self._cache.columns is not None and self._forward.gap_limit is not None:
+            most = self._forward.gap_limit if most is None else min(most, self._forward.gap_limit)
         return most is None or self._cache.padded_length < most
 
     def run(self, token_ids: Sequence[int]) -> StepResult:
@@ -78,7 +80,7 @@ class DecodeSteps:
             lengths[number] = row.length
             if table.written[number] != row.blocks:
                 table.write(number, row.blocks)
-        cache.padded_length += 1
+        cache.append_column()
         cache.next_positions = [position + 1 for position in positions]
         if cache.token_log is not None:
             ids, places, _ = self._views

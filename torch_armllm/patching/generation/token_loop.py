@@ -78,7 +78,7 @@ class TokenLoop:
         cache = cache_of(output)
         head = None
         if not finished and type(cache) is PagedCache and cache.next_positions is not None:
-            head = self._idle.pop() if self._idle else self._new_head()
+            head = self._head()
         if head is not None:
             try:
                 steps = DecodeSteps(self._forward, head, cache)
@@ -104,6 +104,13 @@ class TokenLoop:
             and (mask is None or mask.dim() == 2)
             and all(value is None or name in _KNOWN for name, value in kwargs.items())
         )
+
+    def _head(self) -> FusedHead:
+        """Returns a head that no other thread uses."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._new_head()
 
     def _new_head(self) -> FusedHead:
         weights, plan = self._weights, self._forward.plan
