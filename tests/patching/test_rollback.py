@@ -1,7 +1,8 @@
-"""What stays behind where a step of `patch` fails: nothing."""
+"""Steps of `patch` that fail or are interrupted: nothing stays behind."""
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -10,11 +11,16 @@ from torch import Tensor
 
 import torch_armllm
 from tests.support.models import tiny, token_ids
+from torch_armllm.lora.slots import AdapterSlots
+from torch_armllm.model_survey.stacks import tiny_stacks
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.patching import install, patch
 from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.state import STATE, patched_forward
+from torch_armllm.quant.inspection import is_packed
+from torch_armllm.quant.layer_quantizer import LayerQuantizer
+from torch_armllm.quant.layers import Layer
 
 
 def replaced(model: Any) -> list[str]:
@@ -87,8 +93,6 @@ def test_nothing_stays_of_two_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> Any:
         raise RuntimeError("broken")
 
-    from torch_armllm.model_survey.stacks import tiny_stacks
-
     model, ids = tiny_stacks("bart"), tiny_ids(1, 7)
     with torch.no_grad():
         expected = model(input_ids=ids, decoder_input_ids=ids).logits
@@ -110,9 +114,49 @@ def test_unpatch_gives_back_what_a_model_had_of_its_own() -> None:
 
 def test_replacements_are_undone_in_the_opposite_order() -> None:
     module = torch.nn.Linear(2, 2)
-    with pytest.raises(Stop), Replacements() as changes:
-        changes.put(module, "forward", 1)
-        changes.put(module, "forward", 2)
-        assert module.forward == 2
-        raise Stop
+
+    def interrupted() -> None:
+        with Replacements() as changes:
+            changes.put(module, "forward", 1)
+            changes.put(module, "forward", 2)
+            raise Stop
+
+    with pytest.raises(Stop):
+        interrupted()
     assert "forward" not in module.__dict__
+
+
+def test_slots_that_are_refused_leave_the_plan() -> None:
+    model = tiny("llama")
+    torch_armllm.patch(model, progress=False)
+    forward = patched_forward(model)
+    with pytest.raises(ValueError, match="has scaled this model's channels"):
+        patch.patch_with_slots(model, None, AdapterSlots(1, 4, 8))
+    assert forward is not None and patched_forward(model) is forward and model.model.forward is forward
+
+
+def test_slots_are_refused_before_weights_are_quantized() -> None:
+    model = tiny("llama")
+    with pytest.raises(ValueError, match="has scaled this model's channels"):
+        torch_armllm.patch(model, progress=False, adapter_slots=AdapterSlots(1, 4, 8))
+    assert type(model.lm_head) is torch.nn.Linear and replaced(model) == []
+
+
+def test_an_interruption_leaves_all_weights_quantized_or_none(
+    monkeypatch: pytest.MonkeyPatch, sigint_enabled: None
+) -> None:
+    own, model = LayerQuantizer.commit, tiny("llama")
+    done: list[str] = []
+
+    def commit(self: LayerQuantizer, layer: Layer) -> Any:
+        done.append(layer.name)
+        if len(done) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return own(self, layer)
+
+    monkeypatch.setattr(LayerQuantizer, "commit", commit)
+    with pytest.raises(KeyboardInterrupt):
+        torch_armllm.patch(model, progress=False)
+    assert len(done) == 15 and is_packed(model) and replaced(model) == []
+    report = torch_armllm.patch(model, progress=False)
+    assert report.captured and report.share > 0.95

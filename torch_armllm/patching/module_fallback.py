@@ -52,7 +52,7 @@ class ModuleFallback:
     @property
     def is_by_modules(self) -> bool:
         """True while `by_modules` lasts."""
-        return self._modules_only is not None
+        return self._calls.modules_only is not None
 
     def raise_if_by_modules(self) -> None:
         """Raises `Unserved` while `by_modules` lasts."""
