@@ -17,6 +17,7 @@ from torch_armllm.lora.expert_slots import ExpertSlots, is_adaptable
 from torch_armllm.ops.lora import BLOCK, lora_blocks, lora_embedding, lora_integers, lora_linear
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.system.huge_pages import prefer_huge
 
 Embedding: TypeAlias = nn.Embedding | TiedEmbedding
@@ -300,9 +301,12 @@ def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, is_used: bool 
 
 def _check_channels(model: Any) -> None:
     config = getattr(model.config, "quantization_config", None)
-    if config is None or config.source is not None:  # another tool's integers keep their channels
-        return
-    recipe = config.recipe
+    if config is not None and config.source is None:  # another tool's integers keep their channels
+        check_recipe(config.recipe)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ValueError if quantization scales the channels between layers, which adapters do not know."""
     if recipe.method == "rtn" or (recipe.method in ("mse", "gptq") and recipe.importance is False):
         return
     raise ValueError(

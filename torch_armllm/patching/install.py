@@ -28,7 +28,7 @@ from torch_armllm.quant.inspection import is_packed
 
 @dataclass
 class Installed:
-    """What a model computes with after its plan is put in place.
+    """A plan in the place of modules.
 
     Attributes:
         forward: the new ``forward`` of its base model, or of its decoder.

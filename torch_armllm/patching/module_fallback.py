@@ -49,6 +49,11 @@ class ModuleFallback:
         finally:
             self._calls.modules_only = before
 
+    @property
+    def is_by_modules(self) -> bool:
+        """True while `by_modules` lasts."""
+        return self._calls.modules_only is not None
+
     def raise_if_by_modules(self) -> None:
         """Raises `Unserved` while `by_modules` lasts."""
         if self._calls.modules_only is not None:

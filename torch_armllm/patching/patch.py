@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.tracing_memory import released_tracing_memory
+from torch_armllm.hf.releases import warn_if_newer
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, full_kv_cache_dtype
-from torch_armllm.lora.slots import AdapterSlots, add_slots
+from torch_armllm.lora.slots import AdapterSlots, add_slots, check_recipe
 from torch_armllm.ops import variants
 from torch_armllm.patching.copies import keep_apart
 from torch_armllm.patching.install import install
@@ -55,7 +56,11 @@ def patch(
 
     ``model(...)`` and ``model.generate(...)`` keep working and return the same, up to rounding and
     quantization.  Calls that the fused step cannot serve (``output_attentions``, ``inputs_embeds``, …) run
-    module by module, with one warning per reason.  If `patch` raises an error, the model is unchanged.
+    module by module, with one warning per reason.  At the end the finished model is tried: where it computes
+    something else by its plan than by its modules, the modules stay, and the report says why.
+
+    If `patch` raises an error, the model is unchanged.  Ctrl-C after its weights were quantized leaves them
+    so, without a plan; another call makes it.
 
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
@@ -91,6 +96,8 @@ def patch(
     if quantization is not None:
         recipe = Recipe.of(quantization)
         if not is_packed(model):
+            if adapter_slots is not None:
+                check_recipe(recipe)  # before minutes are spent on the weights
             records = quantize(
                 model, recipe, keep_original=keep_original, progress=progress, calibration=calibration
             )
@@ -118,6 +125,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     Returns:
         The report; if the model cannot be captured, it states the reason.
     """
+    warn_if_newer()
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     report = Report(variant=variants.machine().compiled)
     report.layers = describe(model, "quantization is off") if records is None else records
@@ -179,8 +187,10 @@ def patch_with_slots(model: Any, kv_cache_dtype: str | None, sizes: AdapterSlots
     Raises:
         ValueError: the model is not patched, or has no quantized layers.
     """
+    if not is_patched(model):
+        raise ValueError(f"this {type(model).__name__} is not patched")
+    add_slots(model, sizes)  # first: it may refuse them, and the plan stays then
     state = remove_plan(model)
-    add_slots(model, sizes)
     report = fuse(model, kv_cache_dtype, state.report.layers)
     model.__dict__[STATE].quantized = state.quantized
     return report

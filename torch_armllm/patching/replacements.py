@@ -1,4 +1,4 @@
-"""What `patch` puts in the place of attributes of a model and its modules, and the way back."""
+"""Attributes that `patch` puts in the place of those of a model and its modules, and the way back."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class PatchState:
     quantized: bool
     report: Report
     replaced: Replacements
-    """What is undone without the plan, this state included."""
+    """All that is undone with the plan, this state included."""
 
 
 def is_patched(model: nn.Module) -> bool:

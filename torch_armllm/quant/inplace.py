@@ -25,6 +25,7 @@ from torch_armllm.quant.restore import remember_scalings
 from torch_armllm.quant.wide_activations import wide_layers
 from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.progress import progress_bar
+from torch_armllm.system.sigint import interrupts_held
 
 
 @torch.no_grad()
@@ -94,10 +95,11 @@ def quantize(
     except BaseException:
         method.abandon()
         raise
-    method.commit()
-    remember_scalings(model, method.scaled)
-    for layer in selected:
-        quantizer.commit(layer)
-    if isinstance(model, PreTrainedModel):
-        attach(model, ArmInt4Config(recipe))
+    with interrupts_held():  # the float weights are freed one by one: half of them would be neither
+        method.commit()
+        remember_scalings(model, method.scaled)
+        for layer in selected:
+            quantizer.commit(layer)
+        if isinstance(model, PreTrainedModel):
+            attach(model, ArmInt4Config(recipe))
     return records

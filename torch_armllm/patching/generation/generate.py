@@ -34,13 +34,15 @@ class PatchedGenerate:
         functools.update_wrapper(self, model.generate)
         self._model = model
         self._own = model.generate
+        self._forward = forward
         self._loop = TokenLoop(model, forward)
         self._names = list(inspect.signature(self._own).parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See ``GenerationMixin.generate`` of transformers."""
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        if not self._samples(given) or not self._loop.serves(self._model):
+        by_plan = not self._forward.is_by_modules and self._loop.serves(self._model)
+        if not by_plan or not self._samples(given):
             return self._own(*args, **kwargs)
 
         def decode(*tensors: Any, **settings: Any) -> Any:

@@ -48,10 +48,13 @@ class TokenWays:
         """Yields the fault of each way; None if it has none."""
         chosen = self._continue_texts()
         self._compute_expected()
-        rows = self._rows(_PROMPT, _PROMPT)
-        yield self.judge.fault("a prompt", self._prompt, rows)
+        prompt = partial(self.judge.fault, "a prompt", self._prompt, self._rows(_PROMPT, _PROMPT))
         for name in self._cache_names:
-            yield self.judge.fault(f"a loop with {name}", partial(self._loop, name), self._steps())
+            loop = partial(self._loop, name)
+            fault = self.judge.fault(f"a loop with {name}", loop, self._looped())
+            yield fault and (prompt() or fault)  # a loop begins with a prompt
+        if not self._cache_names:
+            yield prompt()
         if chosen is not None and not self._are_best(chosen):
             yield self.judge.fault("generate", self._generated)
         yield from self.padded_faults()
@@ -114,8 +117,10 @@ class TokenWays:
             else [row[:length] for row, length in zip(self._logits, lengths, strict=True)]
         )
 
-    def _steps(self) -> Results | None:
-        return None if self._logits is None else [self._logits[:, n] for n in range(_PROMPT, _PADDED)]
+    def _looped(self) -> Results | None:
+        """Returns the logits of a prompt, and of the next token of each text."""
+        rows = self._rows(_PROMPT, _PROMPT)
+        return None if rows is None or self._logits is None else [*rows, self._logits[:, _PROMPT]]
 
     def _generated(self) -> Results:
         tokens = self.generate()
@@ -126,11 +131,9 @@ class TokenWays:
 
     def _loop(self, name: str) -> Results:
         out = self._call(self._ids[:, :_PROMPT], use_cache=True)
-        found = []
-        for n in range(_PROMPT, _PADDED):
-            out = self._call(self._ids[:, n : n + 1], use_cache=True, **{name: getattr(out, name)})
-            found.append(centered(out.logits[:, -1]))
-        return found
+        next_ids = self._ids[:, _PROMPT : _PROMPT + 1]
+        step = self._call(next_ids, use_cache=True, **{name: getattr(out, name)})
+        return [*centered(out.logits), centered(step.logits[:, -1])]
 
     def _padded(self, is_left: bool) -> Results:
         ids, mask = padded_pair(self.model, self._ids[:, :_PADDED], _PROMPT, is_left)
