@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from torch_armllm.kv_cache.budget import shape_by_config, size_kv_memory
+from torch_armllm.kv_cache.budget import size_kv_memory
 from torch_armllm.kv_cache.drafter_memory import DrafterNeeds
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape
-from torch_armllm.model_survey.tiny_models import tiny_config
 from torch_armllm.system import host
 
 SHAPE = CacheShape(layers=10, kv_heads=2, head_size=64, value_size=64, dtype=torch.bfloat16)
@@ -94,11 +93,6 @@ def test_int8_latents_have_two_scales() -> None:
     floats = LatentShape(layers=10, rank=512, rope_size=64, dtype=torch.float16)
     with pytest.raises(ValueError, match=r'store them as int8 \(kv_cache_dtype="int8"\)'):
         size_kv_memory(floats, 4096, max_model_len=4096, memory=32 * 11520, free=8 * GB)
-
-
-def test_growing_transformers_caches_are_sized_by_config() -> None:
-    assert shape_by_config(tiny_config("bloom"), torch.float32).bytes_per_token == 2 * 2 * 64 * 4
-    assert shape_by_config(tiny_config("mamba"), torch.float32) is None
 
 
 def write(folder: Path, **files: object) -> None:

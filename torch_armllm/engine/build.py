@@ -37,10 +37,11 @@ from torch_armllm.engine.speculative.draft_layer import DraftLayers
 from torch_armllm.engine.text.detokenizer import TokenPieces
 from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
+from torch_armllm.hf.sizes import attention_sizes
 from torch_armllm.kv_cache.block_manager import BlockManager
-from torch_armllm.kv_cache.budget import KvMemory, shape_by_config, size_kv_memory
+from torch_armllm.kv_cache.budget import KvMemory, size_kv_memory
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
-from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
+from torch_armllm.kv_cache.shapes import CacheShape, Shape, with_state_dtype
 from torch_armllm.lora.adapter_table import AdapterTable
 from torch_armllm.ops import variants
 from torch_armllm.parallel.stage_link import StageLink
@@ -120,7 +121,10 @@ def build_engine(
     if servable is None:
         name, vocab_size = type(model).__name__, int(model.get_input_embeddings().num_embeddings)
         max_model_len = resolve_max_model_len(config.max_model_len, *positions_of(model), None)
-        shape: Shape | None = shape_by_config(model.config, model.dtype)
+        shape: Shape | None = None
+        if (sizes := attention_sizes(model.config)) is not None:  # those of transformers' own cache, at most
+            heads = (sizes.kv_heads, sizes.head_size, sizes.head_size)
+            shape = CacheShape(sizes.layers, *heads, model.dtype)
     else:
         name, vocab_size = servable.name, servable.vocab_size
         shape = with_state_dtype(servable.shape, STATE_DTYPES[config.state_dtype])

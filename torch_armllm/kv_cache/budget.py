@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from torch_armllm.kv_cache.drafter_memory import NO_DRAFTER, DrafterNeeds
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
-from torch_armllm.kv_cache.shapes import CacheShape, CompressedShape, Shape
+from torch_armllm.kv_cache.shapes import CompressedShape, Shape
 from torch_armllm.kv_cache.state_budget import share_of_states
 from torch_armllm.ops.attention import SCALED
 from torch_armllm.system.dtypes import dtype_name
@@ -193,29 +192,6 @@ def size_kv_memory(
         *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
         *(drafter, blocks * shape.block_size, drafter_slots),
     )
-
-
-def shape_by_config(config: Any, dtype: torch.dtype) -> CacheShape | None:
-    """Returns an upper bound for the shape of transformers' own cache, which a model without a plan uses.
-
-    None if the config lacks layers, attention heads or a hidden size: the state of such a model (Mamba) does
-    not grow with the sequence.
-
-    Args:
-        config: configuration of a model without a plan.
-        dtype: dtype of its keys and values.
-    """
-    text = config.get_text_config()
-
-    def size_of(name: str) -> int:
-        value = getattr(text, name, None)
-        return value if isinstance(value, int) else 0
-
-    layers, heads = size_of("num_hidden_layers"), size_of("num_attention_heads")
-    if not (layers and heads and size_of("hidden_size")):
-        return None
-    size = size_of("head_dim") or size_of("hidden_size") // heads
-    return CacheShape(layers, size_of("num_key_value_heads") or heads, size, size, dtype)
 
 
 def _remedies(shape: Shape, fitting: int) -> str:

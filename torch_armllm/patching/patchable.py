@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from torch_armllm.capture.markers.compression import is_compressor
 from torch_armllm.capture.markers.mla import is_latent_attention
-from torch_armllm.kv_cache.budget import shape_by_config
+from torch_armllm.hf.sizes import attention_sizes
 from torch_armllm.ops.attention import check_int4_size
 from torch_armllm.patching.model_kind import check_kind, has_two_stacks
 from torch_armllm.patching.state import is_patched
@@ -62,8 +61,8 @@ def check_cache_dtype(model: Any, kv_cache_dtype: str | None) -> None:
             "leave kv_cache_dtype out"
         )
     _check_latent_dtype(model, kv_cache_dtype)
-    if kv_cache_dtype == "int4" and (shape := shape_by_config(model.config, torch.uint8)) is not None:
-        check_int4_size(shape.head_size)  # before minutes are spent on the weights
+    if kv_cache_dtype == "int4" and (sizes := attention_sizes(model.config)) is not None:
+        check_int4_size(sizes.head_size)  # before minutes are spent on the weights
 
 
 def _is_adapted(module: nn.Module) -> bool:

@@ -118,7 +118,9 @@ class ModuleRunner:
         )
         out = self.model(**inputs, return_dict=True)
         logits: Tensor = out.logits[0, -len(positions) :]
-        arguments = self.model._update_model_kwargs_for_generation(out, text.arguments)
+        arguments = self.model._update_model_kwargs_for_generation(
+            out, text.arguments, is_encoder_decoder=False
+        )
         if any(arguments.get(name) is not None for name in STATE_NAMES):
             self._texts[sequence] = Text(arguments, s.end)
         return logits
