@@ -193,6 +193,8 @@ def attention_function(
     Raises:
         UnsupportedAttention: the model passes a mask or a keyword that the kernels do not support.
     """
+    if isinstance(query.shape[1], torch.SymInt) and attention_mask is None:
+        return _attention_within_tokens(query, key, value, scaling), None
     if isinstance(query.shape[2], torch.SymInt) and not isinstance(key.shape[2], torch.SymInt):
         return _attention_to_encoder(
             module, query, key, value, attention_mask, scaling, position_bias, sliding_window, softcap, s_aux
@@ -234,6 +236,16 @@ def attention_function(
         return out, None
     selections = () if selected is None else (None, None, None, selected)
     return torch.ops.armllm.attention(query, key, value, *arguments, *selections), None
+
+
+def _attention_within_tokens(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """Computes attention of each token to rows of its own, such as the results of layers before.
+
+    The tokens are in the place of heads, so that this is no attention of a token to others.
+    """
+    scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
+    scores = (query.float() * scale) @ key.float().transpose(2, 3)
+    return (scores.softmax(-1) @ value.float()).to(query.dtype).transpose(1, 2)
 
 
 def _attention_to_encoder(

@@ -53,25 +53,66 @@ class _Profiles:
 
     def stand_for(self, module: nn.Module) -> bool:
         """True if a module adds its profiles by distance, and nothing beyond the last of them."""
-        rank, extent = self.profiles.shape
-        random = torch.Generator().manual_seed(0)
-        queries = torch.tensor([0, 1, extent - 1, extent, extent + 3, 2 * extent])
-        keys = torch.tensor([0, 1, extent])
-        factors = torch.randn(1, len(queries), 2, rank, generator=random).to(self.profiles.dtype)
-        away = queries[:, None] - keys
-        by_distance = (factors @ self.profiles)[0].transpose(0, 1)
-        expected = by_distance.gather(2, away.clamp(0, extent - 1).expand(2, -1, -1))
-        expected = expected.masked_fill(away >= extent, 0.0)
-        found: Tensor = module(factors, queries, keys)[0]
-        return torch.allclose(found[:, away >= 0], expected[:, away >= 0], rtol=1e-3, atol=1e-4)
+        queries, keys = _places(self.profiles)
+        factors = _random(1, len(queries), 2, self.profiles.shape[0]).to(self.profiles.dtype)
+        return _adds(self.profiles, factors, queries[:, None] - keys, module(factors, queries, keys))
 
 
-def _replacement(module: Any) -> _Profiles | None:
+@dataclass(frozen=True)
+class _HiddenProfiles:
+    """Replacement of the forward of a module that makes the factors from hidden states itself."""
+
+    module: Any
+
+    def __call__(self, hidden_states: Tensor, relative_distance: Tensor, position_ids: Tensor) -> Tensor:
+        factors = self._factors(hidden_states, position_ids)
+        bias: Tensor = torch.ops.armllm.distance_bias(factors, self.module.proj)
+        return bias
+
+    def _factors(self, hidden_states: Tensor, position_ids: Tensor) -> Tensor:
+        factors = self.module.linear(hidden_states)
+        mixed: Tensor = self.module.norm(
+            factors.view(*hidden_states.shape[:-1], self.module.num_heads, -1), position_ids
+        )
+        return mixed
+
+    def stand_for(self, module: nn.Module) -> bool:
+        """True if a module adds its profiles by distance, and nothing beyond the last of them."""
+        profiles = self.module.proj
+        queries, keys = _places(profiles)
+        away, positions = queries[:, None] - keys, queries[None]
+        hidden = _random(1, len(queries), self.module.linear.in_features).to(profiles.dtype)
+        factors = self._factors(hidden, positions)
+        return _adds(profiles, factors, away, module(hidden, away[None, None], positions))
+
+
+def _places(profiles: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns positions of queries and of keys whose distances are within the profiles and beyond them."""
+    extent = profiles.shape[1]
+    queries = torch.tensor([0, 1, extent - 1, extent, extent + 3, 2 * extent])
+    return queries, torch.tensor([0, 1, extent])
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def _adds(profiles: Tensor, factors: Tensor, away: Tensor, found: Tensor) -> bool:
+    """True if a bias is that of profiles, mixed by factors, for queries ``away`` from keys."""
+    extent = profiles.shape[1]
+    by_distance = (factors @ profiles)[0].transpose(0, 1)
+    expected = by_distance.gather(2, away.clamp(0, extent - 1).expand(len(by_distance), -1, -1))
+    expected = expected.masked_fill(away >= extent, 0.0)
+    return torch.allclose(found[0][:, away >= 0], expected[:, away >= 0], rtol=1e-3, atol=1e-4)
+
+
+def _replacement(module: Any) -> _Profiles | _HiddenProfiles | None:
     """Returns the replacement of a module's forward; None if the module computes something else."""
     profiles = getattr(module, "proj", None)
     if not isinstance(profiles, Tensor) or profiles.dim() != 2 or not hasattr(module, "rel_extent"):
         return None
-    replacement = _Profiles(profiles)
+    makes_factors = hasattr(module, "linear") and hasattr(module, "norm")
+    replacement = _HiddenProfiles(module) if makes_factors else _Profiles(profiles)
     try:
         return replacement if replacement.stand_for(module) else None
     except Exception:  # noqa: BLE001 - a module with other arguments
