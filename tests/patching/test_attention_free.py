@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torch_armllm
+from torch_armllm.hf.cache_names import cache_argument, cache_of
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.patching.paged_cache import PagedCache
@@ -49,11 +50,13 @@ def test_cache_goes_on_after_a_call_by_modules(family: str) -> None:
     assert isinstance(patched_forward(model).shape, StatesOnlyShape)  # type: ignore[union-attr]
     logits = own(IDS[1:]).logits
     out = model(IDS[1:, :9], use_cache=True)
-    assert isinstance(out.cache_params, PagedCache) and len(out.cache_params) == 0
+    cache = cache_of(out)
+    assert isinstance(cache, PagedCache) and len(cache) == 0
+    given = {cache_argument(model.forward): cache}
     with pytest.warns(UserWarning, match="output_hidden_states is requested"):
-        later = model(IDS[1:, 9:10], cache_params=out.cache_params, use_cache=True, output_hidden_states=True)
+        later = model(IDS[1:, 9:10], **given, use_cache=True, output_hidden_states=True)
     torch.testing.assert_close(later.logits[0, 0], logits[0, 9], rtol=1e-3, atol=1e-4)
-    assert not isinstance(later.cache_params, PagedCache)
+    assert not isinstance(cache_of(later), PagedCache)
 
 
 def test_report_says_that_there_is_nothing_to_store() -> None:

@@ -12,9 +12,11 @@ from transformers import DynamicCache
 
 import torch_armllm
 from tests.support.patched_models import chunked
+from tests.support.plan_steps import plan_steps
 from tests.support.reference_modules import emulate
 from torch_armllm import Recipe
 from torch_armllm.hf.base_model import first_position_of
+from torch_armllm.hf.cache_names import cache_field
 from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
@@ -52,6 +54,8 @@ _TEXTS = 64
 
 PADDING = 7
 """Difference in length between the two rows of `Texts`."""
+_CHUNKS, _DECODE = [17, 9, 15], [36, 1, 1, 1, 1, 1]
+"""New tokens of the calls of a loop that continues from the cache that the call before returned."""
 _MIXED = ((17, 12, 0), (9, 1, 19), (15, 0, 1))
 """New tokens of each text in steps that compute several: prompts; a chunk, a decode step and a prompt; …"""
 
@@ -101,9 +105,12 @@ def steps(model: Any, texts: Texts = TEXTS) -> dict[str, Tensor]:
     Texts are computed in one step, in chunks, token by token, batched with padding, and several in one step
     as an engine does.  Calls that run module by module are errors.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), plan_steps(model) as plan:
         warnings.filterwarnings("error", "torch_armllm: ")
-        return {**_steps(model, *texts), **_mixed(model, texts)}
+        found = {**_steps(model, *texts), **_mixed(model, texts)}
+    chunks = len(_CHUNKS) + len(_DECODE) if "chunks" in found else 0
+    assert plan.count == 2 + chunks + len(_MIXED), "a call passed the plan by"
+    return found
 
 
 def _mixed(model: Any, texts: Texts) -> dict[str, Tensor]:
@@ -145,12 +152,12 @@ def _steps(model: Any, ids: Tensor, rows: Tensor) -> dict[str, Tensor]:
     found = {"prefill": whole.logits, "longer row": together[1:]}
     counts = model.config.model_type in COUNT_PADDING
     found["padded row" if counts else "shorter row"] = together[:1, PADDING:]
-    if not hasattr(whole, "past_key_values"):  # the family has no cache: `generate` computes all tokens again
+    if cache_field(type(whole)) is None:  # the family has no cache: `generate` computes all tokens again
         return found
     return {
         **found,
-        "chunks": chunked(model, ids, [17, 9, 15], DynamicCache(config=model.config)),  # as `generate` does
-        "decode": chunked(model, ids, [36, 1, 1, 1, 1, 1]),
+        "chunks": chunked(model, ids, _CHUNKS, DynamicCache(config=model.config)),  # as `generate` does
+        "decode": chunked(model, ids, _DECODE),
     }
 
 

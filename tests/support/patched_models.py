@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from inspect import signature
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 
 import torch_armllm
 from tests.support.models import tiny
+from torch_armllm.hf.cache_names import cache_argument, cache_of
 
 FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -52,11 +52,11 @@ def close_quantized(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @torch.no_grad()
 def chunked(model: PreTrainedModel, ids: Tensor, sizes: list[int], cache: Any = None) -> Tensor:
     """Computes the logits of all tokens in chunks, continuing from a cache."""
-    name = "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
+    name = cache_argument(model.forward)
     parts, begin = [], 0
     for size in sizes:
         out = model(ids[:, begin : begin + size], use_cache=True, **{name: cache})
-        cache = out[name]
+        cache = cache_of(out)
         parts.append(out.logits)
         begin += size
     return torch.cat(parts, 1)
