@@ -243,9 +243,8 @@ def _attention_within_tokens(query: Tensor, key: Tensor, value: Tensor, scaling:
 
     The tokens are in the place of heads, so that this is no attention of a token to others.
     """
-    scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
-    scores = (query.float() * scale) @ key.float().transpose(2, 3)
-    return (scores.softmax(-1) @ value.float()).to(query.dtype).transpose(1, 2)
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
+    return out.transpose(1, 2)
 
 
 def _attention_to_encoder(
