@@ -47,8 +47,8 @@ from torch_armllm.quant.skeleton import describe_modules
 from torch_armllm.quant.spill_file import SpillFile
 from torch_armllm.quant.wide_activations import wide_layers
 from torch_armllm.system.allocator import release_free_memory
-from torch_armllm.system.inner_paths import is_inner
 from torch_armllm.system.default_dtype import Float32ByDefault
+from torch_armllm.system.inner_paths import is_inner
 from torch_armllm.system.progress import progress_bar
 
 logger = logging.getLogger(__name__)
