@@ -45,7 +45,7 @@ def test_keys_and_values_are_those_of_modules(family: str, mask: Tensor | None) 
         for name in ("get_seq_length", "get_max_length"):
             assert getattr(layer, name)() == getattr(expected, name)()
         assert layer.get_mask_sizes(1) == expected.get_mask_sizes(1)
-        for name in ("is_initialized", "is_sliding", "is_croppable", "is_compileable", "dtype", "device"):
+        for name in ("is_initialized", "is_sliding", "is_croppable", "is_compileable"):
             assert getattr(layer, name) == getattr(expected, name), name
 
 

@@ -61,7 +61,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def batch_size(self) -> int:
         """Number of rows; -1 before the first step."""
-        return self._cache.batch_size
+        own: int = self._cache.batch_size
+        return own
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: memory is allocated from the start."""
@@ -70,15 +71,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """See `PagedCache.update`."""
-        return self._cache.update(key_states, value_states, self._number)
+        own: tuple[Tensor, Tensor] = self._cache.update(key_states, value_states, self._number)
+        return own
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """See `PagedCache.get_mask_sizes`."""
-        return self._cache.get_mask_sizes(query_length, self._number)
+        own: tuple[int, int] = self._cache.get_mask_sizes(query_length, self._number)
+        return own
 
     def get_seq_length(self) -> int:
         """See `PagedCache.get_seq_length`."""
-        return self._cache.get_seq_length(self._number)
+        own: int = self._cache.get_seq_length(self._number)
+        return own
 
     def get_max_length(self) -> int:
         """Returns -1: there is no limit."""
