@@ -283,7 +283,7 @@ def test_limits(one_at_a_time: AsyncLLM) -> None:
         with held(one_at_a_time), pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.base}/v1/embeddings", json=many, timeout=httpx.Timeout(60, read=0.5))
         until(lambda: is_idle(server))
-        assert not one_at_a_time._thread._streams
+        until(lambda: not one_at_a_time._thread._streams)
         large = httpx.post(f"{server.base}/rerank", json={"query": "a", "documents": ["x" * 6000]})
         assert large.status_code == 413
         more_documents = {"query": "a", "documents": [""] * 2049}
@@ -308,7 +308,7 @@ def test_a_failed_batch_ends_its_requests_only(one_at_a_time: AsyncLLM) -> None:
         finally:
             del engine.model.compute
         assert error["code"] == "step_failed" and "no room" in error["message"]
-        assert not one_at_a_time._thread._streams
+        until(lambda: not one_at_a_time._thread._streams)
         post(server, "/v1/embeddings", input="a")
 
 
