@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -203,9 +204,9 @@ def auto_class(config: Any) -> Any:
     autos = (getattr(transformers, f"AutoModelFor{name}", None) for name in _OTHERS)
     found = (auto for auto in autos if auto is not None and kind in auto._model_mapping)
     named: Any = getattr(transformers, str((config.architectures or [""])[0]), None)
-    if isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is kind:
-        return next(found, named if named.can_generate() else AutoModelForCausalLM)
-    return next(found, AutoModelForCausalLM)
+    is_model = inspect.isclass(named) and issubclass(named, PreTrainedModel)
+    is_its_own = is_model and named.config_class is kind and named.can_generate()
+    return next(found, named if is_its_own else AutoModelForCausalLM)
 
 
 def verify_source(source: str) -> int:

@@ -122,9 +122,9 @@ def build_engine(
         name, vocab_size = type(model).__name__, int(model.get_input_embeddings().num_embeddings)
         max_model_len = resolve_max_model_len(config.max_model_len, *positions_of(model), None)
         shape: Shape | None = None
-        if (sizes := attention_sizes(model.config)) is not None:  # those of transformers' own cache, at most
-            heads = (sizes.kv_heads, sizes.head_size, sizes.head_size)
-            shape = CacheShape(sizes.layers, *heads, model.dtype)
+        if (attention := attention_sizes(model.config)) is not None:  # of transformers' own cache, at most
+            heads = (attention.kv_heads, attention.head_size, attention.head_size)
+            shape = CacheShape(attention.layers, *heads, model.dtype)
     else:
         name, vocab_size = servable.name, servable.vocab_size
         shape = with_state_dtype(servable.shape, STATE_DTYPES[config.state_dtype])

@@ -55,7 +55,8 @@ def _class_of(module: Any) -> type[Any]:
         found = None
     declared = getattr(inspect.unwrap(module.forward), "__annotations__", {}).get("return")
     kinds = (kind for kind in (found, *_classes_in(declared)) if _is_output(kind))
-    return next(kinds, BaseModelOutputWithPastAndCrossAttentions)
+    kind: type[Any] = next(kinds, BaseModelOutputWithPastAndCrossAttentions)
+    return kind
 
 
 def _classes_in(annotation: Any) -> Iterator[Any]:

@@ -109,7 +109,8 @@ def _mixed_convolution(module: Any) -> Forward:
         for lag, shift in enumerate(shifts):
             shifted = convolve(columns, shift) if lag else x
             total = total + (shifted.reshape(by_head) * own[..., lag : lag + 1]).reshape(x.shape)
-        return (total / math.sqrt(2 * taps + 1)).to(hidden_states.dtype)
+        mixed: Tensor = (total / math.sqrt(2 * taps + 1)).to(hidden_states.dtype)
+        return mixed
 
     return forward
 
