@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import inspect
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
