@@ -12,6 +12,7 @@ from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 import torch_armllm
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe
+from torch_armllm.patching import patch
 from torch_armllm.patching.generation.decode_steps import DecodeSteps
 from torch_armllm.patching.generation.generate import PatchedGenerate
 from torch_armllm.patching.paged_cache import PagedCache
@@ -22,15 +23,21 @@ Counts = list[int]
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Counts:
-    """Numbers of rows of the steps that ran on a plan."""
+    """Numbers of rows of the steps that ran on a plan, without those of the trial after `patch`."""
     seen: Counts = []
-    run = DecodeSteps.run
+    run, trial = DecodeSteps.run, patch.fault_of
 
     def counted(self: DecodeSteps, token_ids: Any) -> Any:
         seen.append(len(token_ids))
         return run(self, token_ids)
 
+    def tried(*args: Any) -> Any:
+        fault = trial(*args)
+        seen.clear()
+        return fault
+
     monkeypatch.setattr(DecodeSteps, "run", counted)
+    monkeypatch.setattr(patch, "fault_of", tried)
     return seen
 
 

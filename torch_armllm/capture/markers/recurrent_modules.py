@@ -25,11 +25,16 @@ _TOKENS = 9
 _PROBES = 3
 
 
+def _arguments(module: Any) -> list[str]:
+    """Returns the names of a class's arguments: a forward of the instance may be a wrapper."""
+    return list(inspect.signature(type(module).forward).parameters)[1:]  # after self
+
+
 def _lightning_attention(module: Any) -> Forward:
     """Returns the forward of lightning attention: the delta rule without a delta, with a constant decay."""
     gate = -module.slope_rate.float().flatten()  # of each head
     beta = torch.ones_like(gate)
-    names = list(inspect.signature(module.forward).parameters)
+    names = _arguments(module)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         named = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -90,7 +95,7 @@ def _mixed_convolution(module: Any) -> Forward:
         F.one_hot(torch.tensor(taps - 1 - lag), taps).float().expand(channels, -1) for lag in range(taps)
     ]
 
-    names = list(inspect.signature(module.forward).parameters)
+    names = _arguments(module)
 
     def convolve(columns: Tensor, weight: Tensor) -> Tensor:
         out: Tensor = torch.ops.armllm.convolve_tokens(columns, weight, None, False)
