@@ -11,14 +11,15 @@ from torch import Tensor, fx
 
 import torch_armllm
 from torch_armllm import passes
-from torch_armllm.capture.sample import Sample
+from torch_armllm.capture.sample import STEPS, Sample
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.patching import build_plan
 from torch_armllm.patching.forward import PatchedForward
-from torch_armllm.patching.self_check import tolerance
+from torch_armllm.patching.self_check import Texts, tolerance
 from torch_armllm.plan.make import GraphPlan
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.step import StepInputs
 
 IDS = tiny_ids(1, 30)
 
@@ -30,19 +31,19 @@ def logits(model: Any) -> Tensor:
     return torch.cat([first.logits, model(IDS[:, 20:], past_key_values=first.past_key_values).logits], 1)
 
 
-def scale_last_linear(graph: fx.Graph) -> None:
-    """Makes a graph wrong: halves the results of its last linear layer."""
-    node = [n for n in graph.nodes if "linear" in str(n.target)][-1]
+def halve_last(graph: fx.Graph, kind: str) -> None:
+    """Makes a graph wrong: halves the results of its last layer of a kind."""
+    node = [n for n in graph.nodes if kind in str(n.target)][-1]
     with graph.inserting_after(node):
         half = graph.call_function(torch.ops.aten.mul.Tensor, (node, 0.5))
     half.meta = dict(node.meta)
     node.replace_all_uses_with(half, delete_user_cb=lambda user: user is not half)
 
 
-def break_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def break_pass(monkeypatch: pytest.MonkeyPatch, name: str, kind: str = "linear") -> None:
     def broken(module: fx.GraphModule, context: PassContext) -> int:
         count = dict(before)[name](module, context)
-        scale_last_linear(module.graph)
+        halve_last(module.graph, kind)
         return count
 
     before = passes.PASSES
@@ -105,6 +106,29 @@ def test_wrong_native_plan_is_replaced(monkeypatch: pytest.MonkeyPatch, tokens: 
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
 
 
+def test_rewrite_is_left_out_that_is_wrong_where_rounding_changes_one_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An early token of this model may get other experts by the right rewrite of its rotation."""
+    break_pass(monkeypatch, "qkv", "layer_norm")
+    report = torch_armllm.patch(tiny_model("phimoe", torch.bfloat16), None, progress=False)
+    named = [note for note in report.notes if "is left out" in note]
+    assert len(named) == 1 and "the rewrite 'qkv' is left out" in named[0], report.notes
+
+
+def test_one_text_of_five_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, runs = NativePlan.run, []
+
+    def wrong_for_first_text(self: NativePlan, inputs: StepInputs) -> Tensor:
+        runs.append(inputs.tokens)
+        return run(self, inputs) * (1.5 if len(runs) <= len(STEPS) else 1.0)
+
+    monkeypatch.setattr(NativePlan, "run", wrong_for_first_text)
+    report = torch_armllm.patch(tiny_model("llama", torch.bfloat16), None, progress=False)
+    assert report.captured and not report.notes, report.notes
+    assert runs[: 5 * len(STEPS)] == 5 * list(STEPS)
+
+
 def test_wrong_plan_is_found_where_rounding_changes_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding changes this model's hidden states by a tenth, and the plan's are wrong by a half."""
     run = NativePlan.run
@@ -131,11 +155,14 @@ def test_modules_run_where_no_plan_is_right(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(logits(model), expected)
 
 
-def test_small_unexplained_difference_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_unexplained_difference_is_reported(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     for kind in (NativePlan, GraphPlan):
         run = kind.run
         monkeypatch.setattr(kind, "run", lambda self, inputs, run=run: run(self, inputs) * 1.1)
-    report = torch_armllm.patch(tiny_model("llama"), None, progress=False)
+    report = torch_armllm.patch(tiny_model("llama", dtype), None, progress=False)
     assert report.captured
     assert any("hidden states differ from the model's by 0.1" in note for note in report.notes)
 
@@ -193,3 +220,19 @@ def test_sample_error() -> None:
     assert sample.strict_error(one_token) == 0
     one_token[11] *= -1
     assert sample.strict_error(one_token) == pytest.approx(2, rel=1e-4)
+
+
+def test_texts_agree_where_one_differs_and_the_others_are_close() -> None:
+    samples = [Sample(torch.full((1, 1), n), torch.zeros(1, 1), torch.zeros(1, 1)) for n in range(5)]
+    texts = Texts(samples[0], lambda _: 0.1, lambda: samples[1:])
+
+    def agree(*errors: float) -> bool:
+        return texts.agree(errors[0], lambda sample: errors[int(sample.input_ids)])
+
+    assert agree(0.1, 9, 9, 9, 9)
+    assert agree(0.8, 0.01, 0.05, 0.01, 9)
+    assert not agree(0.8, 0.01, 9, 0.01, 9)
+    assert not agree(0.11, 0.09, 0.09, 0.09, 0.09)  # as large as the bound on each
+    assert not agree(float("inf"), 0, 0, 0, 0)
+    assert not agree(0.8, 0.01, 0.01, float("nan"), float("nan"))
+    assert not Texts(samples[0], lambda _: 0.1).agree(0.11, lambda _: 0.0)

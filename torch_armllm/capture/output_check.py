@@ -150,6 +150,26 @@ def compare_outputs(
     return replace(sample, rounding=rounding)
 
 
+@torch.no_grad()
+def sample_of_text(module: fx.GraphModule, sample: Sample, input_ids: Tensor) -> Sample:
+    """Returns a sample of a checked graph's results for another text.
+
+    Args:
+        module: the graph that computes ``sample``, before any pass.
+        sample: has as many tokens.
+        input_ids: int64 ``(1, T)``.
+    """
+    positions = sample.position_ids
+    other = replace(
+        sample,
+        input_ids=input_ids,
+        hidden=module(input_ids, positions)[0].float(),
+        given=sample_of(module, input_ids),
+        encoder=sample_keys(module, input_ids, positions),
+    )
+    return replace(other, rounding=other.error(_OtherRounding(module).run(input_ids, positions)))
+
+
 def run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Returns a model's last hidden state, and those after each layer."""
     results: list[Tensor] = []

@@ -62,9 +62,9 @@ class Sample:
         return errors.nan_to_num(nan=float("inf"), posinf=float("inf"))
 
 
-def sample_ids(vocab_size: int, tokens: int) -> Tensor:
+def sample_ids(vocab_size: int, tokens: int, seed: int = 0) -> Tensor:
     """Returns fixed random token ids ``(1, tokens)``, without the first few, which are often special."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     return torch.randint(min(3, vocab_size - 1), vocab_size, (1, tokens), generator=generator)
 
 

@@ -13,7 +13,8 @@ from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
 from torch_armllm.capture.markers.attention import attentions_ahead
 from torch_armllm.capture.markers.indexer import unknown_selection
 from torch_armllm.capture.markers.mla import unsupported_inputs
-from torch_armllm.capture.sample import Sample
+from torch_armllm.capture.output_check import sample_of_text
+from torch_armllm.capture.sample import Sample, sample_ids
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
 from torch_armllm.parallel.rank_group import RankGroup
@@ -22,7 +23,7 @@ from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.adapter_columns import AdapterColumns, adapter_columns
 from torch_armllm.passes.lib.cache_layout import cache_layout
 from torch_armllm.patching.layer_inputs import append_layer_inputs
-from torch_armllm.patching.self_check import REQUIRED_PASSES, find_guilty_pass, tolerance
+from torch_armllm.patching.self_check import OTHER_TEXTS, REQUIRED_PASSES, Texts, find_guilty_pass, tolerance
 from torch_armllm.patching.stage_cut import cut_stage
 from torch_armllm.plan.infer_cache import cache_shape_of, shape_of_rank
 from torch_armllm.plan.make import make_plan
@@ -101,9 +102,19 @@ def build_plan(
     dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
     built = builder.build(captured)
     builder.strict = dtype == torch.float32 == built.shape.dtype and not quantized
-    bound = tolerance(sample, dtype, quantized, _checked(built.shape).dtype)
-    while not (error := _error(sample, built, builder.strict)) <= bound:
-        guilty = builder.find_guilty_pass(sample, bound)
+    cache = _checked(built.shape).dtype
+    texts = Texts(
+        sample,
+        lambda each: tolerance(each, dtype, quantized, cache),
+        None if builder.strict else lambda: builder.other_samples(sample),
+    )
+    bound = texts.bound_of(sample)
+
+    def error_of(each: Sample) -> float:
+        return _error(each, built, builder.strict)
+
+    while not texts.agree(error := error_of(sample), error_of):
+        guilty = builder.find_guilty_pass(texts)
         if guilty is not None and guilty not in REQUIRED_PASSES:
             builder.skip |= {guilty}
             builder.notes.append(
@@ -206,15 +217,26 @@ class _Builder:
             adapter_columns=columns,
         )
 
-    def find_guilty_pass(self, sample: Sample, bound: float) -> str | None:
+    def other_samples(self, sample: Sample) -> list[Sample]:
+        """Captures the model again and returns samples of other texts than a sample's."""
+        graph = self.capture().graph_module
+        vocabulary = base_model_of(self.model).get_input_embeddings().num_embeddings
+        tokens = sample.input_ids.shape[1]
+        texts = [sample_ids(vocabulary, tokens, seed) for seed in range(1, 1 + OTHER_TEXTS)]
+        return [sample_of_text(graph, sample, text) for text in texts]
+
+    def find_guilty_pass(self, texts: Texts) -> str | None:
         """Captures the model again and returns the first pass that changes its results; None if none does."""
         captured = self.capture()
 
-        def error(graph: fx.GraphModule) -> float:
-            hidden = graph(sample.input_ids, sample.position_ids)
-            return sample.strict_error(hidden) if self.strict else sample.error(hidden)
+        def is_right(graph: fx.GraphModule) -> bool:
+            def error_of(sample: Sample) -> float:
+                hidden = graph(sample.input_ids, sample.position_ids)
+                return sample.strict_error(hidden) if self.strict else sample.error(hidden)
 
-        return find_guilty_pass(captured.graph_module, self._context(captured), error, bound)
+            return texts.agree(error_of(texts.sample), error_of)
+
+        return find_guilty_pass(captured.graph_module, self._context(captured), is_right)
 
     def _context(self, captured: CapturedGraph) -> PassContext:
         return PassContext(

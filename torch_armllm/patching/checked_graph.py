@@ -47,10 +47,10 @@ class CheckedGraph:
         if error <= bound:
             return got
 
-        def graph_error(graph: fx.GraphModule) -> float:
-            return _error(graph(*map(_clone, before)), expected)
+        def is_right(graph: fx.GraphModule) -> bool:
+            return _error(graph(*map(_clone, before)), expected) <= bound
 
-        guilty = find_guilty_pass(_copy(self._original), self._context, graph_error, bound)
+        guilty = find_guilty_pass(_copy(self._original), self._context, is_right)
         warnings.warn(
             f"the rewrite {guilty or '(several together)'!r} changes this graph's results by {error:.1g} "
             f"(relative), where rounding explains {bound:.1g}; it is left out: please report this as a bug",
