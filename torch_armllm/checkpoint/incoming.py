@@ -29,6 +29,9 @@ _COMPUTED = re.compile(r"\.num_batches_tracked$")
 BIAS = re.compile(r"(^|[._])bias$")
 """Names of biases, which change nothing if they are 0."""
 
+_DRAFTING = re.compile(r"^(?:(.*\.)?eh_proj\.|((?:.*\.)?mtp(?:_layers)?\.))")
+"""Begins the names of layers that draft tokens: those beside an ``eh_proj``, or those of a part ``mtp``."""
+
 
 @dataclass(frozen=True)
 class Incoming:
@@ -69,7 +72,7 @@ def check_incoming(found: Incoming) -> None:
         ValueError: a tensor is missing, or one is stored that nobody reads; a weight is stored in float8, or
             beside scales, though config.json names no quantization; or a setting is read by nobody.
     """
-    unread = [name for name in found.unread if not _matches(name, found.irrelevant)]
+    unread = _without_drafting(name for name in found.unread if not _matches(name, found.irrelevant))
     unread = [name for name in unread if not _is_zero_bias(found, name)]
     _refuse_quantized(found, unread)
     missing = [n for n in found.missing if not _matches(n, found.optional) and not _COMPUTED.search(n)]
@@ -108,6 +111,14 @@ def _refuse_quantized(found: Incoming, unread: Sequence[str]) -> None:
                 "quantization_config that says how it is scaled; get the config.json that belongs to it, or "
                 "a bfloat16 checkpoint of the model"
             )
+
+
+def _without_drafting(names: Iterable[str]) -> list[str]:
+    """Returns the names without those of layers that draft: the model verifies what they propose."""
+    listed = list(names)
+    found = (_DRAFTING.match(name) for name in listed)
+    drafting = tuple({match[1] or match[2] or match[0] for match in found if match})
+    return [name for name in listed if not name.startswith(drafting)]
 
 
 def _is_zero_bias(found: Incoming, name: str) -> bool:
