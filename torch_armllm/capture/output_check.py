@@ -20,14 +20,24 @@ _LAYER_TOLERANCE = 0.03
 """The same of half of the tokens, after one layer."""
 
 
-class _OtherRounding(fx.Interpreter):
-    """Runs a graph on embeddings whose last bits differ, for which some routers choose other experts."""
+class OtherRounding(fx.Interpreter):
+    """Runs a graph on embeddings whose last bits differ, for which some routers choose other experts.
+
+    Args:
+        module: the graph.
+        seed: chooses the embeddings.
+    """
+
+    def __init__(self, module: fx.GraphModule, seed: int = 0) -> None:
+        super().__init__(module)
+        self._seed = seed
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a node; changes the result of an embedding."""
         result = super().call_function(target, args, kwargs)
         if target is not torch.ops.aten.embedding.default or not result.is_floating_point():
             return result
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(self._seed)
         up = torch.rand(result.shape, generator=generator) < 0.5
         return result * torch.where(up, 1 + torch.finfo(result.dtype).eps, 1.0).to(result.dtype)
 
@@ -139,7 +149,7 @@ def compare_outputs(
         given=sample_of(module, input_ids),
         encoder=sample_keys(module, input_ids, position_ids),
     )
-    shaken = _OtherRounding(module).run(input_ids, position_ids)
+    shaken = OtherRounding(module).run(input_ids, position_ids)
     rounding = max(map(sample.error, (expected, shaken)))
     most = input_ids.shape[1] // 2
     if _differing_tokens(hidden, expected) > most:
@@ -167,7 +177,7 @@ def sample_of_text(module: fx.GraphModule, sample: Sample, input_ids: Tensor) ->
         given=sample_of(module, input_ids),
         encoder=sample_keys(module, input_ids, positions),
     )
-    return replace(other, rounding=other.error(_OtherRounding(module).run(input_ids, positions)))
+    return replace(other, rounding=other.error(OtherRounding(module).run(input_ids, positions)))
 
 
 def run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
