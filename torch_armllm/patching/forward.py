@@ -88,6 +88,8 @@ class PatchedForward(ModuleFallback):
         self._counts_mask = any(map(_reads_mask, base.modules()))
         self.gap_limit: int | None = 0
         """See `check_gaps`."""
+        self.reads_hidden = True
+        """True if the last column counts where it is hidden, as in models that predict the next token."""
         self._own = _OfThread()
         self._lock = RLock()  # the steps of threads follow each other in the plan anyway
         self._pools = PoolReuse(shape)
@@ -253,7 +255,9 @@ class PatchedForward(ModuleFallback):
         positions = one_position(positions)
         kept = kept_tokens(cache, mask, length)
         columns = cache.columns_with(kept, length)
-        check_gaps(columns, self.gap_limit)
+        hidden_ends = _hidden_ends(kept)
+        ends = hidden_ends if self.reads_hidden else hidden_ends[:0]
+        check_gaps(columns, self.gap_limit, reads_last=len(ends) > 0)
         if self.begins_at_zero and positions is not None:
             check_beginnings([row.length for row in cache.rows], positions.expand(batch, length), kept)
         if positions is None:
@@ -271,7 +275,6 @@ class PatchedForward(ModuleFallback):
             flat_ids, flat_positions = ids.reshape(1, -1), positions.reshape(1, -1)
         else:
             flat_ids, flat_positions = ids[kept][None], positions[kept][None]
-        ends = _hidden_ends(kept)
         if not all(row.length or count for row, count in zip(cache.rows, counts, strict=True)) and length:
             raise Unserved("the attention mask hides all tokens of a row")
         for computed, places in ((flat_ids, flat_positions), (ids[ends, -1:], positions[ends, -1:])):
@@ -282,7 +285,7 @@ class PatchedForward(ModuleFallback):
         if encoder is not None:
             inputs.attend_to(encoder, counts)
         cache.columns, cache.padded_length = columns, past + length
-        cache.next_positions = (positions[:, -1] + 1).tolist() if length and not len(ends) else None
+        cache.next_positions = (positions[:, -1] + 1).tolist() if length and not len(hidden_ends) else None
         if cache.token_log is not None:
             cache.token_log.append(ids, positions, kept)
         if len(ends):

@@ -85,6 +85,7 @@ def install(model: Any, cache_dtype: torch.dtype | None, replaced: Replacements)
             *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
         )
         forward.gap_limit = 0 if needs_recompute else gap_limit(built.graph)
+        forward.reads_hidden = predicts_tokens(model)
     is_nested = has_nested_text(model)
     by_plan = with_gradients_by_modules(model, forward)
     if is_nested:

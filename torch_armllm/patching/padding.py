@@ -54,18 +54,27 @@ def kept_tokens(cache: PagedCache, mask: Tensor | None, length: int) -> Tensor |
     return None if bool(kept.all()) else kept
 
 
-def check_gaps(columns: Tensor | None, most: int | None) -> None:
+def check_gaps(columns: Tensor | None, most: int | None, reads_last: bool) -> None:
     """Checks that a plan may leave out the hidden columns of a batch, as it leaves out padding on the left.
 
     Args:
         columns: bool ``(batch, length)``, of the cache and the new tokens; None: padding is on the left only.
         most: greatest length at which tokens after a gap see what they would without; None: any.
+        reads_last: the last column is computed in some row, though it is hidden.
 
     Raises:
         Unserved: tokens after hidden ones would see others.
     """
-    if columns is not None and most is not None and columns.shape[1] > most and has_gap(columns):
+    if columns is None or most is None or columns.shape[1] <= most:
+        return
+    if has_gap(columns) if reads_last else _has_hole(columns):
         raise Unserved(f"the attention mask hides tokens after others ({_REMEDY})")
+
+
+def _has_hole(columns: Tensor) -> bool:
+    """True if a row has hidden columns between others."""
+    before, after = columns.cumsum(1) > 0, columns.flip(1).cumsum(1).flip(1) > 0
+    return bool((before & after & ~columns).any())
 
 
 def begins_padded(kept: Tensor) -> bool:
