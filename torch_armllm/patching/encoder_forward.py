@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import default_positions, type_count_of
+from torch_armllm.hf.cache_names import cache_field
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.module_fallback import Unserved
@@ -69,9 +70,11 @@ class EncoderForward(PatchedForward):
     def _hidden(self, named: dict[str, Any]) -> Tensor:
         self.raise_if_by_modules()
         self.raise_if_changed(reads_weights=True)
-        ids, mask, types, positions, embeds, _ = (named.get(name) for name in _TAKEN)
+        ids, mask, types, positions, embeds, use_cache = (named.get(name) for name in _TAKEN)
         if ids is None or embeds is not None:
             raise Unserved("inputs_embeds are given")
+        if use_cache and cache_field(self._outputs.kind) is not None:
+            raise Unserved("a cache is requested, and tokens attend to later ones")
         ignored = getattr(self.base.config, "type_vocab_size", None) == 0
         if types is not None and not self._types and not ignored:
             raise Unserved("token types are given, and the model has none")
