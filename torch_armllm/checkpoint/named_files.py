@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import cached_file
-
-from torch_armllm.checkpoint.weight_files import ALL_KINDS, read_index
+from torch_armllm.checkpoint.weight_files import ALL_KINDS, find_file, read_index
 from torch_armllm.system.inner_paths import check_inner_name
 
 _TOKENIZER = "tokenizer_config.json"
@@ -24,9 +22,9 @@ def check_named_files(source: str) -> None:
         ValueError: the index of the weights or the configuration of the tokenizer names a file elsewhere.
     """
     for index_name, single in ALL_KINDS:
-        if _find(source, single) is not None:  # which transformers prefers
+        if find_file(source, single) is not None:  # which transformers prefers
             break
-        if (index := _find(source, index_name)) is not None:
+        if (index := find_file(source, index_name)) is not None:
             read_index(index)
             break
     check_tokenizer_names(source)
@@ -34,7 +32,7 @@ def check_named_files(source: str) -> None:
 
 def check_tokenizer_names(source: str) -> None:
     """Checks the configuration of a tokenizer; see `check_named_files`."""
-    file = _find(source, _TOKENIZER)
+    file = find_file(source, _TOKENIZER)
     fields = {} if file is None else _json(file)
     where = f"{_TOKENIZER} of {source}"
     for name in _list(fields.get("fast_tokenizer_files")):
@@ -42,17 +40,6 @@ def check_tokenizer_names(source: str) -> None:
     for template in _list(fields.get("chat_template")):  # each becomes a file where the tokenizer is saved
         if isinstance(template, dict) and (name := str(template.get("name", ""))) != Path(name).name:
             raise ValueError(f"chat_template in {where} has the name {name!r}, which is no name of a file")
-
-
-def _find(source: str, name: str) -> Path | None:
-    path: str | None = cached_file(
-        source,
-        name,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if path is None else Path(path)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torch_armllm.passes.lib.partial_results import argument
 from torch_armllm.patching.module_fallback import Unserved
 from torch_armllm.patching.paged_cache import PagedCache, has_gap
 from torch_armllm.plan.step import StepInputs
 
 _REMEDY = "pad on the left"
-_PLACES = {"alibi_slopes": 13, "relative": 14, "profiles": 15, "biases": 17, "later": 18}
+_PLACES = ("alibi_slopes", "relative", "profiles", "biases", "later")
 """Arguments of attention that depend on the places of tokens, not on their position ids."""
-_WINDOW = {"paged_attention": 8, "mla_attention": 10}
-"""Number of the argument that has the window."""
 
 
 def check_mask(mask: Any) -> None:
@@ -99,13 +98,12 @@ def _name_of(node: fx.Node) -> str:
 def _depends_on_places(node: fx.Node) -> bool:
     name = _name_of(node)
     if name == "paged_attention":
-        return any(len(node.args) > n and node.args[n] is not None for n in _PLACES.values())
+        return any(argument(node, each) is not None for each in _PLACES)
     return name in ("select_tokens", "select_blocks", "block_attention")
 
 
 def _window_of(node: fx.Node) -> int | None:
-    number = _WINDOW.get(_name_of(node))
-    window = node.args[number] if number is not None and len(node.args) > number else None
+    window = argument(node, "window") if _name_of(node) in ("paged_attention", "mla_attention") else None
     return window if isinstance(window, int) and window > 0 else None
 
 
