@@ -100,6 +100,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
     },
+    "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots3_note_text": {
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
