@@ -17,6 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("ARMLLM_PLAN_CACHE", "0")
 
+_exports_anew = False
+
 
 def pytest_collection_finish() -> None:
     """Scans for garbage less often: captures allocate many small objects, and all modules stay anyway."""
@@ -31,6 +33,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
     torch.manual_seed(seed)
+    global _exports_anew
+    _exports_anew = not {"capture", "model_survey", "golden"}.isdisjoint(item.path.parts)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--export-anew", action="store_true", help="export each model of each test again")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Copies the graph of a structure that an earlier test exported, but in the tests of exporting."""
+    from tests.support.captured_graphs import KeptGraphs
+    from torch_armllm.capture import export
+
+    if request.config.getoption("export_anew"):
+        yield
+        return
+    own = export._exported
+    kept = KeptGraphs(own)
+    export._exported = lambda base: own(base) if _exports_anew else kept(base)
+    yield
+    export._exported = own
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,97 @@
+"""Captured graphs of tiny models, kept for the next test that captures a model of the same structure.
+
+Exporting is most of a test's time.  A kept graph takes the weights of the model at hand, and `capture`
+compares its results with that model's modules, as it does with every graph.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from torch_armllm.capture.export import CapturedGraph
+
+_MOST_GRAPHS = 64
+_MOST_WEIGHTS = 5_000_000
+
+
+def _structure_of(base: nn.Module) -> tuple[Any, ...]:
+    """Returns what the graph of a model depends on, but for the values of its weights."""
+    config: Any = base.config
+    modules = tuple(
+        (
+            name,
+            type(m),
+            type(m).forward,
+            m.__dict__.get("forward"),
+            len(m._forward_hooks),
+            len(m._forward_pre_hooks),
+            m.extra_repr(),
+            m.training,
+        )
+        for name, m in base.named_modules()
+    )
+    tensors = tuple(
+        (name, tuple(t.shape), t.dtype)
+        for named in (base.named_parameters(), base.named_buffers())
+        for name, t in named
+    )
+    written = config.to_json_string(use_diff=False), config._attn_implementation
+    return modules, tensors, written, torch.get_default_dtype()
+
+
+def _named_tensors(base: nn.Module) -> dict[str, Tensor]:
+    tensors = {name: t.detach() for name, t in base.named_buffers(remove_duplicate=False)}
+    return {**tensors, **{name: t.detach() for name, t in base.named_parameters(remove_duplicate=False)}}
+
+
+def _own_names(captured: CapturedGraph, base: nn.Module) -> dict[str, str]:
+    """Returns the attributes of a graph that are weights, by name; markers hand on some as constants."""
+    named = _named_tensors(base)
+    by_place = {(t.data_ptr(), t.shape): name for name, t in named.items()}
+    found = {}
+    for attribute, value in captured.graph_module.named_buffers(recurse=False):
+        name = captured.names.get(attribute, "")
+        own = name if name in named else by_place.get((value.data_ptr(), value.shape))
+        if own is not None:
+            found[attribute] = own
+    return found
+
+
+def _copy(captured: CapturedGraph, weights: dict[str, Tensor]) -> CapturedGraph:
+    """Returns a graph of its own modules and nodes, with the weights of the given attributes."""
+    kept = captured.graph_module
+    root: dict[str, Any] = {name: module for name, module in kept.named_children()}
+    root.update(dict(kept.named_buffers(recurse=False)))
+    root.update(weights)
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(kept.graph, {}))
+    return replace(captured, graph_module=fx.GraphModule(root, graph), names=dict(captured.names))
+
+
+class KeptGraphs:
+    """Answers for `_exported` with a graph that was made before, if a model has the same structure."""
+
+    def __init__(self, export: Callable[[nn.Module], CapturedGraph]) -> None:
+        self._export = export
+        self._graphs: OrderedDict[Any, tuple[CapturedGraph, dict[str, str]]] = OrderedDict()
+
+    def __call__(self, base: nn.Module) -> CapturedGraph:
+        key = _structure_of(base)
+        if key in self._graphs:
+            self._graphs.move_to_end(key)
+            captured, own = self._graphs[key]
+            named = _named_tensors(base)
+            return _copy(captured, {attribute: named[name] for attribute, name in own.items()})
+        captured = self._export(base)
+        if sum(p.numel() for p in base.parameters()) < _MOST_WEIGHTS:
+            own = _own_names(captured, base)
+            self._graphs[key] = _copy(captured, dict.fromkeys(own, torch.empty(0))), own
+            if len(self._graphs) > _MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+        return captured
