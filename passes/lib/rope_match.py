@@ -117,10 +117,24 @@ def _once(node: Any) -> tuple[Any, bool]:
     return (node.args[0][0], True) if twice else (node, False)
 
 
+def _angle_factors(angle: Any) -> tuple[Any, Any] | None:
+    """Returns positions and frequencies of ``f``, a product by element or that of a column and a row."""
+    if is_op(angle, aten.mul.Tensor):
+        return angle.args[0], angle.args[1]
+    if not is_op(angle, aten.transpose.int) or angle.args[1:] != (1, 2):
+        return None
+    product = angle.args[0]
+    if not is_op(product, aten.matmul.default) or value(product.args[0]).shape[-1] != 1:
+        return None
+    frequencies, positions = product.args
+    return positions, frequencies
+
+
 def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) -> _RopeAngles | None:
     """Matches ``cos(cat([f, f])) · s`` with ``f = positions · inv_freq``; likewise sin.
 
-    The halves may also be joined after the cosine, or, if the angles are halved, never.
+    The product may be one of matrices, as in older releases of transformers.  The halves may also be joined
+    after the cosine, or, if the angles are halved, never.
     """
     angles = []
     for node, function in ((cos, aten.cos.default), (sin, aten.sin.default)):
@@ -137,20 +151,19 @@ def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) ->
     if angles[0] != angles[1]:
         return None
     angle, scaling = angles[0]
-    if not is_op(angle, aten.mul.Tensor):
+    factors = _angle_factors(angle)
+    if factors is None:
         return None
-    positions, frequencies = (
-        strip(a, *CONVERSIONS, aten.unsqueeze, aten.expand, aten.view) for a in angle.args[:2]
-    )
+    positions, frequencies = (strip(a, *CONVERSIONS, aten.unsqueeze, aten.expand, aten.view) for a in factors)
     inv_freq = constant(module, frequencies)
     if (
         inv_freq is None
-        or inv_freq.dim() != 1
+        or inv_freq.numel() != max(inv_freq.shape)
         or not isinstance(positions, Node)
         or positions.op != "placeholder"
     ):
         return None
-    return _RopeAngles(positions, inv_freq.float().contiguous(), scaling)
+    return _RopeAngles(positions, inv_freq.float().flatten(), scaling)
 
 
 class RopeTables:

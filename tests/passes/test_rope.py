@@ -71,6 +71,18 @@ def test_rotation_whose_cosines_are_joined() -> None:
     check(Joined(own_angles=True, scaling=1.25), table=True)
 
 
+def test_rotation_by_a_product_of_a_column_and_a_row() -> None:
+    class Product(Attention):
+        def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+            column = self.inv_freq[None, :, None].float().expand(positions.shape[0], -1, 1)
+            freqs = (column @ positions[:, None, :].float()).transpose(1, 2)
+            emb = torch.cat((freqs, freqs), dim=-1)
+            return emb.cos() * self.scaling, emb.sin() * self.scaling
+
+    torch.manual_seed(0)
+    check(Product(own_angles=True, scaling=1.25), table=True)
+
+
 class HalvedAttention(Attention):
     """gpt-oss: each angle is stored once, and the halves of a head are rotated separately."""
 
