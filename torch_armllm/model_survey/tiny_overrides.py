@@ -137,6 +137,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": _GEMMA4,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": _HYBRID, **_GRANITE},
+    "hrm_text": {"L_cycles": 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
