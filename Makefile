@@ -12,7 +12,8 @@
 #   make tsan       random work for the thread team under ThreadSanitizer
 #   make faults     kills, full disks and refused memory at random moments: ROUNDS=200
 #   make soak       mixed load on a server, whose memory has to stay flat: ARGS="--minutes 30"
-#   make weekly     all of the above that takes hours: asan, tsan, faults, soak and an hour of fuzz
+#   make weekly     all of the above that takes hours: asan, tsan, faults, soak, an hour of fuzz,
+#                    and tests that export every model
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside others: ARGS="--llama-python PATH --openvino-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
@@ -182,6 +183,7 @@ soak: $(READY)
 	$(PY) -m tests.faults.soak $(ARGS)
 
 weekly: asan tsan faults soak
+	$(MAKE) test ARGS=--export-anew
 	$(MAKE) fuzz HOURS=1
 
 # Build tools alone: nothing of the test environment is used, and of torch the headers only.

@@ -117,11 +117,13 @@ def test_replace_a_model_while_it_generates(
     assert load(several, tiny_checkpoint, "chat").status_code == 200
     served = several.registry.find("chat")
     old, new = ask(several, "chat", max_tokens=200), None
-    with slowed(served.llm, 0.02), ThreadPoolExecutor(1) as clients:  # four seconds
+    loaded = threading.Event()
+    with slowed(served.llm, 0, loaded.is_set), ThreadPoolExecutor(1) as clients:
         asked = clients.submit(ask, several, "chat", max_tokens=200)
         until(lambda: served.admission.num_admitted == 1)
         assert load(several, other_checkpoint, "chat").status_code == 200
         assert not asked.done()
+        loaded.set()
         new = ask(several, "chat", max_tokens=200)
         assert asked.result() == old != new
     until(lambda: served.llm.errored)  # it was shut down
@@ -139,12 +141,14 @@ def test_unloading_frees_all_memory(several: Live, other_checkpoint: Path) -> No
     assert load(several, other_checkpoint, "other").status_code == 200
     model = weakref.ref(several.registry.find("other").llm.model)
     ask(several, "other")
-    with slowed(several.registry.find("other").llm, 0.02), ThreadPoolExecutor(2) as clients:
+    waited = threading.Event()
+    with slowed(several.registry.find("other").llm, 0, waited.is_set), ThreadPoolExecutor(2) as clients:
         asked = clients.submit(ask, several, "other", max_tokens=100)
         until(lambda: several.registry.find("other").admission.num_admitted == 1)
         going = clients.submit(unload, several, "other")
         until(lambda: names(several) == [NAME])
         assert not going.done()  # waits for the running request
+        waited.set()
         assert asked.result()
         assert going.result().status_code == 200
     gc.collect()
