@@ -38,7 +38,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--export-anew", action="store_true", help="export each model of each test again")
+    text = "run tests marked thorough, take all families where some stand for others, export every model anew"
+    parser.addoption("--thorough", action="store_true", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what takes minutes and of which other tests see most."""
+    if config.getoption("thorough"):
+        return
+    left_out = {item for item in items if item.get_closest_marker("thorough")}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,7 +57,7 @@ def _kept_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
     from tests.support.captured_graphs import KeptGraphs
     from torch_armllm.capture import export
 
-    if request.config.getoption("export_anew"):
+    if request.config.getoption("thorough"):
         yield
         return
     own = export._exported

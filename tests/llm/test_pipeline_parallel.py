@@ -50,6 +50,7 @@ def run_often(llm: LLM) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_three_stages_return_the_tokens_and_logprobs_of_one_process(folder: Path) -> None:
     one = load(folder, 1, max_num_batched_tokens=16, max_num_seqs=8)
     before = set(pids())
@@ -71,7 +72,7 @@ def test_three_stages_return_the_tokens_and_logprobs_of_one_process(folder: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.thorough), "qwen3_5_text"])
 def test_stages_of_two_ranks_return_the_tokens_and_logprobs_of_one_process(
     tmp_path: Path, family: str
 ) -> None:
@@ -95,6 +96,7 @@ def test_stages_of_two_ranks_return_the_tokens_and_logprobs_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_killed_rank_of_a_stage_ends_the_engine_with_its_name(tmp_path: Path) -> None:
     tiny("llama", torch.bfloat16, **SIZES).save_pretrained(tmp_path)
     before = set(pids())
@@ -110,7 +112,7 @@ def test_a_killed_rank_of_a_stage_ends_the_engine_with_its_name(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", pytest.param("jamba", marks=pytest.mark.thorough)])
 def test_stages_with_and_without_states_swap_preempted_sequences(tmp_path: Path, family: str) -> None:
     tiny_model(family).save_pretrained(tmp_path)
     settings: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 4, "kv_cache_memory": None}
@@ -166,6 +168,7 @@ def test_a_killed_stage_ends_the_engine_with_its_reason(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_stage_that_does_not_answer_is_killed_and_ends_the_engine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

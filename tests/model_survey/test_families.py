@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,19 @@ NOT_IN_BFLOAT16 = {"inkling2_text": "its own forward multiplies float32 by the r
 """Families whose own forward fails in bfloat16, and where."""
 
 
-def in_bfloat16() -> list[str]:
+def by_ops(among: Iterable[str]) -> list[str]:
     """Returns a captured family for each set of ops, and two of other casts; all would take minutes."""
-    by_ops: dict[frozenset[str], str] = {}
-    for family in CAPTURED:
-        if family not in NOT_IN_BFLOAT16:
-            ops = frozenset(re.findall(r"`(\w+)`", ROWS[family].split("|")[5]))
-            by_ops.setdefault(ops, family)
-    return sorted({*by_ops.values(), "gemma3_text", "gpt_oss"})
+    found: dict[frozenset[str], str] = {}
+    for family in among:
+        ops = frozenset(re.findall(r"`(\w+)`", ROWS[family].split("|")[5]))
+        found.setdefault(ops, family)
+    return sorted({*found.values(), "gemma3_text", "gpt_oss"})
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "captured_family" in metafunc.fixturenames:
+        thorough = metafunc.config.getoption("thorough")
+        metafunc.parametrize("captured_family", CAPTURED if thorough else by_ops(CAPTURED))
 
 
 def skip_what_cannot_run(family: str) -> None:
@@ -68,12 +74,11 @@ def test_readme_says_of_the_most_used_families_what_the_page_says() -> None:
     assert rows == [(family, runs_on_page(family)) for family, _ in rows]
 
 
-@pytest.mark.parametrize("family", CAPTURED)
-def test_unquantized_steps_equal_the_models(family: str) -> None:
-    check_unquantized(family)
+def test_unquantized_steps_equal_the_models(captured_family: str) -> None:
+    check_unquantized(captured_family)
 
 
-@pytest.mark.parametrize("family", in_bfloat16())
+@pytest.mark.parametrize("family", by_ops(f for f in CAPTURED if f not in NOT_IN_BFLOAT16))
 def test_bfloat16_steps_run_as_graphs(family: str) -> None:
     model = tiny_model(family, torch.bfloat16)
     report = torch_armllm.patch(model, None, progress=False)
