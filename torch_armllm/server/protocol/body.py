@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from torch_armllm.server.middleware.unknown_fields import note_unknown
+from torch_armllm.server.middleware.warnings import note_unknown
 from torch_armllm.server.protocol.descriptions import describe
 
 _MOST_LEVELS = 8

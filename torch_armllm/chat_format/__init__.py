@@ -1,0 +1,1 @@
+"""What a chat template reads and writes, found by rendering it."""
