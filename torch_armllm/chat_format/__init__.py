@@ -1,1 +1,1 @@
-"""What a chat template reads and writes, found by rendering it."""
+"""Chat formats: the forms in which a chat template takes and writes, found by rendering it."""

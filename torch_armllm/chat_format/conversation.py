@@ -18,7 +18,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 @dataclass
 class Conversation:
-    """What a template renders.
+    """The messages and variables that a template renders.
 
     Attributes:
         messages: in the template's form.

@@ -1,4 +1,4 @@
-"""What a chat template takes and shows of a conversation."""
+"""Traits of a chat template: the parts of a conversation that it takes and shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReasoningMarks:
 
 @dataclass(frozen=True)
 class TemplateTraits:
-    """What a chat template takes and shows; the defaults are those of a template that shows everything.
+    """Traits of a chat template; the defaults are those of a template that shows everything.
 
     Attributes:
         variables: that it cannot do without, with their values.
