@@ -257,5 +257,7 @@ def _message(message: Message) -> dict[str, Any]:
     if (reasoning := message.reasoning_content or message.reasoning) and message.role == "assistant":
         converted["reasoning"] = reasoning
     if message.tool_calls:
-        converted["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
+        converted["tool_calls"] = [
+            call.model_dump(exclude_none=True, exclude={"index"}) for call in message.tool_calls
+        ]
     return converted
