@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from torch_armllm.chat_format.continuation import continued
-from torch_armllm.chat_format.conversation import fit
+from torch_armllm.chat_format.conversation import DATE, fit
 from torch_armllm.chat_format.template_traits import Message, ReasoningMarks, TemplateTraits
 
 ALL = TemplateTraits()
@@ -197,6 +198,14 @@ def test_tools_have_what_the_template_needs() -> None:
     needs = replace(ALL, needs_description=True, needs_parameters=True, tools_variable="functions")
     filled = fit([ASK], tools, needs).variables["functions"][0]["function"]
     assert filled == {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+    inner = {"type": "array", "items": {"type": "object", "properties": {"b": {}, "c": True}}}
+    schema = {"type": "object", "properties": {"a": inner, "d": {"description": "d"}}}
+    detailed = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    found = fit([ASK], detailed, replace(ALL, needs_details=True)).variables["tools"][0]["function"][
+        "parameters"
+    ]
+    assert found["properties"]["d"] == {"description": "d"} and found["properties"]["a"]["description"] == ""
+    assert found["properties"]["a"]["items"]["properties"] == {"b": {"description": ""}, "c": True}
     text = fit([ASK], tools, replace(ALL, tools_as_text=True)).variables["tools"]
     assert json.loads(text) == tools
     assert fit([ASK], None, replace(ALL, needs_tool_list=True)).variables == {"tools": []}
@@ -208,9 +217,10 @@ def test_tools_have_what_the_template_needs() -> None:
 
 
 def test_variables_of_the_request_come_last() -> None:
-    traits = replace(ALL, variables=(("date", "today"),), switches=("thinking",))
+    traits = replace(ALL, variables=(("date", "today"), ("time", "")), switches=("thinking",))
     assert fit([ASK], None, traits, {"date": "now", "enable_thinking": False}).variables == {
         "date": "now",
+        "time": time.strftime(DATE),
         "enable_thinking": False,
         "thinking": False,
     }

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.support.chat_templates import rendering
 from torch_armllm.chat_format import trait_probe
+from torch_armllm.chat_format.continuation import continued
+from torch_armllm.chat_format.conversation import fit
 from torch_armllm.chat_format.template_switches import template_switches, thinking_variables, with_aliases
 from torch_armllm.chat_format.template_traits import ReasoningMarks, TemplateTraits
 from torch_armllm.chat_format.trait_probe import find_traits, traits_of
+from torch_armllm.engine.text.template_process import TemplateBoundError, TemplateError
 
+MUTATED = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception(1) }}"
+    "{% endif %}<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content | trim }}</think>"
+    "{% endif %}{{ m.content + '' }}{% for c in m.tool_calls %}{{ c | tojson }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>{% endif %}"
+)
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
@@ -139,10 +150,46 @@ def test_switches_are_the_variables_of_a_request() -> None:
     assert with_aliases(given, ("thinking", "enable_thinking")) == given
 
 
-def test_templates_that_show_nothing_have_the_default_traits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_that_show_nothing_have_the_default_traits() -> None:
     assert traits("{{ raise_exception('never') }}") == TemplateTraits()
-    monkeypatch.setattr(trait_probe, "_SECONDS", -1.0)
-    assert traits(ANY) == TemplateTraits()
+
+
+def test_traits_of_templates_that_exceed_a_bound_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def render(**request: Any) -> str:
+        asked.append(request)
+        raise TemplateBoundError("the chat template did not render within 5 s")
+
+    monkeypatch.setattr(trait_probe.SHARED, "render", render)
+    for _ in range(2):
+        with pytest.raises(TemplateBoundError, match="within 5 s"):
+            traits_of("{{ messages }} once", ())
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mutated_templates_only_refuse(seed: int) -> None:
+    random = Random(seed)
+    template = MUTATED
+    for _ in range(random.randint(1, 3)):
+        begin = random.randrange(len(template))
+        end = begin + random.randint(1, 12)
+        template = template[:begin] + template[begin:end] * random.choice((0, 2)) + template[end:]
+    found = traits(template)
+    messages = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "", "reasoning": "c"},
+    ]
+    conversation = fit(messages, None, found, keep_last=True)
+    render = rendering(template)
+    with suppress(ValueError, TemplateError):
+        continued(
+            conversation.messages,
+            found,
+            lambda given, begins: render(given, add_generation_prompt=begins, **conversation.variables),
+        )
 
 
 def test_the_process_of_templates_finds_the_same_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,11 @@ from torch_armllm.chat_format.system_turns import settle_turns
 from torch_armllm.chat_format.template_switches import with_aliases
 from torch_armllm.chat_format.template_traits import Message, TemplateTraits, with_reasoning
 
+DATE = "%d %B %Y"
+"""Form of the date for a template that cannot do without one."""
 _NO_PARAMETERS = {"type": "object", "properties": {}}
+_MOST_LEVELS = 8
+"""Levels of objects in objects whose properties get descriptions."""
 
 
 @dataclass
@@ -54,7 +59,8 @@ def fit(
     settled = settle_calls(settle_turns(messages, traits, warnings), traits, warnings)
     if not (traits.shows_calls and traits.shows_results):  # messages of the user may follow each other now
         settled = settle_turns(settled, traits, warnings)
-    given = {**dict(traits.variables), **_of_tools(tools, traits, warnings)}
+    given = {name: text or time.strftime(DATE) for name, text in traits.variables}
+    given |= _of_tools(tools, traits, warnings)
     given |= with_aliases(variables or {}, traits.switches)
     last = settled[-1:] if keep_last else []
     fitted = [_with_reasoning(message, traits) for message in settled[: len(settled) - len(last)]]
@@ -89,5 +95,22 @@ def _of_tools(
             function["description"] = ""
         if traits.needs_parameters and not function.get("parameters"):
             function["parameters"] = _NO_PARAMETERS
+        if traits.needs_details and "parameters" in function:
+            function["parameters"] = _described(function["parameters"])
         filled.append({**tool, "function": function})
     return {traits.tools_variable: json.dumps(filled, indent=4) if traits.tools_as_text else filled}
+
+
+def _described(schema: Any, levels: int = _MOST_LEVELS) -> Any:
+    """Returns a schema in which each property has a description."""
+    if not isinstance(schema, Mapping) or not levels:
+        return schema
+    described = dict(schema)
+    if isinstance(properties := schema.get("properties"), Mapping):
+        described["properties"] = {
+            name: {"description": "", **_described(each, levels - 1)} if isinstance(each, Mapping) else each
+            for name, each in properties.items()
+        }
+    if "items" in schema:
+        described["items"] = _described(schema["items"], levels - 1)
+    return described

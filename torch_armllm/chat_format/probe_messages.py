@@ -18,6 +18,8 @@ USER_TURN: Message = {"role": "user", "content": USER}
 def tools_variable(name: str, as_text: bool, without: str = "") -> dict[str, Any]:
     """Returns the variable of a tool, of which a field may be missing."""
     properties = {KEY: {"type": "string", "description": KEY}}
+    if without == "details":  # of its parameter
+        del properties[KEY]["description"]
     function = {
         "name": NAME,
         "description": MORE,

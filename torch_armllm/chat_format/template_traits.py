@@ -32,11 +32,12 @@ class TemplateTraits:
     """Traits of a chat template; the defaults are those of a template that shows everything.
 
     Attributes:
-        variables: that it cannot do without, with their values.
+        variables: that it cannot do without, with their values; an empty one stands for today's date.
         tools_variable: that shows the tools; None: none does.
         tools_as_text: True if that variable is a text.
         needs_tool_list: True if a conversation without tools needs an empty list of them.
         needs_description: True if it refuses a tool without a description.
+        needs_details: True if it refuses a parameter without a description.
         needs_parameters: True if it refuses a tool without parameters.
         shows_system: True if it shows a system message.
         shows_systems: True if it shows each of two system messages at the beginning.
@@ -66,6 +67,7 @@ class TemplateTraits:
     tools_as_text: bool = False
     needs_tool_list: bool = False
     needs_description: bool = False
+    needs_details: bool = False
     needs_parameters: bool = False
     shows_system: bool = True
     shows_systems: bool = True

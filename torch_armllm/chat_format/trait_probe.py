@@ -43,10 +43,7 @@ from torch_armllm.chat_format.template_traits import (
     with_reasoning,
 )
 from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS
-from torch_armllm.engine.text.template_process import SHARED, TemplateError
-
-_SECONDS = 10.0
-"""Time that all probes of a template may take."""
+from torch_armllm.engine.text.template_process import SHARED, TemplateBoundError, TemplateError
 
 _FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "thinking", "part")
 _MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
@@ -66,10 +63,6 @@ class Render(Protocol):
         ...
 
 
-class TooSlowError(Exception):
-    """The probes of a template take too long."""
-
-
 @lru_cache(maxsize=32)
 def traits_of(template: str, special_tokens: tuple[tuple[str, str], ...]) -> TemplateTraits:
     """Returns the traits of a template, which it renders in the process of templates the first time.
@@ -79,6 +72,7 @@ def traits_of(template: str, special_tokens: tuple[tuple[str, str], ...]) -> Tem
         special_tokens: names and texts of the tokenizer's special tokens.
 
     Raises:
+        TemplateBoundError: the template exceeds a bound.
         RuntimeError: the process does not start.
     """
 
@@ -90,24 +84,23 @@ def traits_of(template: str, special_tokens: tuple[tuple[str, str], ...]) -> Tem
 
 
 def find_traits(template: str, render: Render) -> TemplateTraits:
-    """Returns the traits of a template; the defaults, if it renders no conversation or is too slow.
+    """Returns the traits of a template; the defaults, if it renders no conversation.
 
     Args:
         template: its text.
         render: renders it.
+
+    Raises:
+        TemplateBoundError: the template exceeds a bound.
     """
     probe = _TraitProbe(template, render)
-    try:
-        return TemplateTraits(switches=probe.switches, **probe.traits())
-    except TooSlowError:
-        return TemplateTraits(switches=probe.switches)
+    return TemplateTraits(switches=probe.switches, **probe.traits())
 
 
 class _TraitProbe:
     def __init__(self, template: str, render: Render) -> None:
         self._template = template
         self._render = render
-        self._until = time.monotonic() + _SECONDS
         self._variables: dict[str, Any] = {}
         self._tools: tuple[str, bool] | None = None
         self.switches = template_switches(template)
@@ -121,10 +114,10 @@ class _TraitProbe:
 
     def _text(self, *messages: Message, **variables: Any) -> str | None:
         """Returns what the template writes; None if it refuses the conversation."""
-        if time.monotonic() > self._until:
-            raise TooSlowError
         try:
             return self._render(messages, **{**self._variables, **variables})
+        except TemplateBoundError:
+            raise  # no trait: it depends on the machine, and the next conversation finds out
         except (TemplateError, ValueError):
             return None
 
@@ -140,8 +133,8 @@ class _TraitProbe:
             given = {**variables, **({"tools": []} if lists else {})}
             if self._text(USER_TURN, **given) is not None:
                 self._variables = given
-                kept = tuple((name, value) for name, value in variables.items())
-                return {"needs_tool_list": lists, "variables": kept}
+                kept = {**variables, **(dict.fromkeys(named, "") if variables else {})}
+                return {"needs_tool_list": lists, "variables": tuple(kept.items())}
         return None
 
     # -- tools ---------------------------------------------------------------------------------------------
@@ -158,6 +151,7 @@ class _TraitProbe:
             "tools_variable": self._tools[0],
             "tools_as_text": self._tools[1],
             "needs_description": not self._shows_tool("description"),
+            "needs_details": not self._shows_tool("details"),
             "needs_parameters": not self._shows_tool("parameters"),
         }
 
