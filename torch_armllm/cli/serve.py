@@ -142,7 +142,7 @@ def add_parser(commands: Subcommands) -> Parser:
         choices=["auto", "string", "openai"],
         default="auto",
         help="contents of messages as templates read them: string, a text; openai, a list of parts; auto: "
-        "found by its loops",
+        "found by rendering it",
     )
     group.add_argument(
         "--tool-call-parser",

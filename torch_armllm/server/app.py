@@ -18,8 +18,8 @@ from torch_armllm.server.middleware.limits import BodyLimit
 from torch_armllm.server.middleware.panics import Panics
 from torch_armllm.server.middleware.request_counts import RequestCounts
 from torch_armllm.server.middleware.request_ids import RequestIds
-from torch_armllm.server.middleware.unknown_fields import HEADER, UnknownFields
 from torch_armllm.server.middleware.unread_bodies import UnreadBodies
+from torch_armllm.server.middleware.warnings import HEADER, WarningHeader
 from torch_armllm.server.model_leases import ModelLeases
 from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.protocol.error import ErrorBody
@@ -95,7 +95,7 @@ def build_app(registry: ModelRegistry) -> FastAPI:
         settings.allowed_hosts, settings.host, bool(settings.api_keys), settings.allowed_origins
     )
     app.add_middleware(Hosts, allowed=app.state.allowed_hosts)
-    app.add_middleware(UnknownFields)
+    app.add_middleware(WarningHeader)
     routes = [route for group in (page, docs, *groups) for route in group.router.routes]
     paths = {route.path for route in routes if isinstance(route, Route)}
     app.add_middleware(RequestCounts, paths=paths, count=registry.metrics.count_response)

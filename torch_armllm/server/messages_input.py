@@ -113,13 +113,18 @@ def _said(turn: MessageTurn, param: str) -> Message:
 
 
 def _asked(blocks: list[Block], param: str) -> list[Message]:
-    """Returns the results of tools, and then the message of the user."""
+    """Returns the results of tools, and then the message of the user, which gets their pictures."""
     results, parts = [], []
     for block in blocks:
         if block.type == "tool_result":
             if block.tool_use_id is None:
                 raise ApiError(400, "a tool_result needs tool_use_id", param)
-            text = _text(block.content or "", param)
+            inner = block.content or ""
+            texts: str | list[Block] = inner
+            if isinstance(inner, list):
+                texts = [each for each in inner if each.type != "image"]
+                parts += [picture_part(_picture(each, param)) for each in inner if each.type == "image"]
+            text = _text(texts, param)
             results.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
         elif block.type == "text":
             parts.append(text_part(block.text or ""))

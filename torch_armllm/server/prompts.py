@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pydantic_core import from_json
-
+from torch_armllm.chat_format.conversation import Conversation
+from torch_armllm.chat_format.template_switches import template_switches
 from torch_armllm.engine.pictures.chat import render_pictures
 from torch_armllm.engine.pictures.media import MOST_PIXELS_TOGETHER, OpenedPicture, open_pictures
 from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.pixel_budget import PixelBudget
 from torch_armllm.engine.pictures.reader import PictureReader
-from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
+from torch_armllm.engine.text.chat_template import NOT_VARIABLES, tokenized_chat
 from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
-from torch_armllm.engine.text.template_process import SHARED
 from torch_armllm.engine.text.tokenization import Tokenization
+from torch_armllm.server.chat_renderer import ChatInput, ChatRenderer
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.infill.prompt import ExtraFile, InfillPrompts
+from torch_armllm.server.middleware.warnings import note_warnings
 from torch_armllm.server.protocol.chat import Message
 from torch_armllm.system.panics import PANICS_AS_ERRORS
 
@@ -75,12 +74,17 @@ class PromptBuilder:
         self._content_format = content_format
         self.template = str(chat_template or tokenizer.chat_template or "")
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
+        self._renderer = ChatRenderer(tokenizer, chat_template, content_format)
         self._infill: InfillPrompts | None = None
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._picture_threads = ThreadPoolExecutor(_PICTURE_THREADS, "armllm-pictures")
         self._pixels = PixelBudget(MOST_PIXELS_TOGETHER)
         if self.template:
-            self._thread.submit(SHARED.start)  # the first conversation does not wait for it
+            self._thread.submit(self._renderer.traits)  # the first conversation does not wait for them
+
+    def switches(self) -> list[str]:
+        """Returns the names of the variables that the chat template reads and a request may set."""
+        return list(template_switches(self._renderer.template()))
 
     async def from_messages(
         self, body: ChatTemplateInput, tools: Sequence[Any] | None = None
@@ -94,45 +98,57 @@ class PromptBuilder:
         Raises:
             ApiError: there is no template, or it rejects the messages.
         """
-        knows_developer = "developer" in self.template
-        messages = [_message(message, knows_developer) for message in body.messages]
+        messages = [_message(message) for message in body.messages]
         contents = [message.text() for message in body.messages]
         texts = [*contents, *(message.get("reasoning", "") for message in messages)]
         self._check_size(sum(map(len, texts)), "messages")
         variables = body.template_variables()
-        options: dict[str, Any] = {
-            **variables,
-            **self._template_option,
-            "content_format": self._content_format,
-            "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
-            "continue_final_message": body.continue_final_message,
-        }
-        if tools:
-            options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
         if reserved := NOT_VARIABLES & set(variables):
             text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
             raise ApiError(400, text, "chat_template_kwargs")
-        if any(message.has_pictures for message in body.messages):
-            return await self._with_pictures(messages, options)
-        return await self.run(
-            lambda: render_chat(self.tokenizer, messages, self._limit, **options), "messages"
+        given = ChatInput(
+            messages,
+            [tool.model_dump(exclude_none=True) for tool in tools or ()],
+            variables,
+            body.add_generation_prompt and not body.continue_final_message,
+            body.continue_final_message,
         )
+        if any(message.has_pictures for message in body.messages):
+            return await self._with_pictures(given)
 
-    async def _with_pictures(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
+        def rendered() -> tuple[dict[str, Any], list[str]]:
+            text, warnings = self._renderer.render(given)
+            return tokenized_chat(self.tokenizer, text, self._limit), warnings
+
+        prompt, warnings = await self.run(rendered, "messages")
+        note_warnings(warnings)
+        return prompt
+
+    async def _with_pictures(self, given: ChatInput) -> dict[str, Any]:
         threads = self._picture_threads
 
-        def opened() -> tuple[PictureReader, list[dict[str, Any]], list[OpenedPicture]]:
+        def opened() -> tuple[PictureReader, Conversation, list[dict[str, Any]], list[OpenedPicture]]:
             if self._reader is None:
                 raise ValueError("this model takes no pictures")
             reader = self._reader()  # a model that takes none says so before anything is read
-            return reader, *open_pictures(messages, self._media, reader.limit, MOST_PIXELS_TOGETHER)
+            fitted = self._renderer.fitted(given, keep_contents=True)
+            files = open_pictures(fitted.messages, self._media, reader.limit, MOST_PIXELS_TOGETHER)
+            return reader, fitted, *files
 
-        reader, converted, files = await self.run(opened, "messages", threads)
+        reader, fitted, converted, files = await self.run(opened, "messages", threads)
+        note_warnings(fitted.warnings)
+        options: dict[str, Any] = {
+            **fitted.variables,
+            **self._template_option,
+            "content_format": self._content_format,
+            "add_generation_prompt": given.begins,
+            "continue_final_message": given.continues,
+        }
         held = await self._pixels.hold(sum(file.pixels for file in files))
         try:
             held += await self.run(lambda: [file.decoded() for file in files], "messages", threads)
-            given = reader, self.tokenizer, converted, held, self._limit
-            return await self.run(lambda: render_pictures(*given, **options), "messages")
+            shown = reader, self.tokenizer, converted, held, self._limit
+            return await self.run(lambda: render_pictures(*shown, **options), "messages")
         except BaseException:
             held.release()
             raise
@@ -231,49 +247,17 @@ class PromptBuilder:
             raise bad_request(error, param) from error
 
 
-def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
-    """Converts a message to the form that chat templates expect."""
-    content = message.parts() if isinstance(message.content, list) else message.text()
+def _message(message: Message) -> dict[str, Any]:
+    """Converts a message to a dictionary; its form is not yet that of the template."""
+    content = message.parts() if isinstance(message.content, list) else message.content
     converted: dict[str, Any] = {"role": message.role, "content": content}
-    if message.role == "developer" and not knows_developer:
-        converted["role"] = "system"
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             converted[name] = value
     if (reasoning := message.reasoning_content or message.reasoning) and message.role == "assistant":
-        converted |= {"reasoning_content": reasoning, "reasoning": reasoning}  # templates read either
+        converted["reasoning"] = reasoning
     if message.tool_calls:
         converted["tool_calls"] = [
-            {
-                **call.model_dump(exclude_none=True),
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
+            call.model_dump(exclude_none=True, exclude={"index"}) for call in message.tool_calls
         ]
     return converted
-
-
-def _arguments(text: str) -> Any:
-    """Parses the arguments of an earlier call: templates expect an object, clients send JSON.
-
-    Arguments that the token limit has cut off end where they are; those that are no JSON at all are the value
-    of a field, so that the model sees what it has written.
-    """
-    try:
-        return json.loads(text or "{}")
-    except ValueError:
-        pass
-    with suppress(ValueError):
-        begun = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
-        if isinstance(begun, dict) and not _is_followed(text):
-            return begun
-    return {"invalid_json": text}
-
-
-def _is_followed(text: str) -> bool:
-    """True if a text begins with a whole JSON value and goes on behind it."""
-    try:
-        json.JSONDecoder().raw_decode(text.lstrip())
-    except ValueError:
-        return False
-    return True

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch_armllm.server.chat_parts import chosen_tool, function_tool, picture_part, text_part, tool_call
+from torch_armllm.server.chat_parts import picture_part, text_part, tool_call
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.protocol.chat import ChatRequest, ContentPart, Message, Tool
+from torch_armllm.server.protocol.chat import ChatRequest, ContentPart, Message
 from torch_armllm.server.protocol.responses import InputItem, InputPart, ResponsesRequest, TextConfig
 from torch_armllm.server.protocol.sampling import JsonSchema, ResponseFormat
+from torch_armllm.server.responses_tools import custom_arguments, tools_and_choice
 
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stream", "priority"),
     *("parallel_tool_calls", "include_reasoning", "chat_template_kwargs"),
 )
-_TEXTS = ("input_text", "output_text", "text", "reasoning_text")
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_GIVEN = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
     """Returns the chat request that generates a response.
 
     Raises:
-        ApiError: the request needs what this server lacks: stored responses, tools other than functions, or
+        ApiError: the request needs what this server lacks: stored responses, tools that the server runs, or
             input other than texts and pictures.
     """
     _check_stateless(body)
+    tools, choice = tools_and_choice(body)
     return ChatRequest(
         messages=_messages(body),
         max_tokens=body.max_output_tokens,
         response_format=_format(body.text),
-        tools=None if body.tools is None else _tools(body),
-        tool_choice=_choice(body),
+        tools=tools,
+        tool_choice=choice,
+        verbosity=body.text.verbosity if body.text else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         **{name: getattr(body, name) for name in _SAME},
     )
@@ -63,30 +65,33 @@ def _messages(body: ResponsesRequest) -> list[Message]:
     for index, item in enumerate(items):
         param = f"input.{index}"
         if item.type == "reasoning":
-            reasoning = _text(item.content, f"{param}.content") or reasoning
+            shown = _text(item.content, f"{param}.content") or _text(item.summary, f"{param}.summary")
+            reasoning = shown or reasoning
         elif item.type == "message":
             if item.role is None:
                 raise ApiError(400, "a message needs a role", f"{param}.role")
             content = _content(item.content, f"{param}.content")
             thought, reasoning = (reasoning, None) if item.role == "assistant" else (None, reasoning)
             messages.append(Message(role=item.role, content=content, reasoning_content=thought))
-        elif item.type == "function_call":
+        elif item.type in ("function_call", "custom_tool_call"):
             if item.name is None or item.call_id is None:
-                raise ApiError(400, "a function_call needs name, call_id and arguments", param)
+                raise ApiError(400, f"a {item.type} needs name, call_id and {_GIVEN[item.type]}", param)
             if not messages or messages[-1].role != "assistant":
                 messages.append(Message(role="assistant", reasoning_content=reasoning))
                 reasoning = None
-            call = tool_call(item.name, item.arguments, item.call_id)
+            custom = item.type == "custom_tool_call"
+            arguments = custom_arguments(item.input or "") if custom else item.arguments
+            call = tool_call(item.name, arguments, item.call_id)
             messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
-        elif item.type == "function_call_output":
+        elif item.type in ("function_call_output", "custom_tool_call_output"):
             if item.call_id is None or item.output is None:
-                raise ApiError(400, "a function_call_output needs call_id and output", param)
+                raise ApiError(400, f"a {item.type} needs call_id and output", param)
             text = _text(item.output, f"{param}.output")
             messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))
         else:
             message = (
                 f"input items of type {item.type[:50]!r} are not supported; send message, function_call, "
-                "function_call_output or reasoning"
+                "custom_tool_call, their outputs (function_call_output, custom_tool_call_output) or reasoning"
             )
             raise ApiError(400, message, f"{param}.type")
     if not messages:
@@ -129,25 +134,3 @@ def _format(text: TextConfig | None) -> ResponseFormat | None:
     if form.schema_ is None:
         raise ApiError(400, "a format of type json_schema needs a schema", "text.format.schema")
     return ResponseFormat(type=form.type, json_schema=JsonSchema(name=form.name, schema=form.schema_))
-
-
-def _tools(body: ResponsesRequest) -> list[Tool]:
-    tools = []
-    for index, tool in enumerate(body.tools or []):
-        if tool.type != "function":
-            message = f"tools of type {tool.type[:50]!r} are not supported; give functions"
-            raise ApiError(400, message, f"tools.{index}.type")
-        if tool.name is None:
-            raise ApiError(400, "a function needs a name", f"tools.{index}.name")
-        tools.append(function_tool(tool.name, tool.description, tool.parameters, tool.strict))
-    return tools
-
-
-def _choice(body: ResponsesRequest) -> Any:
-    choice = body.tool_choice
-    if choice is None or isinstance(choice, str):
-        return choice
-    if choice.type != "function" or choice.name is None:
-        message = 'tool_choice is none, auto, required, or {"type": "function", "name": …}'
-        raise ApiError(400, message, "tool_choice")
-    return chosen_tool(choice.name)

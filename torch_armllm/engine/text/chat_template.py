@@ -58,13 +58,41 @@ def render_chat(
             f"chat_template_kwargs sets {', '.join(refused)}; give variables of the template only"
         )
     template = str(options.get("chat_template") or tokenizer.chat_template)
-    messages = in_content_format(conversation, content_format, template)
+    messages = [
+        {name: part for name, part in message.items() if part is not None}
+        for message in in_content_format(conversation, content_format, template)
+    ]
+    text = chat_text(tokenizer, messages, **options)
+    return tokenized_chat(tokenizer, text, prompt_limit)
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, conversation: list[dict[str, Any]], **options: Any) -> str:
+    """Renders messages as they are into the text of a prompt.
+
+    Args:
+        tokenizer: has the template, unless ``chat_template`` is given.
+        conversation: messages in the form that the template reads.
+        options: see `render_chat`.
+
+    Raises:
+        ValueError: the template rejects the conversation, or exceeds a bound.
+    """
     try:
-        text = _render(tokenizer, messages, options)
+        return _render(tokenizer, conversation, options)
     except (ValueError, RuntimeError):
         raise
     except Exception as error:  # Jinja's own errors, and any other that a template raises
         raise ValueError(f"the chat template refuses this conversation: {error}") from error
+
+
+def tokenized_chat(
+    tokenizer: PreTrainedTokenizerBase, text: str, prompt_limit: PromptLimit | None = None
+) -> dict[str, Any]:
+    """Returns the prompt of a rendered conversation.
+
+    Raises:
+        ValueError: the text is too long.
+    """
     if prompt_limit is not None:
         prompt_limit.check(len(text))
     with PANICS_AS_ERRORS:
@@ -90,11 +118,8 @@ def _render(
         )
     tools = options.pop("tools", None)
     template = tokenizer.get_chat_template(options.pop("chat_template", None), tools)
-    messages = [
-        {name: part for name, part in message.items() if part is not None} for message in conversation
-    ]
     return SHARED.render(
-        conversations=[messages],
+        conversations=[conversation],
         chat_template=template,
         tools=tools and [get_json_schema(tool) if callable(tool) else tool for tool in tools],
         **{**tokenizer.special_tokens_map, **options},

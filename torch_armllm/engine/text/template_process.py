@@ -32,6 +32,10 @@ class TemplateError(Exception):
     """A template's own error: its type and message."""
 
 
+class TemplateBoundError(ValueError):
+    """A template took more time, memory or characters than it may."""
+
+
 class TemplateProcess:
     """A child process that renders one template at a time; it starts when it is needed.
 
@@ -56,7 +60,8 @@ class TemplateProcess:
                 conversation.
 
         Raises:
-            ValueError: the template exceeds a bound, or the conversation holds what JSON cannot.
+            TemplateBoundError: the template exceeds a bound.
+            ValueError: the template raised a ValueError, or the conversation holds what JSON cannot.
             TemplateError: the template raised an error.
             RuntimeError: the process does not start.
         """
@@ -69,7 +74,7 @@ class TemplateProcess:
                 answer = template_worker.receive(connection)
             except (OSError, EOFError):
                 status = self._stop()
-                raise ValueError(
+                raise TemplateBoundError(
                     f"the chat template did not render within {self._seconds} s"
                     if status in (-14, -9)  # by SIGALRM, or by `_stop`
                     else f"the chat template ended the process that renders it, with status {status}"
@@ -80,11 +85,11 @@ class TemplateProcess:
         if "text" in answer:
             return str(answer["text"])
         if "size" in answer:
-            raise ValueError(
+            raise TemplateBoundError(
                 f"the chat template wrote {answer['size']} characters; at most {self._characters} are allowed"
             )
         if "memory" in answer:
-            raise ValueError(f"the chat template takes more than {self._memory >> 20} MiB of memory")
+            raise TemplateBoundError(f"the chat template takes more than {self._memory >> 20} MiB of memory")
         kind = ValueError if answer["error"] == "ValueError" else TemplateError
         raise kind(answer["message"])
 

@@ -156,7 +156,9 @@ class ChatOutputs:
         tags, body = self._served.reasoning, self._body
         opened = False
         if tags is not None:
-            continued = body.messages[-1].text() if body.continue_final_message else None
+            last, continued = body.messages[-1], None
+            if body.continue_final_message:  # a message without content goes on within its reasoning
+                continued = last.text() or (tags.begin if last.reasoning_content or last.reasoning else "")
             opened = prompt_opens_reasoning(tags, prompt["prompt"], continued)
         tokenizer = self._served.prompts.tokenizer
         self.choices = [ChatChoice(self._use, tags, opened, tokenizer) for _ in range(self.params.n)]

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch_armllm.server.handlers.streaming import Event
+from torch_armllm.server.responses_tools import custom_input
 from torch_armllm.server.tools.parser import OutputDelta, ToolCallDelta
 
 _EVENTS = {
     "message": "response.output_text",
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
 }
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 class ResponseItems:
     """Builds the items of one response, one after the other.
 
+    Args:
+        custom: names of tools that take a text; their calls are whole before the text is told.
+
     Attributes:
         output: all items so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, custom: Collection[str] = ()) -> None:
+        self._custom = custom
+        self._arguments = ""  # of the call of a custom tool
         self.output: list[dict[str, Any]] = []
         self._open = False
 
@@ -55,8 +62,14 @@ class ResponseItems:
         yield self._event(f"{_EVENTS[kind]}.delta", content_index=0, delta=text, **more)
 
     def _add_call(self, call: ToolCallDelta) -> Iterator[Event]:
-        if call.name is not None:
+        if call.name is not None and call.name in self._custom:
+            yield from self._begin("custom_tool_call", name=call.name, call_id=call.id, input="")
+            self._arguments = ""
+        elif call.name is not None:
             yield from self._begin("function_call", name=call.name, call_id=call.id, arguments="")
+        if self.output[-1]["type"] == "custom_tool_call":
+            self._arguments += call.arguments
+            return
         self.output[-1]["arguments"] += call.arguments
         yield self._event("response.function_call_arguments.delta", delta=call.arguments)
 
@@ -79,7 +92,7 @@ class ResponseItems:
             "output_index": len(self.output) - 1,
             "item": _copy(item),
         }
-        if kind != "function_call":
+        if kind in ("message", "reasoning"):
             part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
             if kind == "message":
                 part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -95,6 +108,10 @@ class ResponseItems:
         done = f"{_EVENTS[item['type']]}.done"
         if item["type"] == "function_call":
             yield self._event(done, name=item["name"], arguments=item["arguments"])
+        elif item["type"] == "custom_tool_call":
+            item["input"] = custom_input(self._arguments)
+            yield self._event("response.custom_tool_call_input.delta", delta=item["input"])
+            yield self._event(done, input=item["input"])
         else:
             (part,) = item["content"]
             more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}

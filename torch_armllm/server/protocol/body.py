@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from torch_armllm.server.middleware.unknown_fields import note_unknown
+from torch_armllm.server.middleware.warnings import note_unknown
 from torch_armllm.server.protocol.descriptions import describe
 
 _MOST_LEVELS = 8
@@ -62,24 +62,26 @@ def _note_unknown_of(part: type[BaseModel], given: dict[str, Any], path: str, le
     note_unknown(named, known, path)
     for name, inner in known.items():
         value = given.get(name)
-        if inner is None or not levels:
+        if not inner or not levels:
             continue
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, dict):
-                _note_unknown_of(inner, each, f"{path}{name}.", levels - 1)
+                # of several kinds the one that it is most like
+                kind = max(inner, key=lambda part: len(_fields_of(part).keys() & each.keys()))
+                _note_unknown_of(kind, each, f"{path}{name}.", levels - 1)
 
 
 @cache
-def _fields_of(part: type[BaseModel]) -> dict[str, type[RequestPart] | None]:
-    """Returns the names of a part's fields, each with the kind of part that it may hold."""
-    return {field.alias or name: _part_in(field.annotation) for name, field in part.model_fields.items()}
+def _fields_of(part: type[BaseModel]) -> dict[str, tuple[type[RequestPart], ...]]:
+    """Returns the names of a part's fields, each with the kinds of parts that it may hold."""
+    return {field.alias or name: _parts_in(field.annotation) for name, field in part.model_fields.items()}
 
 
-def _part_in(annotation: Any) -> type[RequestPart] | None:
-    """Returns the part that a field may hold, alone or in a list; none has two kinds of them."""
+def _parts_in(annotation: Any) -> tuple[type[RequestPart], ...]:
+    """Returns the kinds of parts that a field may hold, alone or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, RequestPart):
-        return annotation
-    return next((part for each in get_args(annotation) if (part := _part_in(each)) is not None), None)
+        return (annotation,)
+    return tuple(part for each in get_args(annotation) for part in _parts_in(each))
 
 
 @cache

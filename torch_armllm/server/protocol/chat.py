@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
 from torch_armllm.server.errors import ApiError
+from torch_armllm.server.middleware.warnings import note_warnings
 from torch_armllm.server.protocol.body import RequestPart, Schema
 from torch_armllm.server.protocol.sampling import SamplingRequest
 
@@ -20,10 +22,11 @@ class PictureUrl(RequestPart):
 
 
 class ContentPart(RequestPart):
-    """A part of a message: a text, or a picture by its URL."""
+    """A part of a message: a text, the text of a refusal, or a picture by its URL."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
     image_url: PictureUrl | None = None
 
 
@@ -35,15 +38,19 @@ class CalledFunction(RequestPart):
 
 
 class ToolCall(RequestPart):
-    """A tool call of an earlier assistant message."""
+    """A tool call of an earlier assistant message; `index` comes back with a stream's deltas."""
 
     id: str | None = None
+    index: int | None = None
     type: str = "function"
     function: CalledFunction
 
 
 class Message(RequestPart):
-    """A message of a conversation; `reasoning` is another name of `reasoning_content`."""
+    """A message of a conversation; `reasoning` is another name of `reasoning_content`.
+
+    `refusal` of an earlier answer is its content where it has none; `annotations` come back with it.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
@@ -52,6 +59,18 @@ class Message(RequestPart):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+
+    @model_validator(mode="after")
+    def _read_refusals(self) -> Self:
+        """Takes refusals for the texts that they are."""
+        if self.refusal and not self.content:
+            self.content = self.refusal
+        for part in self.content if isinstance(self.content, list) else ():
+            if part.type == "refusal":
+                part.type, part.text, part.refusal = "text", part.refusal or part.text, None
+        return self
 
     @property
     def has_pictures(self) -> bool:
@@ -122,6 +141,20 @@ class ChosenTool(RequestPart):
     function: ChosenFunction
 
 
+class AllowedTools(RequestPart):
+    """The tools of a request that the model may call now."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[ChosenTool], Field(min_length=1)]
+
+
+class AllowedChoice(RequestPart):
+    """The choice of some of the tools; the model does not see the others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class ChatRequest(SamplingRequest):
     """A chat completion request.
 
@@ -134,6 +167,10 @@ class ChatRequest(SamplingRequest):
             can, by its variables `enable_thinking` and `thinking`.
         continue_final_message: True to continue the last message instead of starting a new one.
         chat_template_kwargs: further variables of the chat template.
+        verbosity: variable of the chat template.
+        metadata: ignored, as `prompt_cache_key`, `prompt_cache_retention`, `safety_identifier` and
+            `service_tier` are: every prompt is cached.
+        store: ignored: nothing is stored; True gets a warning.
     """
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -141,22 +178,58 @@ class ChatRequest(SamplingRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool = True
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    verbosity: Annotated[str, Field(max_length=32)] | None = None
+    store: bool | None = None
+    metadata: Any = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
 
     @model_validator(mode="after")
     def _check_generation_prompt(self) -> Self:
         check_generation_prompt(self)
+        if self.store:
+            note_warnings(["store is true, but this server stores nothing"])
+        return self
+
+    @model_validator(mode="after")
+    def _leave_out_other_tools(self) -> Self:
+        """Leaves the tools that `tool_choice` allows."""
+        if isinstance(choice := self.tool_choice, AllowedChoice):
+            names = [tool.function.name for tool in choice.allowed_tools.tools]
+            self.tools = allowed_tools(self.tools or [], names, "tool_choice")
+            self.tool_choice = choice.allowed_tools.mode
         return self
 
     def template_variables(self) -> dict[str, Any]:
         """Returns the variables of the chat template that the request sets."""
-        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
+        told = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return {**told, **effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
+
+
+def allowed_tools(tools: list[Tool], names: Sequence[str], param: str) -> list[Tool]:
+    """Returns the tools of some names.
+
+    Args:
+        tools: of a request.
+        names: of those that are allowed.
+        param: the request's field that names them.
+
+    Raises:
+        ApiError: a name is that of no tool.
+    """
+    known = {tool.function.name for tool in tools}
+    if (unknown := next((name for name in names if name not in known), None)) is not None:
+        raise ApiError(400, f"{param} allows {unknown[:200]!r}, which is not in tools", param)
+    return [tool for tool in tools if tool.function.name in names]
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class MessagesRequest(CountTokensRequest):
     Attributes:
         max_tokens: maximum number of tokens to generate.
         stop_sequences: texts that end the message.
-        metadata: ignored.
+        metadata: ignored, as `service_tier` is.
     """
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
@@ -122,3 +122,4 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
+    service_tier: str | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from torch_armllm.server.protocol.body import RequestBody, RequestPart, Schema
+from torch_armllm.server.protocol.sampling import StreamOptions
 
 
 class InputPart(RequestPart):
@@ -25,9 +26,10 @@ class InputPart(RequestPart):
 
 
 class InputItem(RequestPart):
-    """An item of the input: a message, a function call, its output, or reasoning.
+    """An item of the input: a message, a call of a function or a custom tool, its output, or reasoning.
 
-    `id`, `status` and `summary` come back with an output, and have no effect.
+    Reasoning without `content` is its `summary`. `id`, `status`, `phase` and `encrypted_content` come back
+    with an output, and have no effect.
     """
 
     type: str = "message"
@@ -36,27 +38,40 @@ class InputItem(RequestPart):
     call_id: str | None = None
     name: str | None = None
     arguments: str = ""
+    input: str | None = None
     output: str | list[InputPart] | None = None
     id: Any = None
     status: Any = None
-    summary: Any = None
+    summary: list[InputPart] | None = None
+    phase: Any = None
+    encrypted_content: Any = None
 
 
 class ResponseTool(RequestPart):
-    """A function that the model may call."""
+    """A function that the model may call, or a custom tool, which takes a text.
+
+    The `format` of a custom tool is told to the model, and not enforced.
+    """
 
     type: str
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
+    format: Any = None
 
 
 class NamedTool(RequestPart):
-    """The function that the model must call."""
+    """The tool that the model must call; or, with the type ``allowed_tools``, the ones that it may.
+
+    Attributes:
+        mode: ``auto`` or ``required``.
+    """
 
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedTool] | None = None
 
 
 class TextFormat(RequestPart):
@@ -70,15 +85,18 @@ class TextFormat(RequestPart):
 
 
 class TextConfig(RequestPart):
-    """Settings of the text."""
+    """Settings of the text: its format; `verbosity` is a variable of the chat template."""
 
     format: TextFormat | None = None
+    verbosity: Annotated[str, Field(max_length=32)] | None = None
 
 
 class ReasoningConfig(RequestPart):
-    """Settings of the reasoning."""
+    """Settings of the reasoning; `summary` has no effect, as the reasoning itself is returned."""
 
     effort: Annotated[str, Field(max_length=32)] | None = None
+    summary: Any = None
+    generate_summary: Any = None
 
 
 class ResponsesRequest(RequestBody):
@@ -95,6 +113,9 @@ class ResponsesRequest(RequestBody):
         previous_response_id: refused, as `conversation`, `prompt` and `background` are.
         truncation: ``disabled``.
         top_logprobs: 0.
+        include: ignored, as `prompt_cache_key`, `prompt_cache_retention`, `safety_identifier` and
+            `service_tier` are: every prompt is cached, and reasoning comes unencrypted.
+        max_tool_calls: ignored: it limits tools that a server calls itself.
     """
 
     input: str | Annotated[list[InputItem], Field(min_length=1)]
@@ -113,7 +134,7 @@ class ResponsesRequest(RequestBody):
     reasoning: ReasoningConfig | None = None
     include_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     stream: bool | None = None
     store: bool | None = None
@@ -123,3 +144,10 @@ class ResponsesRequest(RequestBody):
     background: bool | None = None
     truncation: str | None = None
     top_logprobs: int | None = None
+    include: list[str] | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    stream_options: StreamOptions | None = None

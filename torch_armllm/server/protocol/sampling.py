@@ -21,9 +21,11 @@ class StreamOptions(RequestPart):
     Attributes:
         include_usage: True to end the stream with the token usage.
         continuous_usage_stats: True, beside `include_usage`, for the usage of its choice in every chunk.
+        include_obfuscation: ignored: chunks have no padding.
     """
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
 
 

@@ -50,7 +50,7 @@ def _speech_card(served: SpeechModel) -> dict[str, Any]:
 
 
 def model_card(served: ServedModel) -> dict[str, Any]:
-    """Returns a model's entry in OpenAI's format, its tasks, and its defaults of sampling parameters."""
+    """Returns a model's entry in OpenAI's format, with its tasks, defaults and variables of the template."""
     recommended = _RECOMMENDED if served.pooling is None else ()
     return {
         "id": served.name,
@@ -61,6 +61,7 @@ def model_card(served: ServedModel) -> dict[str, Any]:
         "parent": None,
         "max_model_len": served.max_model_len,
         "default_sampling_params": {name: getattr(served.defaults, name) for name in recommended},
+        "chat_template_kwargs": served.prompts.switches(),
         "tasks": ["generate"] if served.pooling is None else list(served.pooling.model.tasks),
         "input_modalities": ["text", "image"] if served.llm.takes_pictures else ["text"],
     }
