@@ -39,11 +39,13 @@ class MarkedCalls:
     def __init__(self, cursor: Cursor, writer: Writer, tools: ToolSchemas, format: CallFormat) -> None:
         self.cursor, self.writer, self.tools, self.format = cursor, writer, tools, format
         self._name_end = tokens(format.name_end)
+        self._name_ends = [self._name_end, *map(tokens, format.name_ends)]
         self._starts: dict[str, list[int]] = {}
         for position, token in enumerate(format.opening):
             if token not in HOLES and (position == 0 or (token[0] in "<[" and len(token) > 1)):
                 self._starts.setdefault(token, []).append(position)
-        self.triggers = self.find_triggers()
+        self._openers = tuple(map(tokens, format.openers))
+        self.triggers = self.find_triggers() | {parts[0] for parts in self._openers}
 
     def find_triggers(self) -> frozenset[str]:
         """Returns the texts that a call may begin with: any tag of the markers, as models leave some out."""
@@ -86,13 +88,24 @@ class MarkedCalls:
             if not (yield from self.cursor.follows(token)):
                 continue
             for start in starts:
-                self.cursor.mark()
-                holes = yield from self.pieces(self.format.opening[start:])
-                if holes is not None:
-                    yield from self.cursor.space(MOST_SPACE)
-                    if (yield from self.call(holes)):
-                        return True  # `call` has forgotten the mark
-                self.cursor.back()
+                if (yield from self._opened(self.format.opening[start:])):
+                    return True
+                if self.format.id_around_name and (yield from self._opened(self.format.opening[start:-1])):
+                    return True
+        for parts in self._openers:
+            if (yield from self.cursor.follows(parts[0])) and (yield from self._opened(parts)):
+                return True
+        return False
+
+    def _opened(self, opening: tuple[str, ...]) -> Wait[bool]:
+        """Reads a call behind its markers; reads nothing if there is none."""
+        self.cursor.mark()
+        holes = yield from self.pieces(opening)
+        if holes is not None:
+            yield from self.cursor.space(MOST_SPACE)
+            if (yield from self.call(holes)):
+                return True  # `call` has forgotten the mark
+        self.cursor.back()
         return False
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
@@ -126,14 +139,15 @@ class MarkedCalls:
         for name in self.tools.by_length:
             if not (yield from self.cursor.follows(name)):
                 continue
-            self.cursor.mark()
-            self.cursor.take(len(name))
-            yield from self.cursor.space(MOST_SPACE)
-            holes = yield from self.pieces(self._name_end)
-            if holes is not None and (self._name_end or (yield from self.ends_name())):
-                self.cursor.forget()
-                return name, holes
-            self.cursor.back()
+            for parts in self._name_ends:
+                self.cursor.mark()
+                self.cursor.take(len(name))
+                yield from self.cursor.space(MOST_SPACE)
+                holes = yield from self.pieces(parts)
+                if holes is not None and (parts or (yield from self.ends_name())):
+                    self.cursor.forget()
+                    return name, holes
+                self.cursor.back()
         return None
 
     def ends_name(self) -> Wait[bool]:

@@ -1,10 +1,10 @@
-"""What a parser adds to a message: reasoning, content, and pieces of tool calls."""
+"""Additions of a parser to a message: reasoning, content, and pieces of tool calls."""
 
 from __future__ import annotations
 
 import random
 import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -40,6 +40,16 @@ class OutputDelta:
     content: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
     reasoning: str = ""
+
+    def joined(self, other: OutputDelta) -> OutputDelta:
+        """Returns this with what another adds behind it; a call is in one piece."""
+        calls = [replace(call) for call in self.calls]
+        for call in other.calls:
+            if calls and calls[-1].index == call.index:
+                calls[-1].arguments += call.arguments
+            else:
+                calls.append(call)
+        return OutputDelta(self.content + other.content, calls, self.reasoning + other.reasoning)
 
 
 class OutputParser(Protocol):

@@ -47,6 +47,8 @@ _KNOWN_REASONING = (
     ReasoningFormat("<thought>", "</thought>"),
 )
 """Tags that a template may mention without rendering reasoning."""
+REASONING_TAGS = frozenset(tag for known in _KNOWN_REASONING for tag in (known.begin, known.end))
+"""All of them, which a tokenizer may have as tokens."""
 
 
 def derive(render: Render, template: str = "", vocabulary: Collection[str] = ()) -> ChatFormat:
@@ -62,13 +64,14 @@ def derive(render: Render, template: str = "", vocabulary: Collection[str] = ())
     if content is None or CONTENT not in content:
         content = CONTENT
     before, _, after = content.partition(CONTENT)
+    user_end = "".join(_common(_split(probe.user_end()), _split(before)))
     header = "".join(_common(_split(probe.prompt()), _split(before)))
     reasoning, header = _reasoning(probe, header)
-    if reasoning is None:
-        reasoning = _mentioned(template, vocabulary)
+    begun = (known for known in _KNOWN_REASONING if probe.prompt().rstrip().endswith(known.begin))
+    reasoning = next(begun, reasoning) or _mentioned(template, vocabulary)
     if reasoning is not None:
         for tag in (reasoning.begin, reasoning.end):
-            header = header.partition(tag)[0]
+            header = user_end + header[len(user_end) :].partition(tag)[0]
     content_begin = _without_reasoning(before[len(header) :], reasoning)
     one = probe.calls((NAME, {KEY: VALUE}))
     calls = None
@@ -86,7 +89,7 @@ def derive(render: Render, template: str = "", vocabulary: Collection[str] = ())
     return ChatFormat(
         reasoning=reasoning,
         calls=calls,
-        header="".join(_split(header)[len(_common(_split(probe.user_end()), _split(header))) :]).strip(),
+        header=header[len(user_end) :].strip(),
         content_begin=content_begin.strip(),
         content_end=content_end.strip(),
         turn_end=turn_end.strip(),

@@ -12,7 +12,7 @@ ID, INDEX, TYPE = "\ue000", "\ue001", "\ue002"
 HOLES = {ID: "{id}", INDEX: "{index}", TYPE: "{type}"}
 
 Kind = Literal["json", "tag_json", "tagged", "python", "braces", "nested"]
-"""How a call is written.
+"""Syntax of a call.
 
 json: a JSON value holds the name and the arguments.  tag_json: the name is outside of a JSON object of
 arguments.  tagged: name, keys and values stand between markers.  python: ``name(key=value)``.
@@ -24,11 +24,15 @@ Messages = Literal["", "harmony", "recipients"]
 _TOKEN = re.compile(
     r"<[^<>\s]+?>|\[/?[A-Z_]+\]|[\ue000-\ue002]|(?:(?!<[^<>\s]+?>|\[/?[A-Z_]+\])[^\s\ue000-\ue002])+"
 )
+_BRACKETS, _SAME = re.compile(r"[\[\]{}`,]+"), re.compile(r"`+|.")
 
 
 def tokens(marker: str) -> tuple[str, ...]:
     """Splits a marker into tags, words and holes; the white space between them is free."""
-    return tuple(_TOKEN.findall(marker))
+    parts: list[str] = []
+    for part in _TOKEN.findall(marker):
+        parts += _SAME.findall(part) if _BRACKETS.fullmatch(part) else [part]
+    return tuple(parts)
 
 
 def readable(marker: str) -> str:
@@ -57,7 +61,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True)
 class ArgumentFormat:
-    """How the arguments of a tagged call are written.
+    """Syntax of the arguments of a tagged call.
 
     Attributes:
         key_begin: before a key.
@@ -101,7 +105,7 @@ class JsonFormat:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How tool calls are written.
+    """Syntax of tool calls.
 
     Attributes:
         kind: the family of the syntax.
@@ -115,7 +119,10 @@ class CallFormat:
         argument: markers of keys and values, for ``tagged``.
         id_around_name: True if the text around the name, from tag to tag, is the call's id.
         parallel: True if a message may hold several calls.
+        name_ends: more texts that may be between the name and the arguments.
+        openers: more texts that may be before a call in the place of its markers.
         closers: more texts that may follow a call, and mean nothing.
+        raw_argument: True if text in the place of a JSON object is the tool's only argument.
     """
 
     kind: Kind
@@ -129,7 +136,10 @@ class CallFormat:
     argument: ArgumentFormat | None = None
     id_around_name: bool = False
     parallel: bool = True
+    name_ends: tuple[str, ...] = ()
+    openers: tuple[str, ...] = ()
     closers: tuple[str, ...] = ()
+    raw_argument: bool = False
 
     @cached_property
     def opening(self) -> tuple[str, ...]:
@@ -151,7 +161,7 @@ class CallFormat:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How a model writes reasoning, content and tool calls.
+    """Format of a model's messages: reasoning, content and tool calls.
 
     Attributes:
         source: ``derived``, or the name of a format that is written down.

@@ -6,25 +6,14 @@ import json
 from contextlib import suppress
 
 from torch_armllm.chat_format.calls import MarkedCalls
-from torch_armllm.chat_format.cursor import MOST_SPACE, Wait
+from torch_armllm.chat_format.cursor import MOST_SPACE, Markers, Wait
 from torch_armllm.chat_format.json_text import json_string, json_value
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
-
-
-class TagJsonCalls(MarkedCalls):
-    """Calls whose names are outside of a JSON object: ``[TOOL_CALLS]name[ARGS]{…}``."""
-
-    def call(self, holes: dict[str, str]) -> Wait[bool]:
-        """See `MarkedCalls`."""
-        found = yield from self.name()
-        if found is None:
-            return False
-        name, after = found
-        self.begin(name, self.call_id(name, holes, after))
-        yield from self.cursor.space(MOST_SPACE)
-        yield from arguments(self)
-        return True
+_FUNCTION = "function"
+_MOST_NESTED = 4
+_NAMES = ("name", _FUNCTION)
+"""Fields that models write in the place of those of their template."""
 
 
 class JsonCalls(MarkedCalls):
@@ -35,7 +24,7 @@ class JsonCalls(MarkedCalls):
         return super().find_triggers() if self.format.opening else frozenset("{[")
 
     def _attempt(self) -> Wait[bool]:
-        if self.format.opening and (yield from super()._attempt()):
+        if (yield from super()._attempt()):
             return True
         if self.format.opening and not self.writer.num_calls:
             return False
@@ -47,6 +36,8 @@ class JsonCalls(MarkedCalls):
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
+        if self.format.opening and not self.format.name_end and not (yield from self._is_json()):
+            return (yield from self._named(holes))
         is_list = yield from self.cursor.accept("[")
         yield from self.cursor.space(MOST_SPACE)
         if not (yield from _Object(self).read()):
@@ -63,6 +54,50 @@ class JsonCalls(MarkedCalls):
                 break
         return True
 
+    def _is_json(self) -> Wait[bool]:
+        return (yield from self.cursor.follows("{")) or (yield from self.cursor.follows("["))
+
+    def _named(self, holes: dict[str, str]) -> Wait[bool]:
+        """Reads a call whose name a model has written before the JSON of its arguments."""
+        found = yield from self.name()
+        if found is None or not (yield from self.cursor.follows("{")):
+            return False
+        self.begin(found[0], self.call_id(found[0], holes, found[1]))
+        yield from arguments(self)
+        return True
+
+
+class TagJsonCalls(JsonCalls):
+    """Calls whose names are outside of a JSON object: ``[TOOL_CALLS]name[ARGS]{…}``."""
+
+    def find_triggers(self) -> frozenset[str]:
+        """See `MarkedCalls`."""
+        return frozenset(self._starts)
+
+    def call(self, holes: dict[str, str]) -> Wait[bool]:
+        """See `MarkedCalls`."""
+        found = yield from self.name()
+        if found is None:
+            return (yield from super().call(holes))
+        name, after = found
+        yield from self.cursor.space(MOST_SPACE)
+        if (yield from self.cursor.more()) and self.cursor.available(1) not in '{"n':
+            if not self.format.raw_argument:
+                return False
+            self.begin(name, self.call_id(name, holes, after))
+            yield from self._raw(name)
+            return True
+        self.begin(name, self.call_id(name, holes, after))
+        yield from arguments(self)
+        return True
+
+    def _raw(self, name: str) -> Wait[None]:
+        """Reads a tool's only argument, which is written as it is, such as code."""
+        key = next(iter(self.tools.keys(name)), "code")
+        value: list[str] = []
+        yield from self.cursor.until(Markers([self.format.begin]), value.append)
+        self.writer.arguments(json.dumps({key: "".join(value).rstrip()}, ensure_ascii=False))
+
 
 class _Object:
     """One call in JSON; its fields come in any order."""
@@ -75,6 +110,7 @@ class _Object:
         self._early: list[str] | None = None  # arguments that came before the name
         self._has_arguments = False
         self._recording = False
+        self._depth = 0
 
     def read(self) -> Wait[bool]:
         """Reads the object; returns False if it is no call."""
@@ -123,9 +159,10 @@ class _Object:
             self._begin(key)
             self._has_arguments = True
             return (yield from arguments(self._calls))
-        if json.wrapper and key == json.wrapper and (yield from self._cursor.follows("{")):
-            return (yield from self._fields())
-        if key in (json.name, "name") and self._name is None:
+        if key in (json.wrapper, _FUNCTION) and (yield from self._cursor.follows("{")):
+            self._depth += 1
+            return self._depth < _MOST_NESTED and (yield from self._fields())
+        if key in (json.name, *_NAMES) and self._name is None:
             pieces: list[str] = []
             if not (yield from self._cursor.follows('"')):
                 return False

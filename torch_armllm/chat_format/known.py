@@ -13,9 +13,19 @@ from torch_armllm.chat_format.format import (
     JsonFormat,
     ReasoningFormat,
 )
+from torch_armllm.chat_format.probe import KEY, NAME, VALUE
 
 _MINIMAX = "]<]minimax[>["
-_HERMES_LAYOUT = '{"name": "zname_one", "arguments": {"zkey_one": "zvalue_one"}}'
+BEFORE_JSON = ("<|python_tag|>", "```json", "```")
+"""Texts that models write before a call that has no markers."""
+
+
+def layout(name: str, arguments: str) -> str:
+    """Returns a call of the probes in JSON, as a template would render it."""
+    return f'{{"{name}": "{NAME}", "{arguments}": {{"{KEY}": "{VALUE}"}}}}'
+
+
+_HERMES_LAYOUT = layout("name", "arguments")
 
 CALLS: Mapping[str, CallFormat] = {
     "hermes": CallFormat(
@@ -54,6 +64,8 @@ CALLS: Mapping[str, CallFormat] = {
         separator=", ",
         section_end="]",
         json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
+        openers=("<|tool_call|>",),
+        closers=("<|/tool_call|>",),
     ),
     "granite": CallFormat(
         "json",
@@ -62,7 +74,7 @@ CALLS: Mapping[str, CallFormat] = {
         section_end="]",
         json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
     ),
-    "functionary_v3": CallFormat("tag_json", begin=">>>", name_end="\n"),
+    "functionary_v3": CallFormat("tag_json", begin=">>>", name_end="\n", raw_argument=True),
     "gemma4": CallFormat(
         "braces", begin="<|tool_call>call:", end="<tool_call|>", closers=("<|tool_response>",)
     ),
@@ -106,7 +118,7 @@ _BY_HAND = (
     (("<tool_call>", '"arguments"'), "hermes"),
     (("<tool_call>", "<args-json-object>"), "hermes"),
 )
-"""What a template that cannot render a call may hold, and the format of its model."""
+"""Texts in templates that cannot render a call, and the formats of their models."""
 
 
 def known(template: str, derived: ChatFormat) -> ChatFormat:
@@ -136,7 +148,14 @@ def known(template: str, derived: ChatFormat) -> ChatFormat:
             content_begin=">>>all\n",
             begun=">>>",
         )
-    if derived.calls is None:
+    calls = derived.calls
+    if calls is not None and calls.kind == "json" and not calls.opening:
+        return replace(derived, calls=replace(calls, openers=BEFORE_JSON, closers=("```", "<|eom_id|>")))
+    if "<response>" in template and derived.reasoning is not None and not derived.content_begin:
+        derived = replace(derived, content_begin="<response>", content_end="</response>")
+    if "[END FINAL RESPONSE]" in template:
+        derived = replace(derived, content_end="[END FINAL RESPONSE]")
+    if calls is None:
         for holds, name in _BY_HAND:
             if all(each in template for each in holds):
                 return replace(derived, source=name, calls=CALLS[name])

@@ -106,7 +106,10 @@ class MessagesParser(FormatParser):
             self.writer.content(header + MESSAGE)
             yield from self._plain(self.writer.content)
         elif channel == "analysis" and recipient in ("", "assistant", "user"):
+            self.writer.tag(header.lstrip() + MESSAGE)
             yield from self._plain(self.writer.reasoning)
+            if (yield from self.cursor.follows("<|end|>")):
+                self.writer.tag("<|end|>")
             self.writer.end_reasoning()
         elif recipient in ("", "assistant", "user"):
             yield from self._plain(self.writer.content)

@@ -40,6 +40,9 @@ class FormatParser:
         continued: True if the output continues a message, whose white space counts.
         reasoning_is_content: True if reasoning and its tags stay in the content.
         fenced: True if the content is to be JSON alone, and a code fence around it is left out.
+
+    Attributes:
+        part: that the text so far ends within.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class FormatParser:
         if tools and format.calls is not None:
             syntax = _SYNTAXES[format.calls.kind]
             self._calls = syntax(self.cursor, self.writer, ToolSchemas(tools), format.calls)
-        self._begins_in = begins_in
+        self._begins_in = self.part = begins_in
         self._ending = tokens(format.turn_end)
+        self._unread = ""  # of the prompt's end, which the parser reads
         if format.begun and not begins_in:
+            self._unread = format.begun
             self.cursor.add(format.begun)
         self._running = self._message()
         self._ended = False
@@ -97,6 +102,7 @@ class FormatParser:
         """Parses a message: reasoning, then content and calls."""
         part = self._begins_in or (yield from self._part())
         while part:
+            self.part = part
             if part == "reasoning":
                 part = yield from self._reasoning()
             else:
@@ -211,7 +217,9 @@ class FormatParser:
                     return ""
                 return (yield from self._part())
             elif (yield from self.cursor.more()):
-                self.writer.content(self.cursor.take(len(marker)))
+                text = self.cursor.take(len(marker))
+                self.writer.content(text.removeprefix(self._unread))
+            self._unread = ""
 
     def _turn_ends(self) -> Wait[bool]:
         """Reads the end of the message, if nothing but another message follows it."""

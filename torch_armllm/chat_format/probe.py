@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ Render = Callable[..., str]
 """Renders messages: ``render(messages, tools=…, add_generation_prompt=…, **variables)``; raises where the
 template refuses them."""
 
+_MOST_SECONDS = 2
+"""Time of a refusal after which a template is tried no more: it loops."""
 _VARIABLES: Sequence[Mapping[str, Any]] = ({"enable_thinking": True, "thinking": True}, {})
 
 
@@ -38,7 +41,8 @@ class Probe:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._as_text = False
+        self._slow = False
+        self._prompt: str | None = None
 
     def turn(self, **message: Any) -> str | None:
         """Returns what a template writes behind the user's message for a message of the assistant."""
@@ -47,7 +51,9 @@ class Probe:
 
     def prompt(self) -> str:
         """Returns what a template writes behind the user's message to begin a message of the assistant."""
-        return self._behind_user([{"role": "user", "content": USER}], True) or ""
+        if self._prompt is None:
+            self._prompt = self._behind_user([{"role": "user", "content": USER}], True) or ""
+        return self._prompt
 
     def user_end(self) -> str:
         """Returns what a template writes behind a user's message."""
@@ -55,11 +61,12 @@ class Probe:
 
     def calls(self, *calls: tuple[str, Mapping[str, Any]], **message: Any) -> str | None:
         """Returns `turn` of a message with calls; their arguments are an object, or else its text."""
-        first = self._turn_of_calls(calls, False, message)
-        if first is not None and _shows(first, calls):
-            return first
-        second = self._turn_of_calls(calls, True, message)
-        return second if second is not None and _shows(second, calls) else None
+        for content in ({}, {"content": None}):  # some render calls only where there is no content
+            for as_text in (False, True):
+                turn = self._turn_of_calls(calls, as_text, {**content, **message})
+                if turn is not None and _shows(turn, calls):
+                    return turn
+        return None
 
     def _turn_of_calls(
         self, calls: Sequence[tuple[str, Mapping[str, Any]]], as_text: bool, message: Mapping[str, Any]
@@ -80,11 +87,13 @@ class Probe:
     def _behind_user(self, messages: list[dict[str, Any]], prompt: bool) -> str | None:
         for tools in (TOOLS, None):
             for variables in _VARIABLES:
+                if self._slow:
+                    return None
+                began = time.monotonic()
                 try:
                     text = self._render(messages, tools=tools, add_generation_prompt=prompt, **variables)
-                except (ValueError, TypeError, KeyError, RuntimeError):
-                    continue
-                except Exception:  # noqa: BLE001  # a template's own errors are of any kind
+                except Exception:  # a template's own errors are of any kind
+                    self._slow = time.monotonic() - began > _MOST_SECONDS
                     continue
                 _, found, rest = text.rpartition(USER)
                 if found:

@@ -54,6 +54,14 @@ def make_parser(format: ChatFormat, tools: Tools | None = None, **how: Any) -> F
     return (MessagesParser if format.messages else FormatParser)(format, tools, **how)
 
 
+def marks_with(format: ChatFormat, special: Collection[str]) -> bool:
+    """Returns True if a format marks reasoning or content with special tokens, which texts may leave out."""
+    marks = [format.content_begin, format.content_end, "<|message|>" if format.messages else ""]
+    if format.reasoning is not None:
+        marks += [format.reasoning.begin, format.reasoning.end]
+    return any(token in mark for token in special for mark in marks if token)
+
+
 def tokenizer_renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> Render:
     """Returns a function that renders messages as the server does for a tokenizer.
 

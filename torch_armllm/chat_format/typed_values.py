@@ -112,7 +112,9 @@ def typed(text: str, schema: Any) -> Any:
 
 def _readings(text: str) -> Iterator[Any]:
     try:
-        yield json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse)
+        json.dumps(value)  # which may be nested too deeply for it
+        yield value
         return
     except (ValueError, RecursionError):
         pass

@@ -49,11 +49,14 @@ class Writer:
         self._held: int | None = None
         self._content, self._reasoning = _Text(), _Text()
         self._reasoning.blank = not continued
+        self._has_content = self._has_reasoning = False
         self._calls_before = 0
+        self._had_content = False
 
     def content(self, text: str) -> None:
         """Adds content."""
         if shown := self._content.add(text):
+            self._has_content = True
             self._parts.append(("content", shown))
 
     def reasoning(self, text: str) -> None:
@@ -61,6 +64,7 @@ class Writer:
         if self.reasoning_is_content:
             self.content(text)
         elif shown := self._reasoning.add(text):
+            self._has_reasoning = True
             self._parts.append(("reasoning", shown))
 
     def tag(self, text: str) -> None:
@@ -71,14 +75,14 @@ class Writer:
     def end_reasoning(self) -> None:
         """Ends the reasoning: white space around it belongs to no part."""
         if not self.reasoning_is_content:
-            self._reasoning.spaces.clear()
-            self._reasoning.blank = True
+            self._reasoning.blank = not self._has_reasoning
             self.trim()
 
     def trim(self) -> None:
-        """Drops white space before and behind this place in the content."""
-        self._content.spaces.clear()
-        self._content.blank = True
+        """Drops white space at this place if no content is before it."""
+        if not self._has_content:
+            self._content.spaces.clear()
+            self._content.blank = True
 
     def begin_call(self, name: str, call_id: str | None) -> None:
         """Begins a call of a tool."""
@@ -100,6 +104,7 @@ class Writer:
         """Holds back what follows."""
         self._held = len(self._parts)
         self._calls_before = self.num_calls
+        self._had_content = self._has_content
 
     def release(self) -> None:
         """Adds what was held back."""
@@ -112,6 +117,7 @@ class Writer:
         self._held = None
         self.num_calls = self._calls_before
         self._content.spaces.clear()
+        self._has_content = self._had_content
 
     def finish(self) -> None:
         """Ends the message: white space at the end of content is content if no call came."""

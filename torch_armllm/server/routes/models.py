@@ -62,6 +62,7 @@ def model_card(served: ServedModel) -> dict[str, Any]:
         "max_model_len": served.max_model_len,
         "default_sampling_params": {name: getattr(served.defaults, name) for name in recommended},
         "tasks": ["generate"] if served.pooling is None else list(served.pooling.model.tasks),
+        "tools": served.pooling is None and served.chat_format.problem is None,
         "input_modalities": ["text", "image"] if served.llm.takes_pictures else ["text"],
     }
 
