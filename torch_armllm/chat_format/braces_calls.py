@@ -87,7 +87,7 @@ class BracesCalls(MarkedCalls):
             return False
         if (yield from self.cursor.accept(QUOTE)):
             self.writer.arguments('"')
-            if (yield from self.cursor.until(_QUOTES, self.writer.quoted)) is None:
+            if (yield from self.cursor.until(_QUOTES, self.writer.quoted, False)) is None:
                 return False
             self.cursor.take(len(QUOTE))
             self.writer.arguments('"')

@@ -159,6 +159,8 @@ class MarkedCalls:
         self.cursor.mark()
         yield from self.cursor.space(MOST_SPACE)
         more = yield from self.cursor.more()
+        if more and self.cursor.cut:  # perhaps a half marker
+            more = yield from self._closes()
         self.cursor.back()
         return more or not self.cursor.cut
 

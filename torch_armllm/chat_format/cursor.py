@@ -153,8 +153,15 @@ class Cursor:
                 break
         return "".join(pieces)
 
-    def until(self, markers: Markers, emit: Callable[[str], None]) -> Wait[str | None]:
+    def until(
+        self, markers: Markers, emit: Callable[[str], None], keeps_half: bool = True
+    ) -> Wait[str | None]:
         """Reads up to the first marker, which is not read; emits what comes as soon as it is no marker.
+
+        Args:
+            markers: the markers.
+            emit: takes the text.
+            keeps_half: False: half a marker that a limit has cut off is no text.
 
         Returns:
             The marker; None at the end of the text.
@@ -167,8 +174,10 @@ class Cursor:
                 if self.ended or found.end() < len(self._text) or not markers.begins(found[0]):
                     return found[0]
             elif self.ended:
-                if self._at < len(self._text):
-                    emit(self.take(len(self._text) - self._at))
+                half = 0 if keeps_half or not self.cut else markers.held(self._text, self._at)
+                if (count := len(self._text) - self._at - half) > 0:
+                    emit(self.take(count))
+                self.take(half)
                 return None
             else:
                 count = len(self._text) - self._at - markers.held(self._text, self._at)

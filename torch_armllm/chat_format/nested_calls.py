@@ -70,7 +70,7 @@ class NestedCalls(MarkedCalls):
         """Reads a string; returns False if the text ends within it."""
         self.writer.arguments('"')
         end = f"{self._prefix}</{key}>"
-        if (yield from self.cursor.until(Markers([end]), self.writer.quoted)) is None:
+        if (yield from self.cursor.until(Markers([end]), self.writer.quoted, False)) is None:
             return False
         self.cursor.take(len(end))
         self.writer.arguments('"')

@@ -67,7 +67,7 @@ class TaggedCalls(MarkedCalls):
         if ended is None:
             return None
         holes = yield from self.pieces(self._key_end)
-        return "".join(pieces).strip(), None if holes is None else holes.get(TYPE)
+        return None if holes is None else ("".join(pieces).strip(), holes.get(TYPE))
 
     def _value(self, schema: Any, written: str | None) -> Wait[bool]:
         """Reads a value up to its end; returns False if the text ends before."""
@@ -81,7 +81,7 @@ class TaggedCalls(MarkedCalls):
         if not is_string:
             pieces: list[str] = []
             value.emit = pieces.append
-            ended = yield from self.cursor.until(self._value_ends, value.add)
+            ended = yield from self.cursor.until(self._value_ends, value.add, False)
             value.end()
             text = "".join(pieces)
             if ended is None:
@@ -91,7 +91,7 @@ class TaggedCalls(MarkedCalls):
         else:
             self.writer.arguments('"')
             value.emit = self.writer.quoted
-            ended = yield from self.cursor.until(self._value_ends, value.add)
+            ended = yield from self.cursor.until(self._value_ends, value.add, False)
             if ended is None:
                 return False
             value.end()
