@@ -110,8 +110,8 @@ SAMPLES = {
             ),
             thinks=True,
         ),
-        '<think>hm</think>Hi<|ACTION|>[\n{"id": "7", "name": "f", "parameters": {"a": "x"}},\n'
-        '{"id": "8", "name": "g", "parameters": {"n": 7}}\n]<|END_ACTION|>',
+        '<think>hm</think>Hi<|ACTION|>[\n{"id": "abc000007", "name": "f", "parameters": {"a": "x"}},\n'
+        '{"id": "abc000008", "name": "g", "parameters": {"n": 7}}\n]<|END_ACTION|>',
     ),
     "xml": Sample(
         chat(calls(_XML, "\n"), thinks=True),

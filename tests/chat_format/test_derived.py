@@ -49,7 +49,7 @@ def test_reasoning_content_and_two_calls(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_any_cut_is_a_beginning(name: str) -> None:
-    """What a limit cuts off is the beginning of the whole; nothing is shown that has to be taken back."""
+    """A text that is cut off has the beginning of the whole; nothing is shown that has to be taken back."""
     sample = SAMPLES[name]
     format = derived(sample.template)
     part = "reasoning" if name == "attributes" else ""

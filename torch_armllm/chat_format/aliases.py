@@ -15,6 +15,7 @@ _DSML = ArgumentFormat(
     f'" string="{TYPE}">',
     "</｜DSML｜parameter>",
     string_type="true",
+    other_type="false",
     separator="\n",
 )
 _QWEN3_CODER = CallFormat(

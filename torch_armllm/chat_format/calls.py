@@ -42,7 +42,8 @@ class MarkedCalls:
         self._name_ends = [self._name_end, *map(tokens, format.name_ends)]
         self._starts: dict[str, list[int]] = {}
         for position, token in enumerate(format.opening):
-            if token not in HOLES and (position == 0 or (token[0] in "<[" and len(token) > 1)):
+            begins = position in (0, len(tokens(format.section_begin)))
+            if token not in HOLES and (begins or (token[0] in "<[" and len(token) > 1)):
                 self._starts.setdefault(token, []).append(position)
         self._openers = tuple(map(tokens, format.openers))
         self.triggers = self.find_triggers() | {parts[0] for parts in self._openers}

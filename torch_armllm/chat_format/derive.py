@@ -205,7 +205,7 @@ def _calls(probe: Probe, one: str, lead: int, turn_end: str) -> CallFormat | Non
     found = _json_around(body, value)
     if found is not None and found[0] > name:
         return _tag_json_calls(body, *found, between)
-    if (written := _python(body, name)) is not None:
+    if (written := _python(body, two)) is not None:
         return written
     if name < body.find(KEY) < value:
         return _tagged_calls(probe, body, between)
@@ -257,8 +257,10 @@ def _json_calls(body: str, begin: int, end: int, two: str | None, between: str |
     if is_list:
         inside = body[begin:end]
         section = before + inside[:layout_begin], inside[layout_end:] + after
+        separator = ", " if two is None else _between_items(two)
+        parallel = between is not None
         return CallFormat(
-            "json", section[0], "", "", "", ", ", section[1], json_format, parallel=between is not None
+            "json", section[0], "", "", "", separator, section[1], json_format, parallel=parallel
         )
     if two is None or between is None:
         return CallFormat("json", before, "", "", "", "", after, json_format, parallel=False)
@@ -267,6 +269,16 @@ def _json_calls(body: str, begin: int, end: int, two: str | None, between: str |
         return CallFormat("json", before, "", "", after, "", "", json_format)
     section_begin, call_begin, call_end, separator, section_end = _parts(before, rest, after)
     return CallFormat("json", section_begin, call_begin, "", call_end, separator, section_end, json_format)
+
+
+def _between_items(two: str) -> str:
+    """Returns what is between two calls in a list."""
+    found = _json_around(two, two.find(NAME))
+    if found is None or OTHER not in two[found[0] : found[1]]:
+        return ", "
+    text = two[found[0] : found[1]]
+    end = _object_in(text)[1]
+    return text[end : text.index("{", end)]
 
 
 def _object_in(text: str) -> tuple[int, int]:
@@ -345,12 +357,18 @@ def _parts(before: str, between: str, after: str) -> tuple[str, str, str, str, s
     return joined[0], joined[1], joined[2], joined[3], joined[4]
 
 
-def _python(body: str, name: int) -> CallFormat | None:
+def _python(body: str, two: str | None) -> CallFormat | None:
     """Returns the markers of ``[name(key='value')]``."""
-    call = re.compile(rf"{NAME}\(\s*{KEY}\s*=\s*(['\"]){VALUE}\1\s*\)").search(body)
+    arguments = rf"\(\s*{KEY}\s*=\s*(['\"]){VALUE}\1\s*\)"
+    call = re.search(NAME + arguments, body)
     if call is None:
         return None
-    return CallFormat("python", body[: call.start()], section_end=body[call.end() :], separator=", ")
+    both = re.search(rf"{NAME}{arguments}(.*?){OTHER}\(", two or "", re.DOTALL)
+    separator = ", " if both is None else both[2]
+    section = body[: call.start()], body[call.end() :]
+    return CallFormat(
+        "python", section[0], separator=separator, section_end=section[1], parallel=both is not None
+    )
 
 
 def _tagged_calls(probe: Probe, body: str, between: str | None) -> CallFormat | None:
@@ -380,7 +398,7 @@ def _tagged_calls(probe: Probe, body: str, between: str | None) -> CallFormat | 
     if not value_end or not key_begin:
         return None
     ending = "".join(value_end)
-    key_end, string_type = _typed_key_end(between_both, number)
+    key_end, string_type, other_type = _typed_key_end(between_both, number)
     if not key_end.strip():
         return None
     argument = ArgumentFormat(
@@ -388,6 +406,7 @@ def _tagged_calls(probe: Probe, body: str, between: str | None) -> CallFormat | 
         key_end=key_end.rstrip(),
         value_end=ending.strip(),
         string_type=string_type,
+        other_type=other_type,
         before=key_end[len(key_end.rstrip()) :],
         after=ending[: len(ending) - len(ending.lstrip())],
         separator=gap,
@@ -404,17 +423,17 @@ def _tagged_calls(probe: Probe, body: str, between: str | None) -> CallFormat | 
     )  # fmt: skip
 
 
-def _typed_key_end(text: str, number: str | None) -> tuple[str, str | None]:
-    """Returns what is between key and value, with a hole where the type stands, and a string's type."""
+def _typed_key_end(text: str, number: str | None) -> tuple[str, str | None, str | None]:
+    """Returns what is between key and value, with a hole for the type, and types of a string and a number."""
     if number is None or str(NUMBER) not in number or KEY not in number:
-        return text, None
+        return text, None, None
     other = number[number.rfind(KEY) + len(KEY) : number.find(str(NUMBER))]
     if other == text:
-        return text, None
+        return text, None, None
     words, others = re.split(r"(\w+)", text), re.split(r"(\w+)", other)
     differ = [i for i, (one, two) in enumerate(zip(words, others, strict=False)) if one != two]
     if len(words) != len(others) or len(differ) != 1 or not differ[0] % 2:
-        return text, None
-    string_type = words[differ[0]]
+        return text, None, None
+    string_type, other_type = words[differ[0]], others[differ[0]]
     words[differ[0]] = TYPE
-    return "".join(words), string_type
+    return "".join(words), string_type, other_type

@@ -67,6 +67,7 @@ class ArgumentFormat:
         key_begin: before a key.
         key_end: between a key and its value; may have a hole for the value's type.
         string_type: what stands in that hole if the value is a string.
+        other_type: what stands there if it is a number.
         value_end: after a value.
         before: white space of the format before a value.
         after: white space of the format after a value.
@@ -77,6 +78,7 @@ class ArgumentFormat:
     key_end: str
     value_end: str
     string_type: str | None = None
+    other_type: str | None = None
     before: str = ""
     after: str = ""
     separator: str = ""
@@ -148,11 +150,11 @@ class CallFormat:
 
     @cached_property
     def closing(self) -> tuple[tuple[str, ...], ...]:
-        """Markers that may follow a call: each tag alone, or as a whole those that hold words."""
+        """Markers that may follow a call: each tag alone, or as a whole where a part means something else."""
         found: set[tuple[str, ...]] = set()
         for text in (self.end, self.section_end, *self.closers):
             parts = tokens(text)
-            if any(part[0].isalnum() for part in parts):
+            if any(part[0].isalnum() or part in self.opening for part in parts):
                 found.add(parts)
             else:
                 found |= {(part,) for part in parts if part not in HOLES}
