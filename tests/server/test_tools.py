@@ -9,11 +9,12 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.support.server_live import NAME, Live, scripted
+from tests.support.server_live import NAME, Live, live, scripted
 from torch_armllm.chat_format.aliases import TOOL_PARSERS
 from torch_armllm.chat_format.deltas import OutputDelta, OutputParser, ToolCallDelta
 from torch_armllm.chat_format.format import ChatFormat
 from torch_armllm.chat_format.parser import FormatParser
+from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.tools.forced import RequiredToolParser
 
 CALLS = {
@@ -152,6 +153,18 @@ ASK: Any = [{"role": "user", "content": "the weather in Rome?"}]
 def client(server: Live) -> OpenAI:
     pytest.importorskip("llguidance", reason="demanded calls need the extra structured")
     return OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+def test_a_format_that_is_not_known_is_said(tiny_llm: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
+    """A template without calls: a warning, no tools in the model's card, and 400 for requests with them."""
+    body: Any = {"model": NAME, "messages": ASK, "max_tokens": 1}
+    with live(tiny_llm, model={"chat_template": "{{ messages[-1].content }}"}) as server:
+        assert "renders no tool calls" in caplog.text
+        assert httpx.get(f"{server.base}/v1/models").json()["data"][0]["tools"] is False
+        for tools, status in (([WEATHER], 400), (None, 200)):
+            got = httpx.post(f"{server.base}/v1/chat/completions", json={**body, "tools": tools}, timeout=60)
+            assert got.status_code == status
+            assert tools is None or got.json()["error"]["code"] == "unknown_tool_format"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
