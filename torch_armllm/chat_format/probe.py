@@ -17,8 +17,8 @@ Render = Callable[..., str]
 """Renders messages: ``render(messages, tools=…, add_generation_prompt=…, **variables)``; raises where the
 template refuses them."""
 
-_MOST_SECONDS = 2
-"""Time of a refusal after which a template is tried no more: it loops."""
+_MOST_SECONDS = 4
+"""Time of a refusal after which a template is tried no more: it loops; see `template_process.SECONDS`."""
 _VARIABLES: Sequence[Mapping[str, Any]] = ({"enable_thinking": True, "thinking": True}, {})
 
 
