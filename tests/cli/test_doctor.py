@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiny_server import tokenizer
 from torch_armllm.cli.main import main
 from torch_armllm.engine import checkup
 from torch_armllm.engine.checkup import Finding, examine, huge_pages, memory, render, verdict
@@ -123,3 +124,13 @@ def test_the_command(sound: dict[str, Any], capsys: pytest.CaptureFixture[str], 
     assert found["verdict"] == "1 thing to change: cores"
     assert found["env"]["torch"] == sound["torch"]
     assert [finding["name"] for finding in found["findings"] if not finding["ok"]] == ["cores"]
+
+
+def test_a_chat_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert main(["doctor", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["a call"] == "<tool_call>{…}</tool_call>" and found["fields"] == "name, arguments"
+    assert main(["doctor", str(tmp_path)]) == 0
+    assert "parallel calls  true" in capsys.readouterr().out

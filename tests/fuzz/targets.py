@@ -32,6 +32,8 @@ TARGETS = {
     "text": "tests.fuzz.serving.text:run",
     "grammars": "tests.fuzz.serving.grammars:run",
     "http": "tests.fuzz.serving.http:run",
+    "outputs": "tests.fuzz.serving.outputs:run",
+    "templates": "tests.fuzz.serving.outputs:templates",
 }
 """Targets by name: the module and the function; more are added as ``TARGETS[name] = "module:function"``."""
 

@@ -13,7 +13,15 @@ from torch_armllm.engine.text.stopping import OutputText
 
 
 @pytest.mark.parametrize(
-    ("name", "seeds"), [("scheduler", 25), ("text", 600), ("grammars", 150), ("http", 200)]
+    ("name", "seeds"),
+    [
+        ("scheduler", 25),
+        ("text", 600),
+        ("grammars", 150),
+        ("http", 200),
+        ("outputs", 500),
+        ("templates", 10),
+    ],
 )
 def test_random_inputs(name: str, seeds: int) -> None:
     if name == "grammars":

@@ -11,16 +11,13 @@ from openai import OpenAI
 
 from tests.support.server_live import NAME, Live, live, scripted
 from tests.support.tiny_server import TEMPLATE, tokenizer
+from torch_armllm.chat_format.format import ChatFormat, ReasoningFormat
+from torch_armllm.chat_format.parser import FormatParser
+from torch_armllm.chat_format.prompt_part import begins_in
 from torch_armllm.engine.sampling.structured import StructuredOutputs
 from torch_armllm.engine.sampling_params import FreeReasoning, StructuredOutputsParams
-from torch_armllm.engine.text.reasoning_tags import (
-    REASONING_PARSERS,
-    ReasoningTags,
-    prompt_opens_reasoning,
-    reasoning_tags,
-)
+from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS, ReasoningTags, reasoning_tags
 from torch_armllm.llm.async_llm import AsyncLLM
-from torch_armllm.server.reasoning.parser import ReasoningParser
 from torch_armllm.server.reasoning.token_count import reasoning_tokens
 
 OPENING = TEMPLATE.replace(
@@ -32,10 +29,14 @@ THINK = REASONING_PARSERS["qwen3"]
 
 
 def part(text: str, size: int, tags: ReasoningTags = THINK, opened: bool = False) -> tuple[str, str]:
-    parser = ReasoningParser(tags, opened)
+    parser = FormatParser(format_of(tags), begins_in="reasoning" if opened else "")
     parts = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
     parts.append(parser.finish())
-    return "".join(p.reasoning for p in parts), "".join(p.answer for p in parts)
+    return "".join(p.reasoning for p in parts), "".join(p.content for p in parts)
+
+
+def format_of(tags: ReasoningTags) -> ChatFormat:
+    return ChatFormat(reasoning=ReasoningFormat(tags.begin, tags.end, tags.implied))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -48,7 +49,7 @@ def test_parts(tags: ReasoningTags, size: int) -> None:
         f"an {end} answer \n",
     )
     assert part(f" {thought} {end}x", size, tags, opened=True) == (thought, "x")
-    assert part(f"{begin} {thought} {end}x", size, tags, opened=True) == (thought, "x")  # the tag twice
+    assert part(f"{begin} {thought} {end}x", size, tags, opened=True) == (f"{begin} {thought}", "x")
     assert part(f"{begin}cut {end[:-1]}", size, tags) == (f"cut {end[:-1]}", "")
     assert part(f"{begin}{end}x", size, tags) == ("", "x")
     for answer in ("", " \n", begin[:-1], f"an answer with {begin} and {end}", f" {begin[:3]}"):
@@ -71,12 +72,15 @@ def test_families_are_found() -> None:
 
 
 def test_prompts_open_reasoning() -> None:
-    assert prompt_opens_reasoning(THINK, "<|assistant|><think>\n", None)
-    assert not prompt_opens_reasoning(THINK, "say <think>\n<|assistant|>", None)
-    assert not prompt_opens_reasoning(REASONING_PARSERS["deepseek_r1"], f"<|assistant|>{CLOSED}", None)
-    assert prompt_opens_reasoning(REASONING_PARSERS["deepseek_r1"], "<|assistant|>", None)
-    assert prompt_opens_reasoning(THINK, "", "<think> I")
-    assert not prompt_opens_reasoning(THINK, "<think>", "<think> I</think> so")
+    def opens(tags: ReasoningTags, prompt: str, continued: str | None) -> bool:
+        return begins_in(format_of(tags), prompt, continued) == "reasoning"
+
+    assert opens(THINK, "<|assistant|><think>\n", None)
+    assert not opens(THINK, "say <think>\n<|assistant|>", None)
+    assert not opens(REASONING_PARSERS["deepseek_r1"], f"<|assistant|>{CLOSED}", None)
+    assert opens(REASONING_PARSERS["deepseek_r1"], "<|assistant|>", None)
+    assert opens(THINK, "", "<think> I")
+    assert not opens(THINK, "<think> I</think> so", "<think> I</think> so")
 
 
 def test_tokens_are_counted() -> None:
@@ -115,11 +119,15 @@ def create(server: Live, streamed: bool, **more: Any) -> dict[str, Any]:
     assert thoughts == [getattr(each, "reasoning", None) for each in parts]
     first = next((i for i, each in enumerate(parts) if each.content or each.tool_calls), None)
     assert streamed is False or first is None or not any(thoughts[first:])
-    calls = [call for each in parts for call in each.tool_calls or []]
+    calls: list[list[str]] = []
+    for call in (call for each in parts for call in each.tool_calls or []):
+        if call.function.name is not None:
+            calls.append([call.function.name, ""])
+        calls[-1][1] += call.function.arguments
     return {
         "reasoning": "".join(filter(None, thoughts)),
         "content": "".join(each.content or "" for each in parts),
-        "calls": [(call.function.name, call.function.arguments) for call in calls],
+        "calls": [(name, arguments) for name, arguments in calls],
         "reason": reason,
         "tokens": (
             usage.completion_tokens,

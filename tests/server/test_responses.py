@@ -36,7 +36,7 @@ TEXT_EVENTS = [
 
 @pytest.fixture(scope="module")
 def thinking(tiny_llm: AsyncLLM) -> Iterator[Live]:
-    with live(tiny_llm, model={"chat_template": TEMPLATE}) as server:
+    with live(tiny_llm, model={"chat_template": TEMPLATE, "tool_parser": "hermes"}) as server:
         yield server
 
 

@@ -9,10 +9,13 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.support.server_live import NAME, Live, scripted
-from torch_armllm.server.tools.choice import TOOL_PARSERS, detect_parser
+from tests.support.server_live import NAME, Live, live, scripted
+from torch_armllm.chat_format.aliases import TOOL_PARSERS
+from torch_armllm.chat_format.deltas import OutputDelta, OutputParser, ToolCallDelta
+from torch_armllm.chat_format.format import ChatFormat
+from torch_armllm.chat_format.parser import FormatParser
+from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.tools.forced import RequiredToolParser
-from torch_armllm.server.tools.parser import OutputDelta, ToolCallDelta, ToolParser
 
 CALLS = {
     "hermes": [
@@ -45,29 +48,36 @@ NO_CALLS = {
         "  \n",
     ],
     "mistral": ["plain [TOOL", "[TOOL_CALLS] nonsense", "[TOOL_CALLS] [1]", ""],
-    "llama": ["plain {", '{"a": 1}', "{nonsense", '{"name": 7}', " <|pyth", '{"name": "f"} and more'],
+    "llama": ["plain {", '{"a": 1}', "{nonsense", '{"name": 7}', " <|pyth", '{"name": "h"} and more'],
 }
 
 
-def parse(parser: ToolParser, text: str, size: int) -> tuple[str, list[ToolCallDelta]]:
+def parse(parser: OutputParser, text: str, size: int) -> tuple[str, list[ToolCallDelta]]:
     deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
     deltas.append(parser.finish())
-    return "".join(d.content for d in deltas), [call for d in deltas for call in d.calls]
+    whole = OutputDelta()
+    for delta in deltas:
+        whole = whole.joined(delta)
+    return whole.content, whole.calls
+
+
+def parser_named(name: str) -> OutputParser:
+    return FormatParser(ChatFormat(calls=TOOL_PARSERS[name]), {"f": None, "g": None})
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in CALLS.items() for t in texts])
 def test_one_call(name: str, text: str, size: int) -> None:
-    content, (call,) = parse(TOOL_PARSERS[name](), text, size)
+    content, (call,) = parse(parser_named(name), text, size)
     assert content.strip() == ("" if name == "llama" else "Let me see.")
     assert (call.name, call.index, json.loads(call.arguments)) == ("f", 0, {"a": "é<x>"})
-    assert len(call.id or "") == 9
+    assert call.id == "abc" if "CALL_ID" in text else len(call.id or "") == 9
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("name", list(TWO))
 def test_two_calls(name: str, size: int) -> None:
-    content, calls = parse(TOOL_PARSERS[name](), TWO[name], size)
+    content, calls = parse(parser_named(name), TWO[name], size)
     assert content == ""
     assert [(call.index, call.name, call.arguments) for call in calls] == [(0, "f", "{}"), (1, "g", "{}")]
     assert calls[0].id != calls[1].id
@@ -113,20 +123,13 @@ def test_a_required_call_that_is_cut(text: str, names: list[str], expected: tupl
 @pytest.mark.parametrize("size", [1, 2, 1000])
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in NO_CALLS.items() for t in texts])
 def test_malformed_calls_become_content(name: str, text: str, size: int) -> None:
-    assert parse(TOOL_PARSERS[name](), text, size) == (text, [])
+    assert parse(parser_named(name), text, size) == (text, [])
 
 
 def test_content_streams_without_delay() -> None:
-    assert TOOL_PARSERS["hermes"]().feed("a < b") == OutputDelta("a < b")
-    assert TOOL_PARSERS["hermes"]().feed("a <tool") == OutputDelta("a")
-    assert TOOL_PARSERS["llama"]().feed("hello") == OutputDelta("hello")
-
-
-def test_parser_is_detected_from_the_template() -> None:
-    assert detect_parser("{{ '[TOOL_CALLS]' }}") == "mistral"
-    assert detect_parser("<tool_call>") == "hermes"
-    assert detect_parser('{"name": function name, "parameters": {}}') == "llama"
-    assert detect_parser("") == "hermes"
+    assert parser_named("hermes").feed("a < b") == OutputDelta("a < b")
+    assert parser_named("hermes").feed("a <tool") == OutputDelta("a")
+    assert parser_named("llama").feed("hello") == OutputDelta("hello")
 
 
 WEATHER: Any = {
@@ -150,6 +153,18 @@ ASK: Any = [{"role": "user", "content": "the weather in Rome?"}]
 def client(server: Live) -> OpenAI:
     pytest.importorskip("llguidance", reason="demanded calls need the extra structured")
     return OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+def test_a_format_that_is_not_known_is_said(tiny_llm: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
+    """A template without calls: a warning, no tools in the model's card, and 400 for requests with them."""
+    body: Any = {"model": NAME, "messages": ASK, "max_tokens": 1}
+    with live(tiny_llm, model={"chat_template": "{{ messages[-1].content }}"}) as server:
+        assert "renders no tool calls" in caplog.text
+        assert httpx.get(f"{server.base}/v1/models").json()["data"][0]["tools"] is False
+        for tools, status in (([WEATHER], 400), (None, 200)):
+            got = httpx.post(f"{server.base}/v1/chat/completions", json={**body, "tools": tools}, timeout=60)
+            assert got.status_code == status
+            assert tools is None or got.json()["error"]["code"] == "unknown_tool_format"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -240,7 +255,7 @@ def test_cut_calls_of_the_other_routes(server: Live, client: OpenAI) -> None:
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_generated_calls(client: OpenAI, streamed: bool, parallel: bool) -> None:
-    text = "I look.\n" + TWO["hermes"].strip()
+    text = "I look.\n" + TWO["hermes"].strip().replace('"f"', '"weather"').replace('"g"', '"clock"')
     asked: Any = {
         "model": NAME,
         "messages": ASK,
@@ -252,14 +267,15 @@ def test_generated_calls(client: OpenAI, streamed: bool, parallel: bool) -> None
         chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
         content = "".join(c.delta.content or "" for c in chunks)
         calls = [call for c in chunks for call in c.delta.tool_calls or []]
+        calls = [call for call in calls if call.function.name]
         assert [call.index for call in calls] == list(range(1 + parallel))
         reason = chunks[-1].finish_reason
     else:
         (got,) = client.chat.completions.create(**asked).choices
         content, calls, reason = got.message.content, got.message.tool_calls, got.finish_reason
     assert content == "I look."
-    names = [(call.function.name, call.function.arguments) for call in calls]
-    assert names == [("f", "{}"), ("g", "{}")][: 1 + parallel]
+    names = [(call.function.name, call.function.arguments or "{}") for call in calls]
+    assert names == [("weather", "{}"), ("clock", "{}")][: 1 + parallel]
     assert reason == "tool_calls"
     ignored = client.chat.completions.create(**asked, tool_choice="none").choices[0]
     assert (ignored.message.content, ignored.finish_reason) == (text, "stop")

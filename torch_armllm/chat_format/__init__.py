@@ -1,1 +1,1 @@
-"""Chat formats: the forms in which a chat template takes and writes, found by rendering it."""
+"""Chat formats: how a chat template takes conversations and how its model writes, found by rendering it."""

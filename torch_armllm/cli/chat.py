@@ -133,17 +133,19 @@ def _print_reply(chat: ChatSession, text: str, tags: ReasoningTags | None) -> No
 
 def _dimmed(chat: ChatSession, text: str, tags: ReasoningTags) -> Iterator[str]:
     """Yields a reply in pieces, its reasoning dimmed and set apart."""
-    from torch_armllm.engine.text.reasoning_tags import prompt_opens_reasoning
-    from torch_armllm.server.reasoning.parser import ReasoningParser
+    from torch_armllm.chat_format.format import ChatFormat, ReasoningFormat
+    from torch_armllm.chat_format.parser import FormatParser
+    from torch_armllm.chat_format.prompt_part import begins_in
 
+    format = ChatFormat(reasoning=ReasoningFormat(tags.begin, tags.end, tags.implied))
     parser, reasoned, answered = None, False, False
     with closing(chat.ask(text)) as pieces:
         for piece in chain(pieces, [None]):
-            parser = parser or ReasoningParser(tags, prompt_opens_reasoning(tags, chat.prompt, None))
+            parser = parser or FormatParser(format, begins_in=begins_in(format, chat.prompt))
             parts = parser.finish() if piece is None else parser.feed(piece)
             if parts.reasoning:
                 reasoned = True
                 yield f"{_DIM}{parts.reasoning}{_PLAIN}"
-            if parts.answer:
-                yield f"\n\n{parts.answer}" if reasoned and not answered else parts.answer
+            if parts.content:
+                yield f"\n\n{parts.content}" if reasoned and not answered else parts.content
                 answered = True

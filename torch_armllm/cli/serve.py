@@ -8,6 +8,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from torch_armllm.chat_format.aliases import TOOL_PARSERS
 from torch_armllm.cli import Subcommands, add_command
 from torch_armllm.cli import option_types as types
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
@@ -146,8 +147,8 @@ def add_parser(commands: Subcommands) -> Parser:
     )
     group.add_argument(
         "--tool-call-parser",
-        choices=["hermes", "llama", "mistral"],
-        help="format of tool calls (default: detected from the chat template)",
+        choices=list(TOOL_PARSERS),
+        help="format of tool calls, by vLLM's names (default: derived from the chat template)",
     )
     group.add_argument(
         "--reasoning-parser",

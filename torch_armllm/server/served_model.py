@@ -12,12 +12,12 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from torch_armllm.chat_format.format import ChatFormat
 from torch_armllm.engine.errors import ReplicaFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.pictures.pixel_budget import release_pictures
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
-from torch_armllm.engine.text.reasoning_tags import reasoning_tags
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, RequestAbortedError, StepFailedError
 from torch_armllm.llm.beam_search import BeamSearchParams
 from torch_armllm.lora.request import LoRARequest
@@ -33,6 +33,7 @@ from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.prompts import PromptBuilder
 from torch_armllm.server.repeated_outputs import DifferentOutputError, RepeatedOutputs
 from torch_armllm.server.restarts import engine_dead, engine_restarting
+from torch_armllm.server.served_format import ServedFormat, served_format
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class ServedModel:
         adapter: that this view of the model generates with; None: the model alone.
         adapters: the model's adapters by their names in requests.
         admission: counts running and waiting sequences.
+        chat_format: how the model writes reasoning and tool calls.
         clients: limits of the server's clients.
         created: time of loading, in seconds since 1970.
         engine: the place of the engine, shared by the views of the model.
@@ -61,7 +63,6 @@ class ServedModel:
         name: the model's name in requests.
         pools: true if the model pools, and does not generate.
         prompts: tokenizes texts and chat messages.
-        reasoning: tags of the model's reasoning; None if it is not parted from answers.
         vocab_size: number of token ids.
     """
 
@@ -104,8 +105,10 @@ class ServedModel:
             llm.media_access,
             model_settings.content_format,
         )
-        self.reasoning = reasoning_tags(
-            model_settings.reasoning_parser, self.prompts.template, llm.get_tokenizer().get_vocab()
+        self.chat_format = (
+            ServedFormat(ChatFormat())
+            if self.pools
+            else served_format(llm.get_tokenizer(), self.prompts.template, model_settings)
         )
         self.metrics = metrics.for_model(model_settings.name, llm.all_stats)
 

@@ -18,7 +18,7 @@ class ModelSettings:
         source: the checkpoint to load; see `torch_armllm.LLM`.
         engine: further arguments of `torch_armllm.LLM`.
         chat_template: replaces the tokenizer's own template.
-        tool_parser: ``hermes``, ``llama`` or ``mistral``; None: detected from the chat template.
+        tool_parser: a name of `TOOL_PARSERS`; None: derived from the chat template.
         reasoning_parser: a name of `REASONING_PARSERS`, or ``none``; None: detected from the chat template
             and the tokens.
         adapters: folders of LoRA adapters by their names in requests.

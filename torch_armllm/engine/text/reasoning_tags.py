@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,24 +46,3 @@ def reasoning_tags(name: str | None, template: str, vocabulary: Collection[str])
         if any(tag in template for tag in both) or all(tag in vocabulary for tag in both):
             return tags
     return None
-
-
-def prompt_opens_reasoning(tags: ReasoningTags, prompt: str, continued: str | None) -> bool:
-    """Returns True if the output continues reasoning that the prompt has begun.
-
-    Args:
-        tags: the tags.
-        prompt: the rendered prompt.
-        continued: the message that the output continues; None if it begins a new one.
-    """
-    if continued is not None:
-        return continued.rfind(tags.begin) > continued.rfind(tags.end)
-    prompt = prompt.rstrip()
-    if prompt.endswith(tags.end):  # a template that has turned reasoning off
-        return False
-    return prompt.endswith(tags.begin) or tags.implied
-
-
-def needs_special_tokens(tags: ReasoningTags, special: Collection[Any]) -> bool:
-    """Returns True if the tags are special tokens, which a text otherwise leaves out."""
-    return tags.begin in special or tags.end in special

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
+from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.engine.outputs import CompletionOutput
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.handlers.chat_outputs import ChatOutputs
@@ -15,7 +16,6 @@ from torch_armllm.server.handlers.logprobs import TokenDecoder, chat_logprobs, p
 from torch_armllm.server.handlers.streaming import Event
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.served_model import ServedModel
-from torch_armllm.server.tools.parser import OutputDelta
 
 
 class ChatHandler:

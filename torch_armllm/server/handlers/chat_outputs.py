@@ -7,13 +7,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch_armllm.chat_format.deltas import OutputDelta, OutputParser
+from torch_armllm.chat_format.format import ReasoningFormat
+from torch_armllm.chat_format.prompt_part import begins_in
+from torch_armllm.chat_format.rendering import make_parser, marks_with
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import FreeReasoning, SamplingParams
-from torch_armllm.engine.text.reasoning_tags import (
-    ReasoningTags,
-    needs_special_tokens,
-    prompt_opens_reasoning,
-)
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.handlers.sampling_params import (
     beam_search_params,
@@ -22,11 +21,10 @@ from torch_armllm.server.handlers.sampling_params import (
 )
 from torch_armllm.server.handlers.usage import Usage
 from torch_armllm.server.protocol.chat import ChatRequest
-from torch_armllm.server.reasoning.parser import Parts, ReasoningParser
 from torch_armllm.server.reasoning.token_count import reasoning_tokens
 from torch_armllm.server.served_model import ServedModel
 from torch_armllm.server.tools.choice import ToolUse, tool_use
-from torch_armllm.server.tools.parser import OutputDelta
+from torch_armllm.server.tools.forced import forced_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,33 +35,41 @@ class ChatChoice:
 
     Args:
         use: the request's use of tools.
-        tags: tags of the reasoning; None: it is not parted from the content.
+        parser: of the output.
+        reasoning: markers of the reasoning, whose tokens are counted; None: they are not.
         opened: True if the output begins within the reasoning.
         tokenizer: counts the tokens of the reasoning.
     """
 
     def __init__(
-        self, use: ToolUse, tags: ReasoningTags | None, opened: bool, tokenizer: PreTrainedTokenizerBase
+        self,
+        use: ToolUse,
+        parser: OutputParser,
+        reasoning: ReasoningFormat | None,
+        opened: bool,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self._use = use
-        self._tags, self._opened, self._tokenizer = tags, opened, tokenizer
-        self._reasoning = None if tags is None else ReasoningParser(tags, opened)
-        self._parser = use.make_parser()
+        self._parser = parser
+        self._marks, self._opened, self._tokenizer = reasoning, opened, tokenizer
         self._has_calls = False
         self._tokens: list[int] = []
         self.num_reasoning_tokens = 0
 
     def parse(self, completion: CompletionOutput) -> OutputDelta:
         """Returns the reasoning, the text and the tool calls that an output adds."""
-        parts = self._parts(completion)
-        parsed = self._parser.feed(parts.answer)
-        if completion.finished and not (self._reasoning is not None and self._reasoning.cut):
-            remaining = self._parser.finish()
-            parsed = OutputDelta(parsed.content + remaining.content, parsed.calls + remaining.calls)
-        parsed.reasoning = parts.reasoning
+        parsed = self._parser.feed(completion.text)
+        if completion.finished:
+            parsed = parsed.joined(self._parser.finish(completion.finish_reason))
         if not self._use.parallel:
             parsed.calls = [call for call in parsed.calls if call.index == 0]
         self._has_calls = self._has_calls or bool(parsed.calls)
+        if self._marks is not None:
+            self._tokens += completion.token_ids
+            if completion.finished:
+                self.num_reasoning_tokens = reasoning_tokens(
+                    self._tokens, self._marks, self._opened, self._tokenizer
+                )
         return parsed
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
@@ -71,19 +77,6 @@ class ChatChoice:
         if completion.finish_reason == "stop" and self._has_calls:
             return self._use.finish_reason
         return completion.finish_reason
-
-    def _parts(self, completion: CompletionOutput) -> Parts:
-        if self._reasoning is None or self._tags is None:
-            return Parts(answer=completion.text)
-        self._tokens += completion.token_ids
-        parts = self._reasoning.feed(completion.text)
-        if completion.finished:
-            rest = self._reasoning.finish()
-            parts = Parts(parts.reasoning + rest.reasoning, parts.answer + rest.answer)
-            self.num_reasoning_tokens = reasoning_tokens(
-                self._tokens, self._tags, self._opened, self._tokenizer
-            )
-        return parts
 
 
 class ChatOutputs:
@@ -108,7 +101,8 @@ class ChatOutputs:
         self._served = served
         self._body = body
         self._id = request_id
-        self._use = tool_use(body, served.prompts.template, served.model_settings.tool_parser)
+        self._use = tool_use(body, served.chat_format)
+        self._marks = None if served.chat_format.keeps_reasoning else served.chat_format.format.reasoning
         self.params = self._make_params()
         self._beams = beam_search_params(body, self.params, None, served.max_model_len)
         self._tokenization, self._most = tokenization(body, self.params, served.max_model_len)
@@ -122,7 +116,7 @@ class ChatOutputs:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         more: dict[str, Any] = {"logprobs": logprobs, **self._use.settings}
         special = getattr(served.prompts.tokenizer, "all_special_tokens", ())
-        if served.reasoning is not None and needs_special_tokens(served.reasoning, special):
+        if marks_with(served.chat_format.format, special):
             more["skip_special_tokens"] = False
         return sampling_params(body, served.defaults, max_tokens, served.settings.max_tokens, **more)
 
@@ -147,23 +141,30 @@ class ChatOutputs:
                     self.usage.add(output)
                     self.last = output
                     added = [(each, self.choices[each.index].parse(each)) for each in output.outputs]
-                    if served.reasoning is not None:
+                    if self._marks is not None:
                         self.usage.reasoning = sum(choice.num_reasoning_tokens for choice in self.choices)
                     yield added
 
     def _begin(self, prompt: dict[str, Any]) -> SamplingParams:
         """Creates the choices; returns the parameters, whose structure begins after the reasoning."""
-        tags, body = self._served.reasoning, self._body
-        opened = False
-        if tags is not None:
-            last, continued = body.messages[-1], None
-            if body.continue_final_message:  # a message without content goes on within its reasoning
-                continued = last.text() or (tags.begin if last.reasoning_content or last.reasoning else "")
-            opened = prompt_opens_reasoning(tags, prompt["prompt"], continued)
-        tokenizer = self._served.prompts.tokenizer
-        self.choices = [ChatChoice(self._use, tags, opened, tokenizer) for _ in range(self.params.n)]
+        body, served = self._body, self._served.chat_format
+        last, continued = body.messages[-1], None
+        if body.continue_final_message:
+            continued = last.text()
+            if not continued and (last.reasoning_content or last.reasoning) and self._marks is not None:
+                continued = self._marks.begin  # a message without content goes on within its reasoning
+        part = begins_in(served.format, prompt["prompt"], continued)
+        how: dict[str, Any] = {
+            "begins_in": part,
+            "continued": continued is not None,
+            "reasoning_is_content": served.keeps_reasoning,
+        }
+        opened, tokenizer = part == "reasoning", self._served.prompts.tokenizer
+        for _ in range(self.params.n):
+            parser = forced_parser(self._use.forced, make_parser(served.format, self._use.schemas, **how))
+            self.choices.append(ChatChoice(self._use, parser, self._marks, opened, tokenizer))
         structure = self.params.structured_outputs
-        if tags is None or structure is None:
+        if self._marks is None or structure is None:
             return self.params
-        free = FreeReasoning(None if opened else tags.begin, tags.end)
+        free = FreeReasoning(None if opened else self._marks.begin, self._marks.end)
         return replace(self.params, structured_outputs=replace(structure, reasoning=free))

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.server.handlers.streaming import Event
-from torch_armllm.server.tools.parser import OutputDelta
 
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
+from torch_armllm.chat_format.aliases import TOOL_PARSERS
 from torch_armllm.engine.config_check import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_THREADS
 from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
 from torch_armllm.server.protocol.body import RequestPart
@@ -28,6 +29,12 @@ _ENGINE_FIELDS = (
 _FULL_NAME = BeforeValidator(lambda name: full_dtype_name(name) if isinstance(name, str) else name)
 
 
+def _known_parser(name: str | None) -> str | None:
+    if name is not None and name not in TOOL_PARSERS:
+        raise ValueError(f"is {name[:50]!r}; give {', '.join(TOOL_PARSERS)}")
+    return name
+
+
 class LoadRequest(RequestPart):
     """A request to load and serve a model; fields that are left out default to the server's own options.
 
@@ -39,7 +46,7 @@ class LoadRequest(RequestPart):
         pooler_config: ``pooling_type`` and ``normalize`` of a pooling model, instead of what its files say.
         hf_overrides: fields to replace in config.json.
         chat_template: replaces the tokenizer's own template.
-        tool_call_parser: name of the tool parser; None: detected from the chat template.
+        tool_call_parser: name of the format of tool calls; None: derived from the chat template.
         reasoning_parser: name of the reasoning parser; None: detected from the chat template and the tokens.
         max_memory: bytes for weights and KV cache, or a fraction of the free memory.
         kv_cache_memory: bytes, or a fraction of the free memory.
@@ -63,7 +70,7 @@ class LoadRequest(RequestPart):
     state_dtype: Annotated[StateDtype | None, _FULL_NAME] = None
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     chat_template: str | None = Field(default=None, max_length=1 << 20)
-    tool_call_parser: Literal["hermes", "llama", "mistral"] | None = None
+    tool_call_parser: Annotated[str | None, AfterValidator(_known_parser)] = None
     reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "seed_oss", "granite", "none"] | None = None
 
     def engine_arguments(self) -> dict[str, Any]:

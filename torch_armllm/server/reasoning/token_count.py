@@ -6,14 +6,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch_armllm.engine.text.reasoning_tags import ReasoningTags
+from torch_armllm.chat_format.format import ReasoningFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def reasoning_tokens(
-    tokens: Sequence[int], tags: ReasoningTags, opened: bool, tokenizer: PreTrainedTokenizerBase
+    tokens: Sequence[int], tags: ReasoningFormat, opened: bool, tokenizer: PreTrainedTokenizerBase
 ) -> int:
     """Returns the number of tokens up to the end of the reasoning, the tags included.
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch_armllm.chat_format.deltas import OutputDelta, OutputParser, ToolCallDelta, new_call_id
+from torch_armllm.chat_format.parser import FormatParser
 from torch_armllm.server.protocol.chat import Tool
 from torch_armllm.server.tools.braces import Braces
 from torch_armllm.server.tools.held_text import HeldText
-from torch_armllm.server.tools.parser import (
-    CallBuilder,
-    OutputDelta,
-    ToolCallDelta,
-    new_call_id,
-    parse_call,
-)
 
 _ANYTHING = {"type": "object"}
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
@@ -60,15 +55,61 @@ def calls_schema(tools: Sequence[Tool], parallel: bool) -> dict[str, Any]:
     return {**schema, **_COMPACT, **{key: value for key, value in definitions.items() if value}}
 
 
+class ForcedCalls(NamedTuple):
+    """Calls that an output consists of.
+
+    Attributes:
+        names: of the callable tools.
+        named: True if the output is the arguments of the only one; else a list of calls.
+    """
+
+    names: tuple[str, ...]
+    named: bool = False
+
+
+def forced_parser(forced: ForcedCalls | None, parser: FormatParser) -> OutputParser:
+    """Returns the parser of an output that may consist of forced calls.
+
+    Args:
+        forced: the calls; None: there are none.
+        parser: of the reasoning before them.
+    """
+    return parser if forced is None else AfterReasoning(parser, forced)
+
+
+class AfterReasoning:
+    """An `OutputParser` of forced calls behind reasoning that is free."""
+
+    def __init__(self, parser: FormatParser, forced: ForcedCalls) -> None:
+        self._reasoning = parser
+        self._calls: OutputParser = (
+            NamedToolParser(forced.names[0]) if forced.named else RequiredToolParser(forced.names)
+        )
+
+    def feed(self, text: str) -> OutputDelta:
+        """See `OutputParser`."""
+        parts = self._reasoning.feed(text)
+        calls = self._calls.feed(parts.content)
+        return OutputDelta(calls.content, calls.calls, parts.reasoning)
+
+    def finish(self, reason: str | None = "stop") -> OutputDelta:
+        """See `OutputParser`; reasoning that is cut off calls nothing."""
+        parts = self._reasoning.finish(reason)
+        calls = self._calls.feed(parts.content)
+        if self._reasoning.part != "reasoning":
+            calls = calls.joined(self._calls.finish(reason))
+        return OutputDelta(calls.content, calls.calls, parts.reasoning)
+
+
 class NamedToolParser:
-    """A `ToolParser` of the arguments of one call whose name is known."""
+    """An `OutputParser` of the arguments of one call whose name is known."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._started = False
 
     def feed(self, text: str) -> OutputDelta:
-        """See `ToolParser`."""
+        """See `OutputParser`."""
         if not text:
             return OutputDelta()
         if self._started:
@@ -76,8 +117,8 @@ class NamedToolParser:
         self._started = True
         return OutputDelta(calls=[ToolCallDelta(0, text, self._name, new_call_id())])
 
-    def finish(self) -> OutputDelta:
-        """See `ToolParser`."""
+    def finish(self, reason: str | None = "stop") -> OutputDelta:
+        """See `OutputParser`."""
         return (
             OutputDelta()
             if self._started
@@ -86,7 +127,7 @@ class NamedToolParser:
 
 
 class RequiredToolParser:
-    """A `ToolParser` of a JSON list of calls, each of which is returned when it is complete.
+    """An `OutputParser` of a JSON list of calls, each of which is returned when it is complete.
 
     Args:
         names: of the callable tools.
@@ -96,12 +137,12 @@ class RequiredToolParser:
         self._names = names
         self._held = HeldText()
         self._braces = Braces()
-        self._builder = CallBuilder()
+        self._count = 0
         self._has_calls = False
         self._is_list = True
 
     def feed(self, text: str) -> OutputDelta:
-        """See `ToolParser`."""
+        """See `OutputParser`."""
         delta = OutputDelta()
         at = 0
         for end in self._braces.ends(text) if self._is_list else ():
@@ -111,17 +152,17 @@ class RequiredToolParser:
                 self._is_list = False
                 break
             self._has_calls = True
-            delta.calls.append(self._builder.build(*call))
+            delta.calls.append(self._call(*call))
         self._held.add(text[at:])
         return delta
 
-    def finish(self) -> OutputDelta:
-        """See `ToolParser`; a call that was cut off has the arguments so far."""
+    def finish(self, reason: str | None = "stop") -> OutputDelta:
+        """See `OutputParser`; a call that was cut off has the arguments so far."""
         text = self._held.take()
         if not self._is_list:  # no tool is called in this form
             return OutputDelta("" if self._has_calls else text)
         name, arguments = self._cut_call(text)
-        return OutputDelta() if name is None else OutputDelta(calls=[self._builder.build(name, arguments)])
+        return OutputDelta() if name is None else OutputDelta(calls=[self._call(name, arguments)])
 
     def _cut_call(self, text: str) -> tuple[str | None, str]:
         """Returns name and arguments of a call that the text breaks off in; no name if none is certain."""
@@ -138,15 +179,21 @@ class RequiredToolParser:
         possible = [name for name in self._names if _begins_alike(f'{name}"', begun)]
         return (possible[0] if len(possible) == 1 else None), ""
 
+    def _call(self, name: str, arguments: Any) -> ToolCallDelta:
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        self._count += 1
+        return ToolCallDelta(self._count - 1, text, name, new_call_id())
+
     def _next_call(self) -> tuple[str, Any] | None:
         """Takes the call that is complete off the text; returns None, and leaves it, if it is none."""
         text = self._held.take()
         rest = text.strip()
         if rest.startswith("," if self._has_calls else "["):
             try:
-                if (call := parse_call(json.loads(rest[1:]))) is not None:
-                    return call
-            except (ValueError, RecursionError):
+                call = json.loads(rest[1:])
+                if isinstance(call.get("name"), str) and isinstance(call.get("parameters"), dict):
+                    return call["name"], call["parameters"]
+            except (ValueError, RecursionError, AttributeError):
                 pass
         self._held.add(text)
         return None

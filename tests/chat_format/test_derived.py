@@ -1,0 +1,137 @@
+"""Formats that are derived from templates of all kinds of syntax, and templates that show none."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.chat_format.templates import SAMPLES, chat
+from torch_armllm.chat_format.deltas import OutputDelta
+from torch_armllm.chat_format.format import ChatFormat
+from torch_armllm.chat_format.parser import FormatParser
+from torch_armllm.chat_format.prompt_part import begins_in
+from torch_armllm.chat_format.rendering import renderer, template_format
+from torch_armllm.chat_format.trial import trial
+
+TOOLS: dict[str, Any] = {
+    "f": {"type": "object", "properties": {"a": {"type": "string"}}},
+    "g": {"type": "object", "properties": {"n": {"type": "integer"}}},
+}
+
+
+def derived(template: str) -> ChatFormat:
+    return template_format(renderer(template), template)
+
+
+def parse(format: ChatFormat, text: str, size: int, part: str = "", reason: str = "stop") -> OutputDelta:
+    parser = FormatParser(format, TOOLS, begins_in=part)
+    whole = OutputDelta()
+    for at in range(0, len(text), size):
+        whole = whole.joined(parser.feed(text[at : at + size]))
+    return whole.joined(parser.finish(reason))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_reasoning_content_and_two_calls(name: str, size: int) -> None:
+    sample = SAMPLES[name]
+    format, render = derived(sample.template), renderer(sample.template)
+    assert trial(format, render) is None
+    part = begins_in(format, render([{"role": "user", "content": "a"}], add_generation_prompt=True))
+    got = parse(format, sample.output, size, part)
+    assert (got.reasoning, got.content.strip()) == ("hm", "Hi")
+    calls = [(call.index, call.name, json.loads(call.arguments)) for call in got.calls]
+    assert calls == [(0, "f", {"a": "x"}), (1, "g", {"n": 7})]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_any_cut_is_a_beginning(name: str) -> None:
+    """A text that is cut off has the beginning of the whole; nothing is shown that has to be taken back."""
+    sample = SAMPLES[name]
+    format = derived(sample.template)
+    part = "reasoning" if name == "attributes" else ""
+    whole = parse(format, sample.output, 1000, part)
+    for cut in range(len(sample.output)):
+        got = parse(format, sample.output[:cut], 1000, part, "length")
+        for call, full in zip(got.calls, whole.calls, strict=False):
+            assert full.arguments.startswith(call.arguments), (cut, call)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[-1].content }}",
+        "",
+        "{{ raise_exception('no') }}",
+        "{% for m in messages %}{{ m.nothing.at.all }}{% endfor %}",
+        chat("{{ m.content }}"),
+        chat("{{ m.content }}{{ m.tool_calls }}"),
+        chat("{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"),
+        "{% for m in messages %}{{ m.content }}{{ range(9) | random }}{% endfor %}",
+    ],
+)
+def test_templates_without_a_format_say_so(template: str) -> None:
+    format = derived(template)
+    assert trial(format, renderer(template)) is not None
+    assert parse(ChatFormat(calls=None), "a <b", 1).content == "a <b"
+
+
+def test_a_template_that_loops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def loops(messages: list[dict[str, Any]], **options: Any) -> str:
+        tried.append(messages)
+        raise ValueError("the chat template did not render within 5 s")
+
+    clock = SimpleNamespace(monotonic=lambda: 10.0 * len(tried))
+    monkeypatch.setattr("torch_armllm.chat_format.probe.time", clock)
+    assert template_format(loops, "").calls is None
+    assert len(tried) == 1
+
+
+def test_names_and_halves() -> None:
+    format = derived(SAMPLES["xml"].template)
+    for text in (
+        "<seed:tool_call>",
+        "<seed:tool_call>\n<function=h>\n</function>\n</seed:tool_call>",
+        "<seed:tool_call>\n<function=ff>\n</function>",
+        "a <seed:tool_c",
+        "<function=",
+    ):
+        got = parse(format, text, 1)
+        assert (got.content, got.calls) == (text, [])
+    for text in (
+        "<function=f>\n<parameter=a>x</parameter>\n</function>",
+        "<seed:tool_call><function=f><parameter=a>x",
+    ):
+        (call,) = parse(format, text, 2).calls
+        assert call.name == "f" and call.arguments.startswith('{"a": "x')
+    nested = "<seed:tool_call>\n<function=f>\n<parameter=a><function=g></parameter>\n</function>"
+    (call,) = parse(format, nested, 1).calls
+    assert json.loads(call.arguments) == {"a": "<function=g>"}
+
+
+def test_a_call_within_reasoning_that_goes_on_is_reasoning() -> None:
+    format = derived(SAMPLES["wrapped"].template)
+    call = '<tool>{"name": "f", "arguments": {"a": "x"}}</tool>'
+    got = parse(format, f"<think>or {call} so</think>Hi", 1)
+    assert (got.reasoning, got.content, got.calls) == (f"or {call} so", "Hi", [])
+    got = parse(format, f"<think>so {call}", 1)
+    assert (got.reasoning, got.content, len(got.calls)) == ("so", "", 1)
+
+
+def test_a_name_comes_at_once_and_arguments_as_they_are_written() -> None:
+    parser = FormatParser(derived(SAMPLES["xml"].template), TOOLS)
+    seen = [
+        parser.feed(piece)
+        for piece in ("Hi <seed:tool_call><function=f>", "<parameter=a>", "one ", "two</par")
+    ]
+    assert [[(call.name, call.arguments) for call in delta.calls] for delta in seen] == [
+        [("f", "")],
+        [(None, '{"a": "')],
+        [(None, "one ")],
+        [(None, "two")],
+    ]

@@ -1,0 +1,101 @@
+"""Forced calls: the grammar accepts what a template writes, and what it forces is parsed back."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from tests.chat_format.templates import SAMPLES
+from torch_armllm.chat_format.aliases import TOOL_PARSERS
+from torch_armllm.chat_format.format import ChatFormat
+from torch_armllm.chat_format.grammar import forced_calls, triggered_calls
+from torch_armllm.chat_format.known import CALLS
+from torch_armllm.chat_format.rendering import make_parser, renderer, template_format
+from torch_armllm.engine.sampling.tag_grammar import tag_grammar
+from torch_armllm.engine.structural_tag import read_structural_tag
+
+llguidance = pytest.importorskip("llguidance", reason="forced calls need the extra structured")
+TOOLS: dict[str, Any] = {
+    "f": {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]},
+    "g": {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "b": {"type": "boolean"}},
+        "required": ["n"],
+    },
+}
+FORMATS = {name: ChatFormat(calls=calls) for name, calls in TOOL_PARSERS.items()} | {
+    "harmony": ChatFormat(calls=CALLS["harmony"], messages="harmony"),
+    "muse": ChatFormat(calls=CALLS["muse"], messages="recipients"),
+    "functionary_v3": ChatFormat(calls=CALLS["functionary_v3"], content_begin=">>>all\n", begun=">>>"),
+}
+
+
+def matcher(tag: dict[str, Any]) -> Any:
+    """Returns a matcher of a structural tag, with a token for each byte."""
+    made = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), tag_grammar(read_structural_tag(tag), {}))
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def walk(tag: dict[str, Any], chosen: random.Random) -> str:
+    """Returns a text that the grammar allows, byte by byte."""
+    made, written = matcher(tag), bytearray()
+    while not made.is_stopped() and len(written) < 2000:
+        mask = made.compute_bitmask()
+        allowed = [at for at in range(256) if mask[at // 8] >> (at % 8) & 1]
+        if made.is_accepting() and (not allowed or chosen.random() < 0.5):
+            return written.decode()
+        printable = [at for at in allowed if at in b"\n\t" or 32 <= at < 127]
+        byte = chosen.choice(printable or allowed)
+        assert made.consume_token(byte)
+        written.append(byte)
+    return written.decode()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_forced_is_parsed_back(name: str) -> None:
+    format = FORMATS[name]
+    for seed in range(4):
+        text = walk(forced_calls(format, TOOLS, seed % 2 == 0), random.Random(seed))
+        parser = make_parser(format, TOOLS)
+        calls: dict[int, list[str]] = {}
+        content = ""
+        for delta in (parser.feed(text), parser.finish()):
+            content += delta.content
+            for call in delta.calls:
+                calls.setdefault(call.index, [call.name or "", ""])[1] += call.arguments
+        assert content.strip() == "" and calls, text
+        assert seed % 2 == 0 or len(calls) == 1
+        for called, arguments in calls.values():
+            values = json.loads(arguments)
+            assert set(TOOLS[called]["required"]) <= set(values), text
+            assert values.get("a") in ("x", "yy", None) and values.get("n", 1) in range(10), text
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_templates_own_calls_are_allowed(name: str) -> None:
+    sample = SAMPLES[name]
+    format = template_format(renderer(sample.template), sample.template)
+    made = matcher(forced_calls(format, TOOLS, True))
+    text = sample.output.partition("Hi")[2].strip()
+    consumed = made.try_consume_tokens(list(text.encode()))
+    assert text.encode()[consumed:] == b"" and made.is_accepting()
+
+
+def test_a_strict_call_is_free_until_it_begins() -> None:
+    made = matcher(triggered_calls(ChatFormat(calls=TOOL_PARSERS["qwen3_coder"]), TOOLS, True))
+    free = list(b"a <tool, and 7\n")
+    assert made.try_consume_tokens(free) == len(free) and made.is_accepting()
+    begun = list(b"<tool_call>\n<function=f>\n<parameter=a>\n")
+    assert made.try_consume_tokens(begun) == len(begun)
+    assert made.try_consume_tokens(list(b"z")) == 0
+
+
+def test_calls_without_markers_cannot_be_triggered() -> None:
+    with pytest.raises(ValueError, match="no marker"):
+        triggered_calls(ChatFormat(calls=TOOL_PARSERS["llama"]), TOOLS, True)
+    with pytest.raises(ValueError, match="not known"):
+        forced_calls(ChatFormat(), TOOLS, True)

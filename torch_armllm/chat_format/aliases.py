@@ -1,0 +1,112 @@
+"""Formats of tool calls by the names of vLLM's tool parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch_armllm.chat_format.format import ID, TYPE, ArgumentFormat, CallFormat, JsonFormat
+from torch_armllm.chat_format.known import BEFORE_JSON, CALLS, layout
+
+_GLM = ArgumentFormat("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", separator="\n")
+_QWEN = ArgumentFormat("<parameter=", ">", "</parameter>", before="\n", after="\n", separator="\n")
+_MINIMAX = ArgumentFormat('<parameter name="', '">', "</parameter>", separator="\n")
+_DSML = ArgumentFormat(
+    '<｜DSML｜parameter name="',
+    f'" string="{TYPE}">',
+    "</｜DSML｜parameter>",
+    string_type="true",
+    other_type="false",
+    separator="\n",
+)
+_QWEN3_CODER = CallFormat(
+    "tagged",
+    begin="<tool_call>\n<function=",
+    name_end=">\n",
+    end="\n</function>\n</tool_call>",
+    separator="\n",
+    argument=_QWEN,
+)
+_GLM45 = CallFormat(
+    "tagged", begin="<tool_call>", name_end="\n", end="\n</tool_call>", separator="\n", argument=_GLM
+)
+_LLAMA = CallFormat(
+    "json",
+    json=JsonFormat(arguments="parameters", layout=layout("name", "parameters")),
+    parallel=False,
+    openers=BEFORE_JSON,
+    closers=("```", "<|eom_id|>"),
+)
+
+
+def _deepseek(kind: str, name_end: str, end: str, separator: str) -> CallFormat:
+    return CallFormat(
+        "tag_json",
+        section_begin="<｜tool▁calls▁begin｜>",
+        begin=f"<｜tool▁call▁begin｜>{kind}",
+        name_end=name_end,
+        end=f"{end}<｜tool▁call▁end｜>",
+        separator=separator,
+        section_end="<｜tool▁calls▁end｜>",
+    )
+
+
+def _dsml(section: str) -> CallFormat:
+    return CallFormat(
+        "tagged",
+        section_begin=f"\n\n<｜DSML｜{section}>\n",
+        begin='<｜DSML｜invoke name="',
+        name_end='">\n',
+        end="\n</｜DSML｜invoke>",
+        separator="\n",
+        section_end=f"\n</｜DSML｜{section}>",
+        argument=_DSML,
+    )
+
+
+TOOL_PARSERS: Mapping[str, CallFormat] = {
+    "hermes": CALLS["hermes"],
+    "mistral": CallFormat(
+        "tag_json", begin="[TOOL_CALLS]", name_end="[ARGS]", name_ends=("", f"[CALL_ID]{ID}[ARGS]")
+    ),
+    "llama": _LLAMA,
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "pythonic": CALLS["pythonic"],
+    "llama4_pythonic": CALLS["pythonic"],
+    "olmo3": CALLS["olmo3"],
+    "lfm2": CALLS["lfm2"],
+    "qwen3_coder": _QWEN3_CODER,
+    "qwen3_xml": _QWEN3_CODER,
+    "step3p5": _QWEN3_CODER,
+    "seed_oss": CallFormat(
+        "tagged",
+        begin="<seed:tool_call>\n<function=",
+        name_end=">\n",
+        end="\n</function>\n</seed:tool_call>",
+        separator="\n",
+        argument=ArgumentFormat("<parameter=", ">", "</parameter>", separator="\n"),
+    ),
+    "glm45": _GLM45,
+    "glm47": _GLM45,
+    "minimax_m2": CallFormat(
+        "tagged",
+        section_begin="<minimax:tool_call>\n",
+        begin='<invoke name="',
+        name_end='">\n',
+        end="\n</invoke>",
+        separator="\n",
+        section_end="\n</minimax:tool_call>",
+        argument=_MINIMAX,
+    ),
+    "minimax_m3": CALLS["minimax_m3"],
+    "deepseek_v3": _deepseek("function<｜tool▁sep｜>", "\n```json\n", "\n```", "\n"),
+    "deepseek_v31": _deepseek("", "<｜tool▁sep｜>", "", ""),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
+    "kimi_k2": CALLS["kimi_k2"],
+    "gemma4": CALLS["gemma4"],
+    "granite": CALLS["granite"],
+    "phi4_mini_json": CALLS["phi4_mini"],
+    "nemotron_v2": CALLS["nemotron_v2"],
+}
+"""Calls by the names that ``--tool-call-parser`` takes."""

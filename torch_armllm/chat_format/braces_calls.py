@@ -1,0 +1,117 @@
+"""Gemma's calls: ``call:name{key:<|"|>text<|"|>,other:[1,2]}``."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from torch_armllm.chat_format.calls import MarkedCalls
+from torch_armllm.chat_format.cursor import Markers, Wait
+from torch_armllm.chat_format.json_text import json_string
+from torch_armllm.chat_format.typed_values import typed
+
+QUOTE = '<|"|>'
+_QUOTES = Markers([QUOTE])
+_KEY_ENDS = Markers([":", "}"])
+_LITERAL = re.compile(r"[^,}\]]*")
+_MOST_NESTED = 100
+
+
+class BracesCalls(MarkedCalls):
+    """Calls in braces, whose keys have no quotes and whose strings are between special tokens."""
+
+    def call(self, holes: dict[str, str]) -> Wait[bool]:
+        """See `MarkedCalls`."""
+        found = yield from self.name()
+        if found is None:
+            return False
+        self.begin(found[0], None)
+        yield from self._object({"type": "object", "properties": _Properties(self, found[0])}, 0)
+        return True
+
+    def _object(self, schema: Any, depth: int) -> Wait[bool]:
+        if not (yield from self.cursor.accept("{")):
+            return False
+        opening = "{"
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        while True:
+            yield from self.cursor.space()
+            if (yield from self.cursor.accept("}")):
+                self.writer.arguments("{}" if opening == "{" else "}")
+                return True
+            if opening != "{":
+                yield from self.cursor.accept(",")
+                yield from self.cursor.space()
+            pieces: list[str] = []
+            ended = yield from self.cursor.until(_KEY_ENDS, pieces.append)
+            if ended is None:
+                return False
+            if ended == "}" and not "".join(pieces).strip():
+                continue
+            self.cursor.take(1)
+            key = "".join(pieces).strip().removeprefix(QUOTE).removesuffix(QUOTE).strip('"')
+            self.writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+            opening = ", "
+            if ended == "}":
+                self.writer.arguments("null}")
+                return True
+            inner = properties.get(key) if isinstance(properties, dict | _Properties) else None
+            yield from self.cursor.space()
+            if not (yield from self._value(inner, depth + 1)):
+                return False
+
+    def _array(self, schema: Any, depth: int) -> Wait[bool]:
+        self.cursor.take(1)
+        self.writer.arguments("[")
+        items = schema.get("items") if isinstance(schema, dict) else None
+        first = True
+        while True:
+            yield from self.cursor.space()
+            if (yield from self.cursor.accept("]")):
+                self.writer.arguments("]")
+                return True
+            if not (yield from self.cursor.more()):
+                return False
+            if not first:
+                if not (yield from self.cursor.accept(",")):
+                    return False
+                yield from self.cursor.space()
+                self.writer.arguments(", ")
+            first = False
+            if not (yield from self._value(items, depth + 1)):
+                return False
+
+    def _value(self, schema: Any, depth: int) -> Wait[bool]:
+        if depth > _MOST_NESTED or not (yield from self.cursor.more()):
+            return False
+        if (yield from self.cursor.accept(QUOTE)):
+            self.writer.arguments('"')
+            if (yield from self.cursor.until(_QUOTES, self.writer.quoted, False)) is None:
+                return False
+            self.cursor.take(len(QUOTE))
+            self.writer.arguments('"')
+            return True
+        if (yield from self.cursor.follows("{")):
+            return (yield from self._object(schema, depth))
+        if (yield from self.cursor.follows("[")):
+            return (yield from self._array(schema, depth))
+        if (yield from self.cursor.follows('"')):
+            return (yield from json_string(self.cursor, self.writer.arguments))
+        text = yield from self.cursor.matches(_LITERAL)
+        if not (yield from self.cursor.more()):
+            self.writer.arguments(text.strip())
+            return False
+        self.writer.arguments(json.dumps(typed(text.strip(), schema), ensure_ascii=False))
+        return True
+
+
+class _Properties:
+    """The properties of a tool's arguments."""
+
+    def __init__(self, calls: MarkedCalls, name: str) -> None:
+        self._calls, self._name = calls, name
+
+    def get(self, key: str) -> Any:
+        """Returns the schema of an argument."""
+        return self._calls.tools.argument(self._name, key)

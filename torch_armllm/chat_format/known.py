@@ -1,0 +1,162 @@
+"""Formats that a template's renderings do not show, chosen by what the template holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch_armllm.chat_format.format import (
+    INDEX,
+    ArgumentFormat,
+    CallFormat,
+    ChatFormat,
+    JsonFormat,
+    ReasoningFormat,
+)
+from torch_armllm.chat_format.probe import KEY, NAME, VALUE
+
+_MINIMAX = "]<]minimax[>["
+BEFORE_JSON = ("<|python_tag|>", "```json", "```")
+"""Texts that models write before a call that has no markers."""
+
+
+def layout(name: str, arguments: str) -> str:
+    """Returns a call of the probes in JSON, as a template would render it."""
+    return f'{{"{name}": "{NAME}", "{arguments}": {{"{KEY}": "{VALUE}"}}}}'
+
+
+_HERMES_LAYOUT = layout("name", "arguments")
+
+CALLS: Mapping[str, CallFormat] = {
+    "hermes": CallFormat(
+        "json",
+        begin="<tool_call>\n",
+        end="\n</tool_call>",
+        separator="\n",
+        json=JsonFormat(layout=_HERMES_LAYOUT),
+    ),
+    "kimi_k2": CallFormat(
+        "tag_json",
+        section_begin="<|tool_calls_section_begin|>",
+        begin="<|tool_call_begin|>functions.",
+        name_end=f":{INDEX}<|tool_call_argument_begin|>",
+        end="<|tool_call_end|>",
+        section_end="<|tool_calls_section_end|>",
+        id_around_name=True,
+    ),
+    "lfm2": CallFormat(
+        "python", section_begin="<|tool_call_start|>[", separator=", ", section_end="]<|tool_call_end|>"
+    ),
+    "pythonic": CallFormat("python", section_begin="[", separator=", ", section_end="]"),
+    "olmo3": CallFormat(
+        "python", section_begin="<function_calls>\n", separator="\n", section_end="\n</function_calls>"
+    ),
+    "nemotron_v2": CallFormat(
+        "json",
+        section_begin="<TOOLCALL>[",
+        separator=", ",
+        section_end="]</TOOLCALL>",
+        json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
+    ),
+    "phi4_mini": CallFormat(
+        "json",
+        section_begin="functools[",
+        separator=", ",
+        section_end="]",
+        json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
+        openers=("<|tool_call|>",),
+        closers=("<|/tool_call|>",),
+    ),
+    "granite": CallFormat(
+        "json",
+        section_begin="<|tool_call|>[",
+        separator=", ",
+        section_end="]",
+        json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
+    ),
+    "functionary_v3": CallFormat("tag_json", begin=">>>", name_end="\n", raw_argument=True),
+    "gemma4": CallFormat(
+        "braces", begin="<|tool_call>call:", end="<tool_call|>", closers=("<|tool_response>",)
+    ),
+    "minimax_m3": CallFormat(
+        "nested",
+        section_begin=f"{_MINIMAX}<tool_call>\n",
+        begin=f'{_MINIMAX}<invoke name="',
+        name_end='">',
+        end=f"{_MINIMAX}</invoke>\n",
+        section_end=f"{_MINIMAX}</tool_call>",
+        argument=ArgumentFormat(f"{_MINIMAX}<", ">", f"{_MINIMAX}</"),
+    ),
+    "muse": CallFormat(
+        "tagged",
+        section_begin="<atem:function_calls>\n",
+        begin='<atem:invoke name="',
+        name_end='">\n',
+        end="\n</atem:invoke>",
+        separator="\n",
+        section_end="\n</atem:function_calls>",
+        argument=ArgumentFormat('<atem:parameter name="', '">', "</atem:parameter>", separator="\n"),
+    ),
+    "harmony": CallFormat("tag_json", begin=" to=functions.", name_end="<|message|>", parallel=False),
+}
+"""Calls by the name of their format."""
+
+_BY_HAND = (
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<|im_middle|>", "<|im_assistant|>"), "kimi_k2"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),
+    (("List of tools: [",), "lfm2"),
+    (("<TOOLCALL>",), "nemotron_v2"),
+    (("functools",), "phi4_mini"),
+    (("<|tool|>", "<|/tool|>"), "phi4_mini"),
+    (("<function_calls>", "<functions>"), "olmo3"),
+    (("<|tool_call|>",), "granite"),
+    (("[func_name1(params_name1=params_value1",), "pythonic"),
+    (("<|python_start|>",), "pythonic"),
+    ((">>>all",), "functionary_v3"),
+    (("<tool_call>", '"arguments"'), "hermes"),
+    (("<tool_call>", "<args-json-object>"), "hermes"),
+)
+"""Texts in templates that cannot render a call, and the formats of their models."""
+
+
+def known(template: str, derived: ChatFormat) -> ChatFormat:
+    """Returns the format of a template: the derived one, or what is known where that cannot be right."""
+    if "<|channel|>" in template and "<|message|>" in template and "analysis" in template:
+        return replace(
+            derived, source="harmony", reasoning=ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
+            calls=CALLS["harmony"], content_begin="", content_end="", messages="harmony",
+        )  # fmt: skip
+    if "<atem:function_calls>" in template and "to=self" in template:
+        return replace(
+            derived, source="muse", reasoning=ReasoningFormat(" to=self<|message|>", "<|eom|>"),
+            calls=CALLS["muse"], content_begin="", content_end="", messages="recipients",
+        )  # fmt: skip
+    if "<|tool_call>call:" in template:
+        return replace(
+            derived, source="gemma4",
+            reasoning=ReasoningFormat("<|channel>thought", "<channel|>", repeats=True), calls=CALLS["gemma4"],
+        )  # fmt: skip
+    if _MINIMAX in template or "]<]minimax" in template:
+        return replace(derived, source="minimax_m3", calls=CALLS["minimax_m3"])
+    if ">>>all" in template:
+        return replace(
+            derived,
+            source="functionary_v3",
+            calls=CALLS["functionary_v3"],
+            content_begin=">>>all\n",
+            begun=">>>",
+        )
+    calls = derived.calls
+    if calls is not None and calls.kind == "json" and not calls.opening:
+        return replace(derived, calls=replace(calls, openers=BEFORE_JSON, closers=("```", "<|eom_id|>")))
+    if "<response>" in template and derived.reasoning is not None and not derived.content_begin:
+        derived = replace(derived, content_begin="<response>", content_end="</response>")
+    if "[END FINAL RESPONSE]" in template:
+        derived = replace(derived, content_end="[END FINAL RESPONSE]")
+    if calls is None:
+        for holds, name in _BY_HAND:
+            if all(each in template for each in holds):
+                return replace(derived, source=name, calls=CALLS[name])
+    return derived
