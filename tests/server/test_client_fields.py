@@ -36,7 +36,7 @@ OF_TODAY = {
 
 @pytest.fixture(scope="module")
 def server(tiny_llm: AsyncLLM) -> Iterator[Live]:
-    with live(tiny_llm, model={"chat_template": TEMPLATE}) as running:
+    with live(tiny_llm, model={"chat_template": TEMPLATE, "tool_parser": "hermes"}) as running:
         yield running
 
 
