@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.chat_format.templates import SAMPLES
@@ -25,7 +26,17 @@ TOOLS: dict[str, Any] = {
         "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "b": {"type": "boolean"}},
         "required": ["n"],
     },
+    "h": {
+        "type": "object",
+        "properties": {
+            "t": {"type": "string", "maxLength": 4},
+            "c": {"const": "a b"},
+            "s": {"enum": ["1", "null", "<x"]},
+        },
+    },
 }
+for schema in TOOLS.values():
+    schema["additionalProperties"] = False
 FORMATS = {name: ChatFormat(calls=calls) for name, calls in TOOL_PARSERS.items()} | {
     "harmony": ChatFormat(calls=CALLS["harmony"], messages="harmony"),
     "muse": ChatFormat(calls=CALLS["muse"], messages="recipients"),
@@ -61,18 +72,13 @@ def test_what_is_forced_is_parsed_back(name: str) -> None:
     for seed in range(4):
         text = walk(forced_calls(format, TOOLS, seed % 2 == 0), random.Random(seed))
         parser = make_parser(format, TOOLS)
-        calls: dict[int, list[str]] = {}
-        content = ""
-        for delta in (parser.feed(text), parser.finish()):
-            content += delta.content
-            for call in delta.calls:
-                calls.setdefault(call.index, [call.name or "", ""])[1] += call.arguments
-        assert content.strip() == "" and calls, text
-        assert seed % 2 == 0 or len(calls) == 1
-        for called, arguments in calls.values():
+        got = parser.feed(text).joined(parser.finish())
+        assert got.content.strip() == "" and got.calls, text
+        assert seed % 2 == 0 or len(got.calls) == 1
+        for called, arguments in ((call.name or "", call.arguments) for call in got.calls):
             values = json.loads(arguments)
-            assert set(TOOLS[called]["required"]) <= set(values), text
-            assert values.get("a") in ("x", "yy", None) and values.get("n", 1) in range(10), text
+            jsonschema.validate(values, TOOLS[called])
+            assert set(values) <= set(TOOLS[called]["properties"])
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -99,3 +105,37 @@ def test_calls_without_markers_cannot_be_triggered() -> None:
         triggered_calls(ChatFormat(calls=TOOL_PARSERS["llama"]), TOOLS, True)
     with pytest.raises(ValueError, match="not known"):
         forced_calls(ChatFormat(), TOOLS, True)
+    with pytest.raises(ValueError, match="content has markers"):
+        triggered_calls(ChatFormat(calls=TOOL_PARSERS["hermes"], content_begin="<response>"), TOOLS, True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
+        (
+            {"properties": {"a": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}}},
+            "minLength",
+        ),
+        ({"properties": {"a": {"type": ["string", "object"]}}}, "object or a list"),
+        ({"properties": {"a": {"enum": ["", "b"]}}}, "empty"),
+        ({"properties": {"a>": {"type": "string"}}}, "no place"),
+        ({"properties": {}, "required": ["a"]}, "does not describe"),
+        ({"anyOf": [{"required": ["a"]}], "properties": {"a": {}}}, "anyOf"),
+        ({"$ref": "#/$defs/none"}, "not in it"),
+    ],
+)
+def test_schemas_of_no_grammar(schema: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        forced_calls(ChatFormat(calls=TOOL_PARSERS["qwen3_coder"]), {"f": schema}, True)
+    forced_calls(ChatFormat(calls=TOOL_PARSERS["hermes"]), {"f": schema}, True)  # in JSON
+
+
+def test_a_text_ends_at_the_first_end() -> None:
+    tools = {"f": {"properties": {"a": {"type": "string"}, "b": {}}}}
+    made = matcher(forced_calls(ChatFormat(calls=TOOL_PARSERS["qwen3_coder"]), tools, False))
+    begun = b"<tool_call>\n<function=f>\n<parameter=a>\n</b> x\n"
+    following = b"</parameter>\n<parameter=b>\n"
+    assert made.try_consume_tokens(list(begun + following)) == len(begun + following)
+    made = matcher(forced_calls(ChatFormat(calls=TOOL_PARSERS["qwen3_coder"]), tools, False))
+    assert made.try_consume_tokens(list(begun[:-1] + b"</parameter>")) == len(begun) + 10

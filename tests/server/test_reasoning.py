@@ -163,7 +163,7 @@ def test_calls_come_after_reasoning(thinking: Live, streamed: bool) -> None:
         got = create(thinking, streamed, tools=tools)
     assert (got["reasoning"], got["content"], got["reason"]) == (f"a {call}?", "", "tool_calls")
     assert got["calls"] == [("g", "{}"), ("f", "{}")]
-    with scripted(thinking, 'a</think>\n\n[{"name":"g","parameters":{}}]') as asked:
+    with scripted(thinking, f"a</think>\n\n{call}") as asked:
         got = create(thinking, streamed, tools=tools, tool_choice="required")
     assert (got["reasoning"], got["calls"]) == ("a", [("g", "{}")])
     assert asked[0][1].structured_outputs.reasoning == FreeReasoning(None, "</think>")

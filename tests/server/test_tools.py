@@ -15,7 +15,6 @@ from torch_armllm.chat_format.deltas import OutputDelta, OutputParser, ToolCallD
 from torch_armllm.chat_format.format import ChatFormat
 from torch_armllm.chat_format.parser import FormatParser
 from torch_armllm.llm.async_llm import AsyncLLM
-from torch_armllm.server.tools.forced import RequiredToolParser
 
 CALLS = {
     "hermes": [
@@ -81,43 +80,6 @@ def test_two_calls(name: str, size: int) -> None:
     assert content == ""
     assert [(call.index, call.name, call.arguments) for call in calls] == [(0, "f", "{}"), (1, "g", "{}")]
     assert calls[0].id != calls[1].id
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 1000])
-def test_required_calls_arrive_one_by_one(size: int) -> None:
-    one, two = '{"name":"f","parameters":{"a":"},{"}}', '{"name":"g","parameters":{"b":[{}]}}'
-    text = f" [{one} , {two}]"
-    parser = RequiredToolParser()
-    arrived = {}
-    for at in range(0, len(text), size):
-        for call in parser.feed(text[at : at + size]).calls:
-            arrived[call.name] = (call.index, json.loads(call.arguments), at // size)
-    assert parser.finish() == OutputDelta()
-    ends = [(text.index(each) + len(each) - 1) // size for each in (one, two)]
-    assert arrived == {"f": (0, {"a": "},{"}, ends[0]), "g": (1, {"b": [{}]}, ends[1])}
-    cut, names = RequiredToolParser(), []
-    for piece in (f"[{one},", two[:-1]):
-        names += [call.name for call in cut.feed(piece).calls]
-    (call,) = cut.finish().calls
-    assert (names, call.index, call.name, call.arguments) == (["f"], 1, "g", '{"b":[{}]}')
-
-
-@pytest.mark.parametrize(
-    ("text", "names", "expected"),
-    [
-        ('[{"name":"f","parameters":{"a":"x', ["f", "g"], ("f", '{"a":"x')),
-        ('[{"name":"f","parameters":', ["f", "g"], ("f", "")),
-        ('[{"name":"f","par', ["f", "fg"], ("f", "")),
-        ('[{"name":"fg', ["f", "fg"], ("fg", "")),
-        ('[{"name":"f', ["f", "fg"], None),  # either may follow
-        ('[{"na', ["f"], ("f", "")),
-        ("", ["f"], ("f", "")),
-        ("[", ["f", "g"], None),
-    ],
-)
-def test_a_required_call_that_is_cut(text: str, names: list[str], expected: tuple[str, str] | None) -> None:
-    content, calls = parse(RequiredToolParser(names), text, 3)
-    assert (content, [(call.name, call.arguments) for call in calls]) == ("", [expected] if expected else [])
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])
@@ -206,7 +168,7 @@ def test_required_calls(client: OpenAI, choice: Any, streamed: bool) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
     ("choice", "tokens"),
-    [("required", 3), ("required", 40), ({"type": "function", "function": {"name": "weather"}}, 6)],
+    [("required", 3), ("required", 51), ({"type": "function", "function": {"name": "weather"}}, 3)],
 )
 def test_a_forced_call_that_the_limit_cuts(client: OpenAI, choice: Any, tokens: int, streamed: bool) -> None:
     """It is a call with the arguments so far, and the finish reason says that it was cut."""
@@ -225,20 +187,21 @@ def test_a_forced_call_that_the_limit_cuts(client: OpenAI, choice: Any, tokens: 
         (call,) = got.message.tool_calls or []
         name, arguments, reason = call.function.name, call.function.arguments, got.finish_reason
     assert (name, reason) == ("weather", "length")
-    assert '{"city":"'.startswith(arguments) and bool(arguments) == (tokens != 3)
+    assert '{"city":"'.startswith(arguments.replace(" ", "")) and bool(arguments) == (tokens != 3)
 
 
 def test_cut_calls_of_the_other_routes(server: Live, client: OpenAI) -> None:
     parameters = {"type": "object", "properties": {"city": {"const": "Rome"}}, "required": ["city"]}
     tool: Any = {"type": "function", "name": "weather", "parameters": parameters}
     forced: Any = {"model": NAME, "input": "hi", "tools": [tool], "tool_choice": "required"}
-    forced["max_output_tokens"] = len('[{"name":"weather","parameters":{"city":"Ro')
+    forced["max_output_tokens"] = len('<tool_call>{"name": "weather", "arguments": {"city":"Ro')
     whole = client.responses.create(**forced)
     last: Any = list(client.responses.create(**forced, stream=True))[-1]
     for response in (whole, last.response):
         (item,) = response.output
         assert (response.status, item.type, item.status) == ("incomplete", "function_call", "incomplete")
-        assert (item.name, item.arguments) == ("weather", '{"city":"Ro')
+        begun = item.arguments.replace(" ", "")  # there may be a space between two parts of JSON
+        assert item.name == "weather" and '{"city":"Ro'.startswith(begun) and '"ci' in begun
     body: Any = {
         "model": NAME,
         "messages": ASK,
@@ -249,7 +212,8 @@ def test_cut_calls_of_the_other_routes(server: Live, client: OpenAI) -> None:
     message = httpx.post(f"{server.base}/v1/messages", json=body).json()
     assert message["stop_reason"] == "max_tokens"
     (block,) = message["content"]
-    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {"city": "Ro"})
+    assert (block["type"], block["name"]) == ("tool_use", "weather")
+    assert "Rome".startswith(block["input"].get("city", ""))
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -284,21 +248,27 @@ def test_generated_calls(client: OpenAI, streamed: bool, parallel: bool) -> None
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
 def test_several_required_calls(client: OpenAI, server: Live, parallel: bool, streamed: bool) -> None:
-    calls = ['{"name":"clock","parameters":{}}', '{"name":"weather","parameters":{"city":"Oslo"}}']
+    calls = [
+        '<tool_call>{"name": "clock", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>',
+    ]
     asked: Any = {"model": NAME, "messages": ASK, "tools": [WEATHER, CLOCK], "tool_choice": "required"}
     asked["parallel_tool_calls"] = parallel
-    with scripted(server, f"[{','.join(calls[: 1 + parallel])}]", 4) as prompts:
+    with scripted(server, "".join(calls), 4) as prompts:
         if streamed:
             chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
-            got = [[(call.index, call.function.name) for call in c.delta.tool_calls or []] for c in chunks]
+            got = [
+                [(call.index, call.function.name) for call in c.delta.tool_calls or [] if call.function.name]
+                for c in chunks
+            ]
             assert [each for each in got if each] == [[(0, "clock")], [(1, "weather")]][: 1 + parallel]
             assert chunks[-1].finish_reason == "tool_calls"
         else:
             (choice,) = client.chat.completions.create(**asked).choices
             names = [call.function.name for call in choice.message.tool_calls or []]
             assert names == ["clock", "weather"][: 1 + parallel]
-    schema = prompts[0][1].structured_outputs.json
-    assert schema.get("maxItems") == (None if parallel else 1)
+    tag = json.dumps(prompts[0][1].structured_outputs.structural_tag)
+    assert ("tags_with_separator" in tag) == parallel
 
 
 def test_conversation_continues_after_a_call(client: OpenAI) -> None:

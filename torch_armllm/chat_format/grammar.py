@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_armllm.chat_format.braces_calls import QUOTE
 from torch_armllm.chat_format.format import ID, INDEX, TYPE, ArgumentFormat, CallFormat, ChatFormat, tokens
 from torch_armllm.chat_format.parser import Tools
+from torch_armllm.chat_format.plain_schemas import object_properties, plain_values
 from torch_armllm.chat_format.probe import CALL_IDS, KEY, NAME
 from torch_armllm.chat_format.typed_values import is_text, resolved, types
 
 Part = dict[str, Any]
 """A format of a structural tag."""
 _HOLES = {ID: "[a-zA-Z0-9]{9}", INDEX: "[0-9]{1,3}"}
+_KEY = re.compile(r"[^\s<>(){}\[\]:=,'\"|]+")
+"""Names of arguments that no marker can be taken for."""
+ANY_TEXT = {"type": "any_text"}
 _SPACES = {"x-guidance": {"whitespace_pattern": "[ ]{0,1}"}}
 """A space at most between parts of JSON: small models may generate white space without end."""
 
@@ -46,9 +51,11 @@ def triggered_calls(format: ChatFormat, tools: Tools, parallel: bool) -> Part:
     """
     calls = _known_calls(format)
     begin = (calls.section_begin + calls.begin).lstrip()
-    trigger = begin[: min((at for hole in _HOLES if (at := begin.find(hole)) >= 0), default=len(begin))]
-    if format.messages or not any(part[0] in "<[" and len(part) > 1 for part in tokens(trigger)):
+    trigger, *others = (*tokens(begin), "")
+    if format.messages or not _is_marker(trigger):
         raise ValueError("its calls begin with no marker of their own")
+    if format.content_begin or format.content_end or (format.reasoning and format.reasoning.repeats):
+        raise ValueError("its content has markers, which free text cannot have")
     content = _sequence([*_texts(begin[len(trigger) :]), _after_begin(calls, tools, parallel)])
     tag = {"type": "tag", "begin": trigger, "content": content, "end": ""}
     return _tag(
@@ -57,8 +64,14 @@ def triggered_calls(format: ChatFormat, tools: Tools, parallel: bool) -> Part:
             "triggers": [trigger],
             "tags": [tag],
             "stop_after_first": not parallel,
+            "excludes": sorted({each for each in others if _is_marker(each)}),
         }
     )
+
+
+def _is_marker(token: str) -> bool:
+    """True if a token of a marker may begin a call; models leave out those before it."""
+    return len(token) > 1 and token[0] in "<["
 
 
 def _known_calls(format: ChatFormat) -> CallFormat:
@@ -74,10 +87,15 @@ def _tag(part: Part) -> Part:
 def _after_begin(calls: CallFormat, tools: Tools, parallel: bool) -> Part:
     """Returns all that follows the beginning of the first call."""
     one = _either([_sequence(_call(calls, name, schema or {})) for name, schema in tools.items()])
-    parts = [one]
-    if parallel and calls.parallel:
-        more = _sequence([*_texts(calls.separator + calls.begin), one])
-        parts.append({"type": "star", "content": more})
+    between = calls.separator + calls.begin
+    if not (parallel and calls.parallel):
+        parts = [one]
+    elif any(hole in between for hole in _HOLES):
+        parts = [one, {"type": "star", "content": _sequence([*_texts(between), one])}]
+    else:  # the calls are one part, which the limit of parts counts once
+        tag = {"type": "tag", "begin": "", "content": one, "end": ""}
+        separated = {"type": "tags_with_separator", "tags": [tag], "separator": between}
+        parts = [{**separated, "at_least_one": True}]
     return _sequence([*parts, *_texts(calls.section_end)])
 
 
@@ -113,18 +131,13 @@ def _layout(calls: CallFormat, name: str) -> tuple[str, str]:
 
 def _arguments(calls: CallFormat, schema: Mapping[str, Any], separator: str) -> list[Part]:
     """Returns the arguments in the schema's order; those that are not required may be missing."""
-    properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return []
-    required = schema.get("required")
-    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    properties, needed = object_properties(schema)
     made = [(key in needed, _argument(calls, key, value, schema)) for key, value in properties.items()]
+    gap = _texts(separator)
     if not separator.strip():
-        gap = _texts(separator)
         return [_needed(each, needs) for each, needs in _spaced(made, gap)]
     first = [each for is_needed, each in made if is_needed]
     others = [each for is_needed, each in made if not is_needed]
-    gap = _texts(separator)
     if first:
         rest = [_sequence([*gap, each]) for each in first[1:]]
         return [first[0], *rest, *(_optional(_sequence([*gap, each])) for each in others)]
@@ -144,11 +157,15 @@ def _needed(part: Part, needed: bool) -> Part:
 
 def _argument(calls: CallFormat, key: str, schema: Any, root: Mapping[str, Any]) -> Part:
     found = resolved(schema, root) if isinstance(schema, dict) else {}
+    if schema is False or found is None or not _KEY.fullmatch(key):
+        raise ValueError(f"the argument {key[:50]!r} has no place outside of JSON")
     if calls.kind == "python":
+        if not key.isidentifier():
+            raise ValueError(f"the argument {key[:50]!r} is no name of Python")
         return _sequence([*_texts(f"{key}="), _json(schema, root)])
     if calls.kind == "braces":
         if is_text(found):
-            return _sequence([*_texts(f"{key}:{QUOTE}"), _free(found), *_texts(QUOTE)])
+            return _between(f"{key}:{QUOTE}", found, QUOTE)
         return _sequence([*_texts(f"{key}:"), _json(schema, root)])
     argument = calls.argument
     assert argument is not None
@@ -158,11 +175,10 @@ def _argument(calls: CallFormat, key: str, schema: Any, root: Mapping[str, Any])
         begin = argument.key_begin + key + argument.key_end + argument.before
         end = argument.after + argument.value_end
     allowed = types(found)
-    value = _free(found) if not allowed or "string" in allowed else _json(schema, root)
-    kind = (
-        (argument.string_type or "") if not allowed or "string" in allowed else _type_name(argument, allowed)
-    )
-    return _sequence([*_texts(begin.replace(TYPE, kind)), value, *_texts(end)])
+    if not allowed or "string" in allowed:
+        return _between(begin.replace(TYPE, argument.string_type or ""), found, end)
+    begin = begin.replace(TYPE, _type_name(argument, allowed))
+    return _sequence([*_texts(begin), _json(schema, root), *_texts(end)])
 
 
 def _type_name(argument: ArgumentFormat, allowed: set[str]) -> str:
@@ -173,12 +189,15 @@ def _type_name(argument: ArgumentFormat, allowed: set[str]) -> str:
     return "number" if name == "integer" else name
 
 
-def _free(schema: Any) -> Part:
-    """Returns a text without quotes."""
-    values = schema.get("enum") if isinstance(schema, dict) else None
-    if isinstance(values, list) and values and all(isinstance(value, str) and value for value in values):
-        return _either([_text(value) for value in values])
-    return {"type": "any_text"}
+def _between(begin: str, schema: Any, end: str) -> Part:
+    """Returns a text without quotes, between markers."""
+    values = plain_values(schema)
+    if values is not None:
+        return _sequence([_text(begin), _either([_text(value) for value in values]), _text(end)])
+    content: Part = {"type": "any_text", "excludes": [end.strip()]} if end.strip() != end else ANY_TEXT
+    if (most := schema.get("maxLength")) is not None:
+        content = {**content, "max_chars": most}
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def _messages(format: ChatFormat, tools: Tools) -> Part:
@@ -240,7 +259,18 @@ def _texts(marker: str) -> list[Part]:
 
 
 def _sequence(parts: Sequence[Part]) -> Part:
-    return parts[0] if len(parts) == 1 else {"type": "sequence", "elements": list(parts) or [_text("")]}
+    """Returns parts after each other; the limit of parts counts adjacent texts once."""
+    joined: list[Part] = []
+    for part in parts:
+        for each in part["elements"] if part["type"] == "sequence" else [part]:
+            before = joined[-1] if joined and joined[-1]["type"] == "const_string" else None
+            if before is not None and each["type"] == "const_string":
+                joined[-1] = _text(before["value"] + each["value"])
+            elif before is not None and each["type"] == "tag":
+                joined[-1] = {**each, "begin": before["value"] + each["begin"]}
+            else:
+                joined.append(each)
+    return joined[0] if len(joined) == 1 else {"type": "sequence", "elements": joined or [_text("")]}
 
 
 def _either(parts: Sequence[Part]) -> Part:

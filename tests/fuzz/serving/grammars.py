@@ -22,8 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling.structured import GrammarMatcher, StructuredOutputs
 from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
-from torch_armllm.server.protocol.chat import Tool
-from torch_armllm.server.tools.forced import arguments_schema, calls_schema
+from torch_armllm.server.tools.forced import calls_schema
 
 END, PAD = 0, 7
 """EOS, and columns of logits beyond the tokenizer's ids."""
@@ -313,11 +312,8 @@ def draw_format(draw: random.Random) -> tuple[dict[str, Any], bool]:
             schema["$defs"] = {"one": draw_schema(draw, 1), "two": draw_schema(draw, 2)}
         if kind == "tools":
             parameters = schema if isinstance(schema, dict) else None
-            tools = [
-                Tool.model_validate({"function": {"name": name, "parameters": parameters}})
-                for name in draw.sample(["a", "größer", 'x"y'], draw.randint(1, 3))
-            ]
-            schema = draw.choice([arguments_schema(tools[0]), calls_schema(tools, draw.random() < 0.5)])
+            names = draw.sample(["a", "größer", 'x"y'], draw.randint(1, 3))
+            schema = calls_schema(dict.fromkeys(names, parameters), draw.random() < 0.5)
         if mutated:
             for _ in range(draw.choice([1, 1, 3])):
                 schema = _mutate_schema(draw, schema)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from torch_armllm.engine.sampling.guidance_options import check_options, check_space
-from torch_armllm.engine.sampling.tag_grammar import special_tokens, tag_grammar, user_grammar
+from torch_armllm.engine.sampling.tag_grammar import literals, special_tokens, tag_grammar, user_grammar
 from torch_armllm.engine.sampling_params import FreeReasoning, StructuredOutputsParams
 from torch_armllm.engine.structural_tag import read_structural_tag
 
@@ -70,15 +70,15 @@ def _after_reasoning(grammar: str, reasoning: FreeReasoning, tokenizer: Any) -> 
     grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     name = grammars[0].get("name") or "answer"
     special = special_tokens(tokenizer)
-    end = reasoning.end
-    if end in special:
-        rules = f"reasoning: text <[{special[end]}]>\ntext: /(?s:.*)/"
+    first_end, *more_ends = literals(reasoning.end, special)
+    if first_end.startswith("<"):
+        rules = f"reasoning: text {' '.join([first_end, *more_ends])}\ntext: /(?s:.*)/"
     else:
-        rules = f"reasoning[suffix={json.dumps(end)}]: /(?s:.*)/"
-    if (begin := reasoning.begin) is None:
+        rules = f"reasoning: free {' '.join(more_ends)}\nfree[suffix={first_end}]: /(?s:.*)/"
+    if reasoning.begin is None:
         start = f"thought @{name}\nthought: reasoning BLANK"
     else:
-        opening = f"<[{special[begin]}]>" if begin in special else json.dumps(begin)
+        opening = " ".join(literals(reasoning.begin, special))
         start = f"thought? @{name}\nthought: {opening} reasoning BLANK"
     first = {"lark_grammar": f"start: {start}\n{rules}\nBLANK: /[ \\n]{{0,4}}/\n"}
     return json.dumps({"grammars": [first, {**grammars[0], "name": name}, *grammars[1:]]})

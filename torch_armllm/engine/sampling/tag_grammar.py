@@ -37,6 +37,16 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     return {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
+def literals(text: str, special: Mapping[str, int]) -> list[str]:
+    """Returns a text as literals and special tokens of Lark's syntax.
+
+    Args:
+        text: of one character or more.
+        special: ids of the special tokens, by their texts.
+    """
+    return _TagGrammar(special).pieces(text)
+
+
 def user_grammar(grammar: str) -> str:
     """Returns a user's grammar in Lark's syntax.
 
@@ -88,7 +98,7 @@ class _TagGrammar:
         self._rules.append(f"{name}{option}: {body}")
         return name
 
-    def _pieces(self, text: str) -> list[str]:
+    def pieces(self, text: str) -> list[str]:
         """Returns a text as literals and special tokens."""
         pieces, begin = [], 0
         for found in self._split.finditer(text):
@@ -99,7 +109,7 @@ class _TagGrammar:
         return [*pieces, json.dumps(text[begin:])] if begin < len(text) else pieces
 
     def _literal(self, text: str) -> str:
-        return " ".join(self._pieces(text)) or '""'
+        return " ".join(self.pieces(text)) or '""'
 
     def _close(self, ends: Ends) -> str:
         return f" ({' | '.join(map(self._literal, ends))})" if ends and any(ends) else ""
@@ -197,7 +207,7 @@ class _TagGrammar:
                 "or a tag with a beginning follow it, or the end of a tag, or nothing"
             )
         text = self._terminal(part)
-        return f"({' | '.join(self._lazily(text, self._pieces(end)) for end in ends)})"
+        return f"({' | '.join(self._lazily(text, self.pieces(end)) for end in ends)})"
 
     def _lazily(self, text: str, pieces: list[str]) -> str:
         """Returns the expression of a terminal's text up to an end, which may hold special tokens."""
@@ -281,7 +291,7 @@ class _TagGrammar:
                 if (begin := self._border(tag.begin)).startswith(trigger)
             ]
             if begun:
-                head = self._lazily(self._free_text(free), self._pieces(trigger))
+                head = self._lazily(self._free_text(free), self.pieces(trigger))
                 pieces.append(f"{head} ({' | '.join(begun)})")
         piece, rest = f"({' | '.join(pieces)})", self._up_to(free, ends)
         if part.stop_after_first:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch_armllm.chat_format.deltas import OutputDelta, OutputParser
 from torch_armllm.chat_format.format import ReasoningFormat
 from torch_armllm.chat_format.prompt_part import begins_in
-from torch_armllm.chat_format.rendering import make_parser, marks_with
+from torch_armllm.chat_format.rendering import marks_with
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import FreeReasoning, SamplingParams
 from torch_armllm.server.errors import ApiError
@@ -24,7 +24,6 @@ from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.reasoning.token_count import reasoning_tokens
 from torch_armllm.server.served_model import ServedModel
 from torch_armllm.server.tools.choice import ToolUse, tool_use
-from torch_armllm.server.tools.forced import forced_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -154,17 +153,13 @@ class ChatOutputs:
             if not continued and (last.reasoning_content or last.reasoning) and self._marks is not None:
                 continued = self._marks.begin  # a message without content goes on within its reasoning
         part = begins_in(served.format, prompt["prompt"], continued)
-        how: dict[str, Any] = {
-            "begins_in": part,
-            "continued": continued is not None,
-            "reasoning_is_content": served.keeps_reasoning,
-        }
         opened, tokenizer = part == "reasoning", self._served.prompts.tokenizer
         for _ in range(self.params.n):
-            parser = forced_parser(self._use.forced, make_parser(served.format, self._use.schemas, **how))
+            parser = self._use.parser(served, part, continued is not None)
             self.choices.append(ChatChoice(self._use, parser, self._marks, opened, tokenizer))
         structure = self.params.structured_outputs
-        if self._marks is None or structure is None:
+        marks = served.format.reasoning if self._use.demands else self._marks
+        if marks is None or structure is None:
             return self.params
-        free = FreeReasoning(None if opened else self._marks.begin, self._marks.end)
+        free = FreeReasoning(None if opened else marks.begin, marks.end)
         return replace(self.params, structured_outputs=replace(structure, reasoning=free))

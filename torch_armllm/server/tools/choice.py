@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_armllm.server.constraints import constraint
+from torch_armllm.chat_format.deltas import OutputParser
+from torch_armllm.chat_format.format import ChatFormat
+from torch_armllm.chat_format.rendering import make_parser
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.chat import ChatRequest, ChosenTool, Tool
 from torch_armllm.server.served_format import ServedFormat
-from torch_armllm.server.tools.forced import ForcedCalls, arguments_schema, calls_schema
+from torch_armllm.server.tools.forced import DemandedCalls, demanded
+from torch_armllm.server.tools.strict import strict_calls
 
 
 @dataclass(frozen=True)
@@ -18,28 +22,38 @@ class ToolUse:
 
     Attributes:
         tools: tools that the chat template describes to the model.
-        forced: calls that the output consists of, in JSON; None: the model may call, as its format has it.
-        settings: fields of `SamplingParams` that force a call, or keep the markers of calls in the text.
+        schemas: name and JSON schema of the arguments of each tool that the model may call.
+        format: format of the output; None: the model's.
+        demands: True if the output consists of calls.
+        settings: fields of `SamplingParams` that constrain calls, or keep their markers in the text.
         finish_reason: finish reason of outputs with calls.
         parallel: True if an output may hold several calls.
     """
 
     tools: list[Tool] = field(default_factory=list)
-    forced: ForcedCalls | None = None
+    schemas: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
+    format: ChatFormat | None = None
+    demands: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     finish_reason: str = "tool_calls"
     parallel: bool = True
 
-    @property
-    def schemas(self) -> dict[str, dict[str, Any] | None]:
-        """Name and JSON schema of the arguments of each tool that the model may call."""
-        if self.forced is not None:
-            return {}
-        return {tool.function.name: tool.function.parameters for tool in self.tools}
+    def parser(self, served: ServedFormat, begins_in: str, continued: bool) -> OutputParser:
+        """Returns the parser of an output.
+
+        Args:
+            served: how the model writes.
+            begins_in: part that the output begins within.
+            continued: True if the output continues a message.
+        """
+        keeps = served.keeps_reasoning
+        how: dict[str, Any] = {"begins_in": begins_in, "continued": continued, "reasoning_is_content": keeps}
+        parser = make_parser(self.format or served.format, self.schemas, **how)
+        return DemandedCalls(parser, tuple(self.schemas), keeps) if self.demands else parser
 
 
 def tool_use(body: ChatRequest, served: ServedFormat) -> ToolUse:
-    """Returns a request's use of tools.
+    """Returns a request's use of tools; a warning says where it asks for more than can be held to.
 
     Args:
         body: the request.
@@ -54,27 +68,26 @@ def tool_use(body: ChatRequest, served: ServedFormat) -> ToolUse:
         if choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice requires a tool, but tools is empty; give tools", "tool_choice")
         return ToolUse()
-    parallel = body.parallel_tool_calls is not False
     if choice == "none":
         return ToolUse()
     served.check_tools()
+    parallel = body.parallel_tool_calls is not False
+    schemas = {tool.function.name: tool.function.parameters for tool in tools}
     if choice in (None, "auto"):
-        return ToolUse(tools, None, {"skip_special_tokens": False}, parallel=parallel)
+        settings = {"skip_special_tokens": False, **strict_calls(body, served.format, parallel)}
+        return ToolUse(tools, schemas, settings=settings, parallel=parallel)
     if body.response_format is not None and body.response_format.type != "text":
         raise ApiError(
             400,
             "response_format cannot be combined with a required tool call; leave out one of them",
             "response_format",
         )
+    reason = "tool_calls"
     if isinstance(choice, ChosenTool):
-        chosen = next((tool for tool in tools if tool.function.name == choice.function.name), None)
-        if chosen is None:
-            raise ApiError(
-                400, f"tool_choice names {choice.function.name[:200]!r}, which is not in tools", "tool_choice"
-            )
-        name = chosen.function.name
-        settings = {"structured_outputs": constraint("tools", json=arguments_schema(chosen))}
-        return ToolUse(tools, ForcedCalls((name,), True), settings, "stop")
-    settings = {"structured_outputs": constraint("tools", json=calls_schema(tools, parallel))}
-    names = tuple(tool.function.name for tool in tools)
-    return ToolUse(tools, ForcedCalls(names), settings)
+        name, reason, parallel = choice.function.name, "stop", False
+        if name not in schemas:
+            raise ApiError(400, f"tool_choice names {name[:200]!r}, which is not in tools", "tool_choice")
+        schemas = {name: schemas[name]}
+    structure, format = demanded(served.format, schemas, parallel)
+    settings = {"structured_outputs": structure, "skip_special_tokens": False}
+    return ToolUse(tools, schemas, format, True, settings, reason, parallel)
