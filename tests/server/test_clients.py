@@ -42,9 +42,11 @@ def test_langchain_tools(server: Live) -> None:
         return city
 
     model = chat_models.ChatOpenAI(
-        base_url=f"{server.base}/v1", api_key="none", model=NAME, max_tokens=60, temperature=0
+        base_url=f"{server.base}/v1", api_key="none", model=NAME, max_tokens=99, temperature=0
     )
-    letters = {str(token): -100 for token in range(3, 259)} | {str(3 + ord('"') - ord("!")): 0}
+    letters = {str(token): -100 for token in range(3, 259)} | {
+        str(3 + ord(each) - ord("!")): 0 for each in '"}'
+    }
     bound = model.bind_tools([weather], tool_choice="weather").bind(logit_bias=letters)
     (call,) = bound.invoke("the weather in Rome?").tool_calls
     assert call["name"] == "weather"
