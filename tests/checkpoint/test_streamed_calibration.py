@@ -23,6 +23,7 @@ from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.checkpoint.streamed_calibration import saved_tokens
 from torch_armllm.cli import main
 from torch_armllm.llm import calibration_text
+from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.quant.recipe import Recipe
 
 TIED: dict[str, Any] = {"dtype": torch.bfloat16, "tie_word_embeddings": True}
@@ -30,11 +31,14 @@ TIED: dict[str, Any] = {"dtype": torch.bfloat16, "tie_word_embeddings": True}
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-@pytest.mark.parametrize(("family", "options"), [("llama", TIED), ("gpt2", {}), ("qwen3_moe", {})])
+@pytest.mark.parametrize(
+    ("family", "options"), [("llama", TIED), ("gpt2", {}), ("qwen3_moe", {}), ("bamba", {})]
+)  # layers of bamba return pairs
 def test_streamed_calibration_equals_calibration_in_memory(
     method: str, family: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    tiny(family, **options).save_pretrained(tmp_path / "float")
+    made = tiny_model(family) if family == "bamba" else tiny(family, **options)
+    made.save_pretrained(tmp_path / "float")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "float")
     recipe = Recipe(method=method)
     report = quantize_folder(
@@ -166,6 +170,15 @@ def test_model_that_cannot_be_calibrated_layer_by_layer_is_rejected(
         quantize_folder(
             source, tmp_path / "out", Recipe(method="gptq"), progress=False, calibration=CALIBRATION
         )
+
+
+@pytest.mark.parametrize("family", ["cpmant", "blt"])
+def test_without_layers_that_can_be_left_out_weights_are_rounded_without_statistics(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_model(family).save_pretrained(tmp_path / "float")
+    quantize_folder(tmp_path / "float", tmp_path / "out", progress=False)
+    assert "layer by layer" in caplog.text and "without input statistics" in caplog.text
 
 
 def _sharing(inner: Any) -> Any:

@@ -61,7 +61,7 @@ class Stages:
         self._states: list[Tensor] = []
         self._floats: list[Tensor] = []
         self._on_meta = on_meta
-        self._in_tuple = False
+        self._width = 0
         if not self.modules:
             self.whole: str | None = "it has no list of layers"
         else:
@@ -143,7 +143,7 @@ class Stages:
 
     def logits(self, batch: int, states: Tensor) -> Tensor:
         """Returns the model's logits of a batch if the last streamed stage's output is ``states``."""
-        with _passing_through(self.modules, self._in_tuple, states):
+        with _passing_through(self.modules, self._width, states):
             logits = self._model(input_ids=self._batches[batch], use_cache=False).logits
         assert isinstance(logits, Tensor)
         return logits
@@ -172,7 +172,8 @@ class Stages:
         for call, following in zip(self._calls, self._calls[1:], strict=False):
             if first_of(call.output) is not following.states:
                 return "it computes something between its layers"
-        self._in_tuple = isinstance(self._calls[0].output, tuple)
+        output = self._calls[0].output
+        self._width = len(output) if isinstance(output, tuple) else 0
         for call in self._calls:
             call.output = None
             if not call.stateless:
@@ -183,7 +184,7 @@ class Stages:
             if len(tokens) == len(self._batches[0]) and not first.same_context(self._calls[0]):
                 return "its layers have arguments that depend on the text"
             self._states.append(first.states)
-        with _passing_through(self.modules, self._in_tuple):
+        with _passing_through(self.modules, self._width):
             self._probes = self._record(self._batches[0][:1, :_PROBE_TOKENS])
         self._floats = list(self._states)
         self._sample = self._floats[0][:1]
@@ -191,12 +192,17 @@ class Stages:
 
     def _prepare_on_meta(self) -> str | None:
         """Prepares with layers that return their input: as a tensor, or in a tuple, as some models need."""
-        reason = None
-        for in_tuple in (False, True):
-            with _passing_through(self.modules, in_tuple), suppress(AttributeError, TypeError):
-                reason = self._prepare()
-                if reason is None:
-                    break
+        reason = ""
+        for width in (0, 1, 2):
+            with _passing_through(self.modules, width):
+                try:
+                    found = self._prepare()
+                except Exception as error:  # noqa: BLE001 - of transformers' code, which takes another form
+                    reason = reason or f"its layers cannot be left out: {type(error).__name__}: {error}"
+                    continue
+            if found is None:
+                return None
+            reason = found
         return reason
 
     def _record(self, tokens: Tensor | None = None, only_first: bool = False) -> list[RecordedCall]:
@@ -237,15 +243,13 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _passing_through(
-    layers: Sequence[nn.Module], in_tuple: bool, result: Tensor | None = None
-) -> Iterator[None]:
-    """Makes layers return their input, or a given ``result``."""
+def _passing_through(layers: Sequence[nn.Module], width: int, result: Tensor | None = None) -> Iterator[None]:
+    """Makes layers return their input, or a given ``result``; first in a tuple of ``width``, if not 0."""
 
     def forward(*arguments: Any, **named: Any) -> Any:
         states = arguments[0] if arguments else named["hidden_states"]
         states = states if result is None else result
-        return (states,) if in_tuple else states
+        return (states, *[None] * (width - 1)) if width else states
 
     before = [layer.__dict__.get("forward") for layer in layers]
     for layer in layers:
