@@ -78,7 +78,7 @@ def _first(names: Sequence[str], among: Mapping[str, Any]) -> Any:
 
 @dataclass
 class Script:
-    """What the model does, a step a turn, and what it says at the end.
+    """The calls of a model, one a turn, and its last message.
 
     Attributes:
         steps: the calls.
