@@ -93,6 +93,29 @@ def test_blocks_become_messages(thinking: Live) -> None:
     assert asked[2][0]["prompt"].endswith("assistant()=It is")
 
 
+def test_messages_of_the_system_stay_where_they_are(thinking: Live) -> None:
+    """Claude Code puts them after results, and begins its system message with a block of its own."""
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}
+    late = [{"type": "text", "text": "9 are left"}]
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "yes"}]},
+        {"role": "system", "content": late},
+    ]
+    texts = ["x-anthropic-billing-header: cc_version=2; cch=a7;", "be kind"]
+    system = [{"type": "text", "text": text} for text in texts]
+    with scripted(thinking, "x") as asked:
+        got = post(thinking, messages=messages, system=system)
+        post(thinking, messages=messages[:1] + [{"role": "system", "content": "now"}], system=system[:1])
+    prompts = [prompt["prompt"] for prompt, _ in asked]
+    assert prompts == [
+        'system()=be kind;user()=hi;assistant()=[t1:f{"a": 1}];tool()=yest1;system()=9 are left;<think>',
+        "user()=hi;system()=now;<think>",
+    ]
+    assert "x-anthropic-billing-header" in got.headers["X-Armllm-Warning"]
+
+
 def test_stream_of_thinking_text_and_a_call(thinking: Live) -> None:
     with scripted(thinking, f"hm</think>one moment{CALL}", 3):
         events = events_of(

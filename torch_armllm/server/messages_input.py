@@ -7,12 +7,15 @@ from typing import Any
 
 from torch_armllm.server.chat_parts import chosen_tool, function_tool, picture_part, text_part, tool_call
 from torch_armllm.server.errors import ApiError
+from torch_armllm.server.middleware.warnings import note_warnings
 from torch_armllm.server.protocol.chat import ChatRequest, Message, Tool, effort_variables
 from torch_armllm.server.protocol.messages import Block, CountTokensRequest, MessagesRequest, MessageTurn
 from torch_armllm.server.protocol.sampling import ResponseFormat
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THOUGHTS = ("thinking", "redacted_thinking")
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a block of Claude Code's system message that is another one in each request."""
 
 
 def chat_request(body: CountTokensRequest, keeps_budget: bool = False) -> ChatRequest:
@@ -75,17 +78,29 @@ def _format(body: CountTokensRequest) -> ResponseFormat | None:
 
 def _messages(body: CountTokensRequest) -> list[Message]:
     messages = []
-    if body.system:
-        messages.append(Message(role="system", content=_text(body.system, "system")))
+    if system := _instructions(body.system):
+        messages.append(Message(role="system", content=system))
     for index, turn in enumerate(body.messages):
         param = f"messages.{index}.content"
         if isinstance(turn.content, str):
             messages.append(Message(role=turn.role, content=turn.content))
         elif turn.role == "assistant":
             messages.append(_said(turn, param))
+        elif turn.role == "system":
+            messages.append(Message(role="system", content=_text(turn.content, param)))
         else:
             messages += _asked(turn.content, param)
     return messages
+
+
+def _instructions(system: str | list[Block] | None) -> str:
+    """Returns the system message, without what would keep every prompt out of the prefix cache."""
+    if isinstance(system, list):
+        kept = [block for block in system if not (block.text or "").startswith(_BILLING)]
+        if len(kept) < len(system):
+            note_warnings([f"the block {_BILLING} of the system message is left out"])
+        system = kept
+    return _text(system or "", "system")
 
 
 def _said(turn: MessageTurn, param: str) -> Message:

@@ -40,9 +40,9 @@ class Block(RequestPart):
 
 
 class MessageTurn(RequestPart):
-    """A message of a conversation."""
+    """A message of a conversation; one of the system holds at its place, after those before it."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(min_length=1)]
 
 
