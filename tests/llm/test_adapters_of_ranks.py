@@ -108,6 +108,7 @@ def test_adapters_of_stages_of_two_ranks_have_the_bits_of_one_process(folder: Pa
     check_same(folder, load(folder, max_num_batched_tokens=16, max_num_seqs=8, **RANKS, **STAGES))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_stages_adapt_experts_and_ranks_refuse_to(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "num_experts": 4, "moe_intermediate_size": 64, "head_dim": 64}

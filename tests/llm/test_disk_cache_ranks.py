@@ -53,7 +53,11 @@ def disk_of(llm: LLM) -> DiskPrefixCache:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "sizes"), [("llama", RANKS), ("qwen3_5_text", STAGES)], ids=str)
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("llama", RANKS), pytest.param("qwen3_5_text", STAGES, marks=pytest.mark.thorough)],
+    ids=str,
+)
 def test_a_restart_finds_the_blocks_and_states_of_all_processes(
     tmp_path: Path, family: str, sizes: dict[str, int]
 ) -> None:

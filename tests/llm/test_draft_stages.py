@@ -37,7 +37,10 @@ def run(llm: LLM, **settings: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "method"), [("llama", "draft_model"), ("qwen3_5_text", "ngram")])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("llama", "draft_model"), pytest.param("qwen3_5_text", "ngram", marks=pytest.mark.thorough)],
+)
 def test_stages_that_verify_drafts_return_the_tokens_and_logprobs_without(
     tmp_path: Path, family: str, method: str
 ) -> None:

@@ -46,7 +46,15 @@ def launch(script: Path, processes: int, *arguments: str) -> subprocess.Complete
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param({"tensor": 2}, marks=pytest.mark.thorough),
+        pytest.param({"pipeline": 2}, marks=pytest.mark.thorough),
+        {"tensor": 2, "pipeline": 2},
+    ],
+    ids=str,
+)
 def test_ranks_of_torchrun_return_the_tokens_of_one_process(tmp_path: Path, sizes: dict[str, int]) -> None:
     model = tiny("llama", torch.bfloat16, **SIZES)
     adapter = str(random_adapter(model, tmp_path / "adapter", 1, 1.0))

@@ -67,7 +67,7 @@ def distinct(outputs: list[Any]) -> int:
     [
         ("gemma3", "tensor_parallel_size"),
         ("qwen2_vl", "pipeline_parallel_size"),
-        ("qwen3_vl", "tensor_parallel_size"),
+        pytest.param("qwen3_vl", "tensor_parallel_size", marks=pytest.mark.thorough),
     ],
 )
 def test_ranks_and_stages_answer_as_one_process(
