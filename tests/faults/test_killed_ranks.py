@@ -9,6 +9,7 @@ import sys
 import pytest
 
 
+@pytest.mark.thorough  # `make faults` does it, too
 @pytest.mark.slow
 def test_a_thousand_requests_with_aborts_then_each_rank_is_killed() -> None:
     # in a process of its own: pytest keeps the records of logged errors, and with them the engine
