@@ -322,7 +322,7 @@ def _tag_json_calls(body: str, begin: int, end: int, between: str | None) -> Cal
     before = _with_holes(before)
     if between is not None:
         # the JSON of the first value ends with a quote and a brace
-        between = between[body[body.find(VALUE) + len(VALUE) : end].__len__() :]
+        between = between[end - body.find(VALUE) - len(VALUE) :]
         section_begin, call_begin, call_end, separator, section_end = _parts(before, between, after)
     else:
         section_begin, call_begin, call_end, separator, section_end = before, "", after, "", ""

@@ -154,7 +154,7 @@ class FormatParser:
             if marker is None:
                 return ""
             if marker == end:
-                yield from self._end_reasoning(end)
+                self._end_reasoning(end)
                 return (yield from self._part())
             if marker == first and (yield from self.cursor.follows(content_begin)):
                 self.writer.end_reasoning()
@@ -176,11 +176,9 @@ class FormatParser:
                 self.writer.release()
                 return ""
 
-    def _end_reasoning(self, end: str) -> Wait[None]:
+    def _end_reasoning(self, end: str) -> None:
         self.writer.tag(self.cursor.take(len(end)))
         self.writer.end_reasoning()
-        return
-        yield
 
     def _content(self, until: str = "") -> Wait[str]:
         """Reads content and calls; returns the part that follows, or nothing at the end.
