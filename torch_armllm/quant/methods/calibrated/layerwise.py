@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import base_model_of
@@ -172,6 +173,8 @@ class Stages:
         for call, following in zip(self._calls, self._calls[1:], strict=False):
             if first_of(call.output) is not following.states:
                 return "it computes something between its layers"
+            if following.takes_from(call.output):
+                return _SHARED
         output = self._calls[0].output
         self._width = len(output) if isinstance(output, tuple) else 0
         for call in self._calls:
@@ -194,7 +197,7 @@ class Stages:
         """Prepares with layers that return their input: as a tensor, or in a tuple, as some models need."""
         reason = ""
         for width in (0, 1, 2):
-            with _passing_through(self.modules, width):
+            with _passing_through(self.modules, width, rest=torch.empty(0)):
                 try:
                     found = self._prepare()
                 except Exception as error:  # noqa: BLE001 - of transformers' code, which takes another form
@@ -243,13 +246,18 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _passing_through(layers: Sequence[nn.Module], width: int, result: Tensor | None = None) -> Iterator[None]:
-    """Makes layers return their input, or a given ``result``; first in a tuple of ``width``, if not 0."""
+def _passing_through(
+    layers: Sequence[nn.Module], width: int, result: Tensor | None = None, rest: Tensor | None = None
+) -> Iterator[None]:
+    """Makes layers return their input, or a given ``result``.
+
+    It is the first of a tuple of ``width``, if that is not 0, and ``rest`` stands for all others.
+    """
 
     def forward(*arguments: Any, **named: Any) -> Any:
         states = arguments[0] if arguments else named["hidden_states"]
         states = states if result is None else result
-        return (states, *[None] * (width - 1)) if width else states
+        return (states, *[rest] * (width - 1)) if width else states
 
     before = [layer.__dict__.get("forward") for layer in layers]
     for layer in layers:

@@ -40,6 +40,11 @@ class RecordedCall:
         """True if only hidden states carry state from layer to layer."""
         return all(_plain(leaf) for leaf in self.context())
 
+    def takes_from(self, output: Any) -> bool:
+        """True if an argument other than the hidden states is a part of what the layer before returned."""
+        others = {id(leaf) for leaf in _leaves(output)[1:] if isinstance(leaf, Tensor)}
+        return any(id(leaf) in others for leaf in self.context())
+
     def __call__(self, states: Tensor) -> Tensor:
         """Calls the decoder layer again with other hidden states, and returns its hidden states."""
         return first_of(self.module(states, *self.args, **self.kwargs))
