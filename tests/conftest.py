@@ -60,11 +60,14 @@ def _kept_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.config.getoption("thorough"):
         yield
         return
-    own = export._exported
-    kept = KeptGraphs(own)
-    export._exported = lambda base: own(base) if _exports_anew else kept(base)
+    own = export._exported, export._exported_with_own_attention
+    kept = KeptGraphs(*own)
+    export._exported = lambda base: (own[0] if _exports_anew else kept.exported)(base)
+    export._exported_with_own_attention = lambda base, reason: (
+        own[1] if _exports_anew else kept.with_own_attention
+    )(base, reason)
     yield
-    export._exported = own
+    export._exported, export._exported_with_own_attention = own
 
 
 @pytest.fixture(scope="session")

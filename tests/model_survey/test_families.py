@@ -36,19 +36,25 @@ NOT_IN_BFLOAT16 = {"inkling2_text": "its own forward multiplies float32 by the r
 """Families whose own forward fails in bfloat16, and where."""
 
 
-def by_ops(among: Iterable[str]) -> list[str]:
-    """Returns a captured family for each set of ops, and two of other casts; all would take minutes."""
-    found: dict[frozenset[str], str] = {}
+def by_ops(among: Iterable[str], rows: dict[str, str] = ROWS) -> list[str]:
+    """Returns a family for each set of ops and each reason for modules, and two of other casts."""
+    found: dict[tuple[str, ...], str] = {}
     for family in among:
-        ops = frozenset(re.findall(r"`(\w+)`", ROWS[family].split("|")[5]))
-        found.setdefault(ops, family)
-    return sorted({*found.values(), "gemma3_text", "gpt_oss"})
+        runs, _, reason, ops = rows[family].split("|")[2:6]
+        found.setdefault((runs, *(sorted(re.findall(r"`(\w+)`", ops)) or [reason])), family)
+    return sorted({*found.values(), *{"gemma3_text", "gpt_oss"}.intersection(among)})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "captured_family" in metafunc.fixturenames:
-        thorough = metafunc.config.getoption("thorough")
-        metafunc.parametrize("captured_family", CAPTURED if thorough else by_ops(CAPTURED))
+    """Takes families that stand for the others; all of them would take half an hour."""
+    thorough = metafunc.config.getoption("thorough")
+    for fixture, among, rows in (
+        ("captured_family", CAPTURED, ROWS),
+        ("causal_family", families(), ROWS),
+        ("stack_family", list(stack_families()), STACKS),
+    ):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, among if thorough else by_ops(among, rows))
 
 
 def skip_what_cannot_run(family: str) -> None:
@@ -87,14 +93,12 @@ def test_bfloat16_steps_run_as_graphs(family: str) -> None:
     assert all(bool(logits.isfinite().all()) for logits in steps(model).values())
 
 
-@pytest.mark.parametrize("family", families())
-def test_quantized_steps_match_the_emulation(family: str) -> None:
-    skip_what_cannot_run(family)
-    now = describe(family, check_quantized(family))
-    assert BEST.index(now.runs) <= BEST.index(runs_on_page(family)), f"{now}; run make models"
+def test_quantized_steps_match_the_emulation(causal_family: str) -> None:
+    skip_what_cannot_run(causal_family)
+    now = describe(causal_family, check_quantized(causal_family))
+    assert BEST.index(now.runs) <= BEST.index(runs_on_page(causal_family)), f"{now}; run make models"
 
 
-@pytest.mark.parametrize("family", stack_families())
-def test_encoders_and_decoders_run_as_the_page_says(family: str) -> None:
-    now = survey(family, stack_families()[family])
-    assert BEST.index(now.runs) <= BEST.index(runs_on_page(family, STACKS)), f"{now}; run make models"
+def test_encoders_and_decoders_run_as_the_page_says(stack_family: str) -> None:
+    now = survey(stack_family, stack_families()[stack_family])
+    assert BEST.index(now.runs) <= BEST.index(runs_on_page(stack_family, STACKS)), f"{now}; run make models"

@@ -7,6 +7,7 @@ compares its results with that model's modules, as it does with every graph.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from torch_armllm.capture.export import CapturedGraph
+from torch_armllm.capture.export import CapturedGraph, CaptureError
 
 _MOST_GRAPHS = 64
 _MOST_WEIGHTS = 5_000_000
+_PATH = re.compile(r'"_name_or_path": "[^"]*"')
 
 
 def _methods_of(kind: type) -> tuple[Any, ...]:
@@ -48,7 +50,7 @@ def _structure_of(base: nn.Module) -> tuple[Any, ...]:
         for named in (base.named_parameters(), base.named_buffers())
         for name, t in named
     )
-    written = config.to_json_string(use_diff=False), config._attn_implementation
+    written = _PATH.sub("", config.to_json_string(use_diff=False)), config._attn_implementation
     return modules, tensors, written, torch.get_default_dtype()
 
 
@@ -82,20 +84,44 @@ def _copy(captured: CapturedGraph, weights: dict[str, Tensor]) -> CapturedGraph:
 
 
 class KeptGraphs:
-    """Answers for `_exported` with a graph that was made before, if a model has the same structure."""
+    """Answers for `capture`'s exports with a graph that was made before, if a model has the same structure.
 
-    def __init__(self, export: Callable[[nn.Module], CapturedGraph]) -> None:
-        self._export = export
+    Args:
+        exported: the function that exports a model.
+        with_own_attention: the one that exports it in another way, after the first one's error.
+    """
+
+    def __init__(
+        self,
+        exported: Callable[[nn.Module], CapturedGraph],
+        with_own_attention: Callable[[nn.Module, CaptureError], CapturedGraph],
+    ) -> None:
+        self._exported = exported
+        self._with_own_attention = with_own_attention
         self._graphs: OrderedDict[Any, tuple[CapturedGraph, dict[str, str]]] = OrderedDict()
+        self._reasons: dict[Any, CaptureError] = {}
 
-    def __call__(self, base: nn.Module) -> CapturedGraph:
+    def exported(self, base: nn.Module) -> CapturedGraph:
+        """Returns the graph of a model; raises the error of its structure if another way has served that."""
         key = _structure_of(base)
+        if key in self._reasons:
+            raise self._reasons[key].with_traceback(None)
+        return self._kept(key, base, lambda: self._exported(base))
+
+    def with_own_attention(self, base: nn.Module, reason: CaptureError) -> CapturedGraph:
+        """Returns the graph of a model that the first way has refused or computed wrong."""
+        key = _structure_of(base)
+        captured = self._kept(("own attention", key), base, lambda: self._with_own_attention(base, reason))
+        self._reasons[key] = reason
+        return captured
+
+    def _kept(self, key: Any, base: nn.Module, export: Callable[[], CapturedGraph]) -> CapturedGraph:
         if key in self._graphs:
             self._graphs.move_to_end(key)
             captured, own = self._graphs[key]
             named = _named_tensors(base)
             return _copy(captured, {attribute: named[name] for attribute, name in own.items()})
-        captured = self._export(base)
+        captured = export()
         if sum(p.numel() for p in base.parameters()) < _MOST_WEIGHTS:
             own = _own_names(captured, base)
             self._graphs[key] = _copy(captured, dict.fromkeys(own, torch.empty(0))), own
