@@ -184,7 +184,7 @@ def test_integer_multipliers_add_no_error_on_real_weights(smollm2_dir: Path) -> 
     nearest = []
     for name in names:
         with safe_open(smollm2_dir / "model.safetensors", "pt") as file:
-            weight = file.get_tensor(name).float()
+            weight = file.get_slice(name)[:192].float()
         for scheme, found in errors.items():
             found.append(error_of(weight, scheme))
         groups = weight.view(weight.shape[0], -1, 32)
