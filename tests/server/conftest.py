@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
-pytest.importorskip("httpx", reason="needs the extra test")
+httpx = pytest.importorskip("httpx", reason="needs the extra test")
 pytest.importorskip("openai", reason="needs the extra test")
 
 from tests.support.server_live import Live, live  # noqa: E402
 from tests.support.tiny_server import checkpoint  # noqa: E402
 from torch_armllm.llm.async_llm import AsyncLLM  # noqa: E402
+
+# httpx gives up after 5 s by default, which a busy machine may need for one answer.
+_timeout = inspect.signature(httpx.get).parameters["timeout"].default
+_timeout.connect = _timeout.read = _timeout.write = _timeout.pool = 60.0
 
 
 @pytest.fixture(scope="session")
