@@ -75,6 +75,35 @@ def test_several_systems() -> None:
     assert told([said("x"), second], shows_late_system=False)[0] == [("assistant", "x"), ("user", "two")]
 
 
+def test_late_systems_stay_where_they_are_when_turns_are_added() -> None:
+    late = {"role": "system", "content": "late"}
+    turns = [
+        ASK,
+        late,
+        said("a", tool_calls=[call()]),
+        late,
+        result("c"),
+        late,
+        said("b"),
+        late,
+        ASK,
+        said("c"),
+    ]
+    whole, _ = told(turns, shows_late_system=False)
+    assert whole == [
+        ("user", "ask\n\nlate"),
+        ("assistant", "a"),
+        ("tool", "c"),
+        ("user", "late\n\nlate"),
+        ("assistant", "b"),
+        ("user", "late\n\nask"),
+        ("assistant", "c"),
+    ]
+    for count in (2, 6, 9):  # where the assistant is asked
+        part, _ = told(turns[:count], shows_late_system=False)
+        assert part == whole[: len(part)]
+
+
 def test_turns_that_follow_themselves() -> None:
     several = [ASK, ASK, said("a", reasoning="r"), said("b", tool_calls=[call()]), result("c"), ASK]
     assert [role for role, _ in told(several)[0]] == [

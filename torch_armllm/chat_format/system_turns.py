@@ -59,27 +59,44 @@ def _with_leading(leading: list[Message], others: list[Message], warnings: list[
 
 
 def _without_late(messages: list[Message], warnings: list[str]) -> list[Message]:
-    """Puts each message of the system into the next of the user, or adds it to the last before it."""
+    """Puts each message of the system into the message of the user beside it, or makes it one.
+
+    It stays where it is when turns are added to the conversation, so that a prefix cache still has the tokens
+    before them.
+    """
     kept: list[Message] = []
-    waiting = None
-    for message in messages:
+    is_made = False  # the last one kept is a message of the system
+    for message in _behind_results(messages):
+        last = kept[-1] if kept else None
         if message["role"] in _INSTRUCTIONS:
-            waiting = joined(waiting, message["content"])
-        elif waiting is not None and message["role"] == "user":
-            kept.append({**message, "content": joined(waiting, message["content"])})
-            waiting = None
+            if last is not None and last["role"] == "user":
+                kept[-1] = {**last, "content": joined(last["content"], message["content"])}
+            else:
+                kept.append({"role": "user", "content": message["content"]})
+                is_made = True
+            continue
+        if is_made and last is not None and message["role"] == "user":
+            kept[-1] = {**message, "content": joined(last["content"], message["content"])}
         else:
             kept.append(message)
-    if len(kept) != len(messages):
+        is_made = False
+    if any(message["role"] in _INSTRUCTIONS for message in messages):
         warnings.append(
             "the chat template shows no system message between others: it is put into a message of the user"
         )
-    if waiting is not None:
-        if kept and kept[-1]["role"] == "user":
-            kept[-1] = {**kept[-1], "content": joined(kept[-1]["content"], waiting)}
-        else:
-            kept.append({"role": "user", "content": waiting})
     return kept
+
+
+def _behind_results(messages: Sequence[Message]) -> list[Message]:
+    """Returns messages of which no one of the system parts calls from their results."""
+    ordered: list[Message] = []
+    for message in messages:
+        at = len(ordered)
+        if message["role"] == "tool":
+            while at and ordered[at - 1]["role"] in _INSTRUCTIONS:
+                at -= 1
+        ordered.insert(at, message)
+    return ordered
 
 
 def _alternating(messages: list[Message], traits: TemplateTraits, warnings: list[str]) -> list[Message]:
