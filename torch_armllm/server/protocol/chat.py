@@ -161,7 +161,7 @@ class ChatRequest(SamplingRequest):
     Attributes:
         logprobs: True to return the log-probabilities of the output tokens.
         top_logprobs: number of most likely tokens to list at each position.
-        parallel_tool_calls: False to return only the first call of each output.
+        parallel_tool_calls: False to end each output behind its first call.
         include_reasoning: False to leave reasoning out of the response; its tokens count nevertheless.
         reasoning_effort: variable of the chat template; ``none`` also turns reasoning off where the template
             can, by its variables `enable_thinking` and `thinking`.

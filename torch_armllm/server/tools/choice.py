@@ -39,6 +39,11 @@ class ToolUse:
     finish_reason: str = "tool_calls"
     parallel: bool = True
 
+    @property
+    def ends_with_call(self) -> bool:
+        """True if an output that may go on has to end behind its first call."""
+        return bool(self.schemas) and not (self.parallel or self.demands)
+
     def parser(self, served: ModelFormat, begins_in: str, continued: bool) -> OutputParser:
         """Returns the parser of an output.
 
