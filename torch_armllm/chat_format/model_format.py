@@ -12,7 +12,7 @@ from torch_armllm.chat_format.derive import REASONING_TAGS
 from torch_armllm.chat_format.format import ChatFormat, ReasoningFormat
 from torch_armllm.chat_format.rendering import renderer, template_format, tokenizer_renderer
 from torch_armllm.chat_format.trial import trial
-from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS
+from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS, parser_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,16 +58,17 @@ def model_format(
         tokenizer: the model's tokenizer.
         template: the chat template; empty: there is none.
         tool_parser: a name of `TOOL_PARSERS`; None: derived.
-        reasoning_parser: a name of `REASONING_PARSERS`, or ``none``; None: derived.
+        reasoning_parser: one of `PARSER_NAMES`; None: derived.
     """
     if not template:
         return ModelFormat(ChatFormat(), "it has no chat template")
     format, problem = _found(tokenizer, template)
     if tool_parser is not None:
         format, problem = replace(format, calls=TOOL_PARSERS[tool_parser], messages=""), None
-    keeps = reasoning_parser == "none"
-    if reasoning_parser is not None and not keeps:
-        tags = REASONING_PARSERS[reasoning_parser]
+    parser = parser_of(reasoning_parser)
+    keeps = parser == "none"
+    if parser is not None and not keeps:
+        tags = REASONING_PARSERS[parser]
         format = replace(format, reasoning=ReasoningFormat(tags.begin, tags.end, tags.implied), messages="")
     return ModelFormat(format, problem, keeps)
 
