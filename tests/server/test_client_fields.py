@@ -168,6 +168,59 @@ def test_custom_tools_take_a_text(server: Live) -> None:
     assert f"assistant=[c1:patch{arguments}];tool=donec1;" in asked[0][0]["prompt"]
 
 
+def test_custom_tools_of_conversations(server: Live) -> None:
+    """A call comes back as one of a custom tool, whole and in a stream, and may be sent again."""
+    text = 'a\nb "c"'
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
+    tool: Any = {
+        "type": "custom",
+        "custom": {"name": "patch", "description": "Patches.", "format": grammar},
+    }
+    call = f'<tool_call>{{"name": "patch", "arguments": {json.dumps({"input": text})}}}</tool_call>'
+    other = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    asked: Any = {"messages": ASK, "tools": [tool, FUNCTIONS[0]]}
+    with scripted(server, call + other + call, 3) as prompts:
+        answer = post(server, "chat/completions", **asked)
+        assert (answer.status_code, answer.headers.get(HEADER)) == (200, None), answer.text
+        client = OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0, timeout=30)
+        chunks = list(client.chat.completions.create(model=NAME, stream=True, **asked))
+    told = "<patchPatches.\n\nThe input has to match this grammar (lark):\nstart: /.+/><f>user=ask;"
+    assert prompts[0][0]["prompt"] == told
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == chunks[-1].choices[0].finish_reason == "tool_calls"
+    first, second, third = choice["message"]["tool_calls"]
+    want = {"name": "patch", "input": text}
+    assert [first["custom"], second["function"]["name"], third["custom"]] == [want, "f", want]
+    assert [each["type"] for each in (first, second, third)] == ["custom", "function", "custom"]
+    assert len(first["id"]) == 9
+    streamed: dict[int, dict[str, Any]] = {}
+    for piece in (each.to_dict() for c in chunks for each in c.choices[0].delta.tool_calls or ()):
+        index: Any = piece["index"]
+        if index not in streamed:
+            streamed[index] = piece
+        elif "custom" in piece:
+            streamed[index]["custom"]["input"] += piece["custom"]["input"]  # type: ignore[index]
+    assert [streamed[0]["custom"], streamed[1]["type"], streamed[2]["custom"]] == [want, "function", want]
+
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [{**first, "id": "c1"}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+    with scripted(server, "x") as prompts:
+        chosen = {"type": "custom", "custom": {"name": "patch"}}
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [chosen]}}
+        for choice in ("auto", chosen, allowed):
+            answer = post(server, "chat/completions", messages=messages, tools=[tool], tool_choice=choice)
+            assert (answer.status_code, answer.headers.get(HEADER)) == (200, None), answer.text
+    for (prompt, params), demands in zip(prompts, (False, True, False), strict=True):
+        assert f"assistant=[c1:patch{json.dumps({'input': text})}];tool=donec1;" in prompt["prompt"]
+        assert (params.structured_outputs is not None) == demands
+    for wrong in ({"type": "custom"}, {"type": "custom", "custom": {}}):
+        answer = post(server, "chat/completions", messages=ASK, tools=[wrong])
+        assert answer.status_code == 400 and "custom" in answer.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [
@@ -179,7 +232,7 @@ def test_custom_tools_take_a_text(server: Live) -> None:
     ],
 )
 def test_inputs_of_custom_tools(arguments: str, given: str) -> None:
-    from torch_armllm.server.responses_tools import custom_arguments, custom_input
+    from torch_armllm.server.custom_tools import custom_arguments, custom_input
 
     assert custom_input(arguments) == given
     assert custom_input(custom_arguments(given)) == given

@@ -64,7 +64,7 @@ def test_schema_describes_routes_and_fields(server: Live) -> None:
     for name, text in (
         ("top_p", "samples from the fewest most probable tokens"),
         ("thinking_token_budget", "most tokens of a reasoning"),
-        ("parallel_tool_calls", "False to return only the first call of each output."),
+        ("parallel_tool_calls", "False to end each output behind its first call."),
         ("model", "a name that `/v1/models` lists"),
     ):
         assert fields[name]["description"].startswith(text)

@@ -12,12 +12,20 @@ from openai import OpenAI
 from tests.support.server_live import NAME, Live, live, scripted
 from tests.support.tiny_server import TEMPLATE, tokenizer
 from torch_armllm.chat_format.format import ChatFormat, ReasoningFormat
+from torch_armllm.chat_format.model_format import model_format
 from torch_armllm.chat_format.parser import FormatParser
 from torch_armllm.chat_format.prompt_part import begins_in
 from torch_armllm.engine.sampling.structured import StructuredOutputs
 from torch_armllm.engine.sampling_params import FreeReasoning, StructuredOutputsParams
-from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS, ReasoningTags, reasoning_tags
+from torch_armllm.engine.text.reasoning_tags import (
+    PARSER_NAMES,
+    REASONING_PARSERS,
+    ReasoningTags,
+    parser_of,
+    reasoning_tags,
+)
 from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.server.protocol.admin import LoadRequest
 from torch_armllm.server.reasoning.token_count import reasoning_tokens
 
 OPENING = TEMPLATE.replace(
@@ -69,6 +77,24 @@ def test_families_are_found() -> None:
     assert name("", "<think>") is None
     assert name("</think>", given="none") is None
     assert name("", given="deepseek_r1") == "deepseek_r1"
+
+
+def test_names_of_vllm() -> None:
+    names = ["kimi_k2", "minimax_m2", "granite", "openai_gptoss", "identity", "none", None]
+    assert [parser_of(name) for name in names] == [
+        *("qwen3", "deepseek_r1", "granite", None, "none", "none", None)
+    ]
+    for name in PARSER_NAMES:
+        reasoning_tags(name, "", ())
+        assert model_format(tokenizer(), OPENING, None, name).keeps_reasoning == (parser_of(name) == "none")
+        assert LoadRequest(model="a", reasoning_parser=name).reasoning_parser == parser_of(name)
+    for make in (
+        lambda: parser_of("mine"),
+        lambda: LoadRequest(model="a", reasoning_parser="mine"),
+        lambda: model_format(tokenizer(), OPENING, None, "mine"),
+    ):
+        with pytest.raises(ValueError, match="'mine'; give qwen3, .*, glm45, .*, identity"):
+            make()
 
 
 def test_prompts_open_reasoning() -> None:

@@ -228,21 +228,54 @@ def test_generated_calls(client: OpenAI, streamed: bool, parallel: bool) -> None
         "extra_body": {"structured_outputs": {"choice": [text]}},  # forces the model to generate it
     }
     if streamed:
-        chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        *told, end = client.chat.completions.create(**asked, **options)
+        chunks, usage = [c.choices[0] for c in told], end.usage
         content = "".join(c.delta.content or "" for c in chunks)
         calls = [call for c in chunks for call in c.delta.tool_calls or []]
         calls = [call for call in calls if call.function.name]
         assert [call.index for call in calls] == list(range(1 + parallel))
         reason = chunks[-1].finish_reason
     else:
-        (got,) = client.chat.completions.create(**asked).choices
+        response = client.chat.completions.create(**asked)
+        (got,), usage = response.choices, response.usage
         content, calls, reason = got.message.content, got.message.tool_calls, got.finish_reason
     assert content == "I look."
+    first = text[: text.index("</tool_call>") + len("</tool_call>")]  # a token for each character
+    assert usage.completion_tokens == (len(text) + 1 if parallel else len(first))
     names = [(call.function.name, call.function.arguments or "{}") for call in calls]
     assert names == [("weather", "{}"), ("clock", "{}")][: 1 + parallel]
     assert reason == "tool_calls"
     ignored = client.chat.completions.create(**asked, tool_choice="none").choices[0]
     assert (ignored.message.content, ignored.finish_reason) == (text, "stop")
+
+
+def test_every_route_ends_an_output_behind_its_first_call(server: Live) -> None:
+    text = 'I look.<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    function = {"type": "function", "name": "weather"}
+    bodies: dict[str, Any] = {
+        "chat/completions": {"messages": ASK, "tools": [WEATHER], "parallel_tool_calls": False},
+        "responses": {"input": "hi", "tools": [function], "parallel_tool_calls": False},
+        "messages": {
+            "messages": ASK,
+            "max_tokens": 500,
+            "tools": [{"name": "weather", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        },
+    }
+    with scripted(server, f"{text}\n{text}", 4):
+        got = {
+            path: httpx.post(f"{server.base}/v1/{path}", json={"model": NAME, **body}).json()
+            for path, body in bodies.items()
+        }
+    chat, response, message = got.values()
+    assert chat["usage"]["completion_tokens"] == len(text)
+    assert [response["usage"]["output_tokens"], message["usage"]["output_tokens"]] == [len(text)] * 2
+    assert chat["choices"][0]["finish_reason"] == "tool_calls"
+    assert chat["choices"][0]["message"]["content"] == "I look."
+    assert [item["type"] for item in response["output"]] == ["message", "function_call"]
+    assert [block["type"] for block in message["content"]] == ["text", "tool_use"]
+    assert message["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.support.server_live import Live
+from torch_armllm.chat_format.chat_renderer import ChatInput
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind
-from torch_armllm.server.chat_renderer import ChatInput
 
 READ = ("read_file", "read", "Read")
 EDIT = ("edit", "Edit", "replace")

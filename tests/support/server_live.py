@@ -121,6 +121,10 @@ def scripted(server: Live, text: str, size: int = 1) -> Iterator[list[Any]]:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         whole = params.output_kind is RequestOutputKind.FINAL_ONLY
         skip = params.skip_special_tokens
+        if (found := params.text_end) is not None:
+            end = found.begin()
+            written = (tokenizer.decode([token], skip_special_tokens=skip) for token in ids)
+            ids = ids[: next((at for at, word in enumerate(written, 1) if end(word) is not None), len(ids))]
         step = len(ids) if whole else size
         for at in range(0, len(ids), step):
             piece, last = ids[at : at + step], at + step >= len(ids)

@@ -57,9 +57,12 @@ class MarkedCalls:
         if not (yield from self._attempt()):
             return False
         while True:
+            end = self.cursor.place
             self.cursor.mark()
             yield from self.cursor.space(MOST_SPACE)
-            if (yield from self._closes()) or (yield from self._next()):
+            closed = yield from self._closes()
+            self.writer.end_call(self.cursor.place if closed else end)
+            if closed or (yield from self._next()):
                 self.cursor.forget()
             else:
                 self.cursor.back()

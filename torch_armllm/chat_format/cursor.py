@@ -49,15 +49,22 @@ class Cursor:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._dropped = 0  # characters that are not kept any more
         self._marks: list[int] = []
         self._records: list[list[str]] = []
         self.ended = self.cut = False
+
+    @property
+    def place(self) -> int:
+        """Number of characters before this place."""
+        return self._dropped + self._at
 
     def add(self, text: str) -> None:
         """Adds the next characters."""
         keep = min([*self._marks, self._at])
         self._text = self._text[keep:] + text
         self._at -= keep
+        self._dropped += keep
         self._marks = [mark - keep for mark in self._marks]
 
     def take(self, count: int) -> str:

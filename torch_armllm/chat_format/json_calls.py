@@ -42,6 +42,8 @@ class JsonCalls(MarkedCalls):
         yield from self.cursor.space(MOST_SPACE)
         if not (yield from _Object(self).read()):
             return False
+        if is_list:
+            self.writer.end_call(self.cursor.place)
         while is_list:
             yield from self.cursor.space(MOST_SPACE)
             if (yield from self.cursor.accept("]")):

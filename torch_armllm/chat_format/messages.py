@@ -137,8 +137,10 @@ class MessagesParser(FormatParser):
         if (yield from self.cursor.follows("{")):
             whole = yield from json_value(self.cursor, self.writer.arguments)
             if whole:
+                self.writer.end_call(self.cursor.place)
                 yield from self._plain(lambda text: None)
             return
         pieces: list[str] = []
         yield from self._plain(pieces.append)
         self.writer.arguments("".join(pieces).strip() or "{}")
+        self.writer.end_call(self.cursor.place)

@@ -66,6 +66,7 @@ class FormatParser:
         if format.begun and not begins_in:
             self._unread = format.begun
             self.cursor.add(format.begun)
+        self._before = len(self._unread)
         self._running = self._message()
         self._ended = False
         self._fence = Fence() if fenced else None
@@ -90,6 +91,12 @@ class FormatParser:
         if self._fence is not None:
             delta.content = self._fence.feed(delta.content) + self._fence.finish()
         return delta
+
+    @property
+    def first_call_end(self) -> int | None:
+        """Characters of the text up to the end of its first call; None before that is certain."""
+        end = self.writer.first_call_end
+        return None if end is None or self.writer.is_holding else end - self._before
 
     def _run(self) -> None:
         if not self._ended:

@@ -40,11 +40,15 @@ class Writer:
     Args:
         reasoning_is_content: True if reasoning and its tags stay in the content.
         continued: True if the first white space counts.
+
+    Attributes:
+        first_call_end: characters up to the end of the first call; None before.
     """
 
     def __init__(self, reasoning_is_content: bool = False, continued: bool = False) -> None:
         self.reasoning_is_content = reasoning_is_content
         self.num_calls = 0
+        self.first_call_end: int | None = None
         self._parts: list[tuple[str, str | ToolCallDelta]] = []
         self._held: int | None = None
         self._content, self._reasoning = _Text(), _Text()
@@ -91,6 +95,20 @@ class Writer:
         self._parts.append(("call", delta))
         self.num_calls += 1
 
+    def end_call(self, place: int) -> None:
+        """Ends a call, of which nothing follows.
+
+        Args:
+            place: number of characters before its end.
+        """
+        if self.num_calls and self.first_call_end is None:
+            self.first_call_end = place
+
+    @property
+    def is_holding(self) -> bool:
+        """True while parts are held back."""
+        return self._held is not None
+
     def arguments(self, text: str) -> None:
         """Adds arguments to the last call."""
         if text:
@@ -116,6 +134,8 @@ class Writer:
         del self._parts[self._held :]
         self._held = None
         self.num_calls = self._calls_before
+        if not self.num_calls:
+            self.first_call_end = None
         self._content.spaces.clear()
         self._has_content = self._had_content
 

@@ -13,6 +13,7 @@ from torch_armllm.cli import Subcommands, add_command
 from torch_armllm.cli import option_types as types
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 from torch_armllm.cli.parser import Parser
+from torch_armllm.engine.text.reasoning_tags import PARSER_NAMES
 from torch_armllm.system.extras import require_extra
 from torch_armllm.system.gc_pause import collection_paused
 
@@ -152,9 +153,9 @@ def add_parser(commands: Subcommands) -> Parser:
     )
     group.add_argument(
         "--reasoning-parser",
-        choices=["qwen3", "deepseek_r1", "mistral", "seed_oss", "granite", "none"],
-        help="format by which reasoning is parted from answers (default: detected from the chat template and "
-        "the tokens)",
+        choices=list(PARSER_NAMES),
+        help="format by which reasoning is parted from answers, by vLLM's names (default: detected from the "
+        "chat template and the tokens)",
     )
     group.add_argument(
         "--lora-modules",

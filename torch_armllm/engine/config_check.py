@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from torch_armllm.engine.text.reasoning_tags import REASONING_PARSERS
+from torch_armllm.engine.text.reasoning_tags import parser_of
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, STATE_DTYPES
 from torch_armllm.lora.dtypes import LORA_DTYPES
 
@@ -108,10 +108,10 @@ def _check_reasoning(settings: Any) -> None:
     for name, text in settings.items():
         if not isinstance(text, str) or not text:
             raise TypeError(f"reasoning_config: {name} is {text!r}; give a text")
-    parser = settings.get("reasoning_parser", "none")
-    if parser not in ("none", *REASONING_PARSERS):
-        known = ", ".join((*REASONING_PARSERS, "none"))
-        raise ValueError(f"reasoning_config: reasoning_parser is {parser!r}; give {known}")
+    try:
+        parser_of(settings.get("reasoning_parser"))
+    except ValueError as error:
+        raise ValueError(f"reasoning_config: reasoning_parser {error}") from error
 
 
 def _check_objects(given: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort"]
 """``stop``: EOS, a stop token or string; ``length``: `max_tokens` or `max_model_len`; ``abort``."""
@@ -23,6 +23,53 @@ Logprobs = dict[int, Logprob]
 
 
 @dataclass
+class ToolCall:
+    """A call of a tool.
+
+    Attributes:
+        id: the model's own, or a random one.
+        name: of the tool.
+        arguments: JSON, as the model has written it.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the call in OpenAI's form."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+@dataclass
+class ChatMessage:
+    """An output as a message of the assistant.
+
+    Attributes:
+        content: the answer, without reasoning and calls.
+        reasoning: the reasoning, without its tags.
+        tool_calls: in the order of the output.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the message in OpenAI's form, for the conversation that goes on with it."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
+        return message
+
+
+@dataclass
 class CompletionOutput:
     """One completion of a prompt.
 
@@ -34,6 +81,7 @@ class CompletionOutput:
         logprobs: one entry per token, if requested.
         finish_reason: None while the completion grows.
         stop_reason: the stop string or token id that ended it; None for the model's EOS token.
+        message: the text as a message, with reasoning and tool calls; of outputs of `LLM.chat`.
     """
 
     index: int
@@ -43,6 +91,7 @@ class CompletionOutput:
     logprobs: list[Logprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    message: ChatMessage | None = None
 
     @property
     def finished(self) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch_armllm.engine.structured_limits import check_size
 from torch_armllm.system.foreign_arguments import refusing
@@ -21,6 +21,17 @@ class RequestOutputKind(Enum):
     """New tokens and text, after every step."""
     FINAL_ONLY = 2
     """Everything, once, when the request has finished."""
+
+
+class TextEnd(Protocol):
+    """Finds where an output ends by what it says."""
+
+    def begin(self) -> Callable[[str], int | None]:
+        """Returns a function for one output.
+
+        It takes each new piece of the text, and returns the number of characters up to the end; None before.
+        """
+        ...
 
 
 class FreeReasoning(NamedTuple):
@@ -127,6 +138,7 @@ class SamplingParams:
         thinking_token_budget: most tokens of a reasoning, without its tags; then its end is forced. None and
             −1: no limit. See `EngineConfig.reasoning_config`.
         extra_args: arguments for the engine's logit processors.
+        text_end: where the text ends by what it says; what follows is cut off.  None: nowhere.
 
     Raises:
         ValueError: a setting is out of range or contradicts another.
@@ -159,6 +171,7 @@ class SamplingParams:
     best_of: int | None = None
     thinking_token_budget: int | None = None
     extra_args: dict[str, Any] | None = None
+    text_end: TextEnd | None = None
 
     stop_strings: tuple[str, ...] = field(init=False, repr=False)
     """`stop` as a tuple."""

@@ -98,6 +98,7 @@ class LLMBase:
         config = engine_config({**self._DEFAULTS, **settings})
         self.replicas: ReplicaSet | None = None
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
+        self._reasoning_parser = (config.reasoning_config or {}).get("reasoning_parser")
         self._model_lock = threading.Lock()
         self._name = model if isinstance(model, str) else str(model.name_or_path)
         self.pooling_engine: PoolingEngine | None = None

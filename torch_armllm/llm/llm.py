@@ -15,16 +15,15 @@ from typing_extensions import Unpack
 
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
-from torch_armllm.engine.pictures.chat import render_pictures
-from torch_armllm.engine.pictures.media import has_pictures, with_pictures
+from torch_armllm.engine.pictures.media import has_pictures
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from torch_armllm.llm.call_arguments import ForeignArguments, check_arguments
+from torch_armllm.llm.chat_call import ChatCall, ChatOptions
 from torch_armllm.llm.pooling_calls import PoolingCalls
 from torch_armllm.llm.prompt_list import (
     Prompts,
@@ -152,6 +151,7 @@ class LLM(PoolingCalls):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        tool_call_parser: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | int | None = None,
@@ -159,6 +159,11 @@ class LLM(PoolingCalls):
         **others: Unpack[ForeignArguments],
     ) -> list[RequestOutput]:
         """Generates replies to conversations; common beginnings share their prefill (prefix cache).
+
+        Conversations are brought into a form that the template shows whole, as the server does; what the
+        model sees otherwise than it was given is logged as a warning.  `CompletionOutput.message` of each
+        output has its reasoning, content and tool calls, in the format that the template writes.  With tools,
+        and where special tokens mark reasoning, `text` holds special tokens.
 
         Args:
             messages: one conversation, a list of ``{"role": …, "content": …}``, or several; contents may hold
@@ -170,7 +175,9 @@ class LLM(PoolingCalls):
                 ``openai``, a list of parts; ``auto``: found by its loops.
             add_generation_prompt: appends the template's start of a reply.
             continue_final_message: leaves the last message open, so that the model continues it.
-            tools: tools that the template describes to the model.
+            tools: tools that the template describes to the model: ``{"type": "function", "function": {"name":
+                …, "description": …, "parameters": …}}``, or Python functions with docstrings.
+            tool_call_parser: format of the calls, by vLLM's names; None: derived from the template.
             chat_template_kwargs: further variables of the template.
             lora_request: see `generate`.
             priority: for all conversations, or one per conversation; lower values run first.
@@ -178,39 +185,48 @@ class LLM(PoolingCalls):
             others: see `generate`.
 
         Raises:
-            ValueError: see `generate`; or there is no template, or it rejects a conversation.
+            ValueError: see `generate`; or there is no template, or it rejects a conversation; or there are
+                tools, and the model's format of calls is not known.
         """
         check_arguments("chat", others)
         if (tokenization_kwargs or {}).get("add_special_tokens"):
             raise ValueError("the template writes the special tokens of a conversation: leave them out")
         self._check_generates("chat")
         several = messages if messages and isinstance(messages[0], list) else [messages]
-        options: dict[str, Any] = {
-            "content_format": chat_template_content_format,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            **(chat_template_kwargs or {}),
-        }
-        options |= {n: v for n, v in (("chat_template", chat_template), ("tools", tools)) if v is not None}
-        prompts = []
+        options = ChatOptions(
+            chat_template,
+            chat_template_content_format,
+            add_generation_prompt,
+            continue_final_message,
+            tools,
+            chat_template_kwargs,
+            tool_call_parser,
+            self._reasoning_parser,
+        )
+        call = ChatCall(self._tokenizer, options)
+        prompts: list[Prompt] = []
         for index, conversation in enumerate(several):
             with named_errors("conversation", index, len(several)):
-                prompts.append(self._chat_prompt(list(conversation), options))  # type: ignore[arg-type]
-        return self.generate(
+                prompts.append(self._chat_prompt(call, conversation))  # type: ignore[arg-type]
+        params = [call.params(each) for each in self._params(sampling_params, len(prompts))]
+        outputs = self.generate(
             prompts,
-            sampling_params,
+            params,
             use_tqdm,
             priority,
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
         )
+        for prompt, conversation, one, output in zip(prompts, several, params, outputs, strict=True):
+            for completion in output.outputs if one.detokenize else ():
+                completion.message = call.message(completion, prompt["prompt"], conversation)  # type: ignore
+        return outputs
 
-    def _chat_prompt(self, conversation: Conversation, options: Mapping[str, Any]) -> Prompt:
+    def _chat_prompt(self, call: ChatCall, conversation: Conversation) -> Prompt:
         if not has_pictures(conversation):
-            return render_chat(self._tokenizer, conversation, **options)
+            return call.prompt(conversation)
         reader = self.picture_reader()  # a model that takes none says so before anything is decoded
-        messages, pictures = with_pictures(conversation, self.media_access, reader.limit)
-        return render_pictures(reader, self._tokenizer, messages, pictures, **options)
+        return call.picture_prompt(conversation, reader, self.media_access)
 
     def stream(
         self,

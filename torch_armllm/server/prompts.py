@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from torch_armllm.chat_format.chat_renderer import ChatInput, ChatRenderer
 from torch_armllm.chat_format.conversation import Conversation
 from torch_armllm.chat_format.template_switches import template_switches
 from torch_armllm.engine.pictures.chat import render_pictures
@@ -18,7 +19,6 @@ from torch_armllm.engine.text.chat_template import NOT_VARIABLES, tokenized_chat
 from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.tokenization import Tokenization
-from torch_armllm.server.chat_renderer import ChatInput, ChatRenderer
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.infill.prompt import ExtraFile, InfillPrompts
 from torch_armllm.server.middleware.warnings import note_warnings

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from torch_armllm.server.chat_parts import picture_part, text_part, tool_call
+from torch_armllm.server.custom_tools import custom_arguments
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.chat import ChatRequest, ContentPart, Message
 from torch_armllm.server.protocol.responses import InputItem, InputPart, ResponsesRequest, TextConfig
 from torch_armllm.server.protocol.sampling import JsonSchema, ResponseFormat
-from torch_armllm.server.responses_tools import custom_arguments, tools_and_choice
+from torch_armllm.server.responses_tools import tools_and_choice
 
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stream", "priority"),

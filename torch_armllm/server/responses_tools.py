@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from torch_armllm.server.chat_parts import chosen_tool, function_tool
+from torch_armllm.server.custom_tools import custom_function
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.middleware.warnings import note_warnings
 from torch_armllm.server.protocol.chat import Tool, allowed_tools
 from torch_armllm.server.protocol.responses import NamedTool, ResponsesRequest, ResponseTool
 
-INPUT = "input"
-"""The parameter of the function that stands for a custom tool."""
 _KNOWN = ("function", "custom")
 
 
@@ -49,33 +47,13 @@ def custom_names(body: ResponsesRequest) -> frozenset[str]:
     return frozenset(tool.name for tool in body.tools or () if tool.type == "custom" and tool.name)
 
 
-def custom_arguments(text: str) -> str:
-    """Returns the arguments of the function that stands for a custom tool."""
-    return json.dumps({INPUT: text}, ensure_ascii=False)
-
-
-def custom_input(arguments: str) -> str:
-    """Returns the text that a call gives to a custom tool; arguments of another form are the text."""
-    try:
-        given = json.loads(arguments or "{}")
-    except ValueError:
-        return arguments
-    text = given.get(INPUT, None if given else "") if isinstance(given, dict) else None
-    return text if isinstance(text, str) else arguments
-
-
 def _function(tool: ResponseTool, index: int) -> Tool:
     if tool.name is None:
         raise ApiError(400, f"a {tool.type} tool needs a name", f"tools.{index}.name")
     if tool.type == "function":
         return function_tool(tool.name, tool.description, tool.parameters, tool.strict)
-    texts = [tool.description or ""]
-    form = tool.format if isinstance(tool.format, dict) else {}
-    if isinstance(definition := form.get("definition"), str):
-        texts.append(f"The {INPUT} has to match this grammar ({form.get('syntax', 'lark')}):\n{definition}")
-    schema = {"type": "string", "description": "The text that the tool gets."}
-    parameters = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT]}
-    return function_tool(tool.name, "\n\n".join(filter(None, texts)), parameters)
+    stand_in = custom_function(tool.name, tool.description, tool.format)
+    return function_tool(stand_in["name"], stand_in["description"], stand_in["parameters"])
 
 
 def _choice(choice: Any) -> Any:

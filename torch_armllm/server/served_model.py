@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch_armllm.chat_format.format import ChatFormat
+from torch_armllm.chat_format.model_format import ModelFormat
 from torch_armllm.engine.errors import ReplicaFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.pictures.pixel_budget import release_pictures
@@ -33,7 +34,7 @@ from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.prompts import PromptBuilder
 from torch_armllm.server.repeated_outputs import DifferentOutputError, RepeatedOutputs
 from torch_armllm.server.restarts import engine_dead, engine_restarting
-from torch_armllm.server.served_format import ServedFormat, served_format
+from torch_armllm.server.served_format import served_format
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
 T = TypeVar("T")
@@ -106,7 +107,7 @@ class ServedModel:
             model_settings.content_format,
         )
         self.chat_format = (
-            ServedFormat(ChatFormat())
+            ModelFormat(ChatFormat())
             if self.pools
             else served_format(llm.get_tokenizer(), self.prompts.template, model_settings)
         )

@@ -19,7 +19,7 @@ class ModelSettings:
         engine: further arguments of `torch_armllm.LLM`.
         chat_template: replaces the tokenizer's own template.
         tool_parser: a name of `TOOL_PARSERS`; None: derived from the chat template.
-        reasoning_parser: a name of `REASONING_PARSERS`, or ``none``; None: detected from the chat template
+        reasoning_parser: one of `PARSER_NAMES`; None: detected from the chat template
             and the tokens.
         adapters: folders of LoRA adapters by their names in requests.
         content_format: form of the contents that the template reads: ``string``, ``openai`` or ``auto``.

@@ -11,6 +11,7 @@ from tests.engine.sampling.test_sampler import VOCAB, Words, ids, sampler, seque
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling.thinking_budget import ReasoningTokens, ThinkingBudget, find_reasoning
+from torch_armllm.engine.text.reasoning_tags import PARSER_NAMES
 
 BEGIN, END = 7, 8
 ONE = ReasoningTokens((BEGIN,), (END,), (END,))
@@ -124,6 +125,8 @@ class Tagged(Words):
     [
         (None, ((BEGIN,), (END,), (END,))),
         ({"reasoning_parser": "none"}, None),
+        ({"reasoning_parser": "identity"}, None),
+        ({"reasoning_parser": "openai_gptoss"}, ((BEGIN,), (END,), (END,))),  # the tokenizer tells
         ({"reasoning_end_str": "ab[/THINK]"}, ((BEGIN,), (END,), (10, 11, *Words().encode("think", False)))),
         ({"reasoning_start_str": "a", "reasoning_end_str": "b"}, ((10,), (11,), (11,))),
     ],
@@ -170,8 +173,7 @@ def test_texts_that_cannot_be_forced(settings: dict[str, str], told: str) -> Non
         (
             {"reasoning_parser": "mine"},
             ValueError,
-            "reasoning_config: reasoning_parser is 'mine'; give qwen3, deepseek_r1, mistral, seed_oss, "
-            "granite, none",
+            f"reasoning_config: reasoning_parser is 'mine'; give {', '.join(PARSER_NAMES)}",
         ),
     ],
 )

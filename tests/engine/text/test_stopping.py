@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings
@@ -131,6 +132,34 @@ def test_min_tokens_suppresses_stop_conditions() -> None:
     # a stop string that ends after min_tokens counts, wherever it began
     _, finish = run(answer(min_tokens=1, stop="STOP"), ids("ST", "OP"))
     assert finish == Finish("stop", "STOP")
+
+
+class EndsAt:
+    """An end behind some characters, which is found later."""
+
+    def __init__(self, kept: int, known: int) -> None:
+        self._kept, self._known = kept, known
+
+    def begin(self) -> Callable[[str], int | None]:
+        pieces: list[str] = []
+
+        def end(text: str) -> int | None:
+            pieces.append(text)
+            return self._kept if len("".join(pieces)) >= self._known else None
+
+        return end
+
+
+def test_the_end_of_a_text_is_found_by_what_it_says() -> None:
+    shown, finish = run(answer(text_end=EndsAt(3, 5)), ids("ab", "a", "b", "abc", "c"))
+    assert (shown, finish) == (["ab", "aba", "abab", "aba"], Finish("stop"))
+    shown, finish = run(answer(text_end=EndsAt(2, 2), stop="abc"), ids("ab", "c"))
+    assert (shown, finish) == (["ab"], Finish("stop"))
+    shown, finish = run(answer(text_end=EndsAt(2, 2), min_tokens=3), ids("ab", "a", "b", "c"))
+    assert (len(shown), shown[-1], finish) == (3, "ab", Finish("stop"))
+    shown, finish = run(answer(text_end=EndsAt(2, 9)), [*ids("ab", "c"), END])
+    assert (shown, finish) == (["ab", "abc", "abc"], Finish("stop"))
+    assert run(answer(text_end=EndsAt(0, 1), detokenize=False, max_tokens=1), ids("a"))[1] == Finish("length")
 
 
 def test_without_detokenization() -> None:

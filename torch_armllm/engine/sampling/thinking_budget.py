@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_armllm.engine.request import Sequence
-from torch_armllm.engine.text.reasoning_tags import ReasoningTags, reasoning_tags
+from torch_armllm.engine.text.reasoning_tags import ReasoningTags, parser_of, reasoning_tags
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def find_reasoning(settings: Mapping[str, str] | None, tokenizer: Any) -> Reason
         ValueError: the settings name one text only, or one for which there are no tokens.
     """
     given = settings or {}
-    if tokenizer is None or given.get("reasoning_parser") == "none":
+    if tokenizer is None or parser_of(given.get("reasoning_parser")) == "none":
         return None
     vocabulary = tokenizer.get_vocab()
     begin, end = given.get("reasoning_start_str"), given.get("reasoning_end_str")

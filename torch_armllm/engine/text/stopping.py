@@ -70,6 +70,10 @@ class OutputText:
             skip = params.skip_special_tokens
             own_pieces = None if pieces is None else pieces[skip]
             self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip, own_pieces)
+        self._find_end = None
+        if params.text_end is not None and self._detokenizer is not None:
+            self._find_end = params.text_end.begin()
+        self._end: int | None = None
         self._length = 0
         self._unread: list[int] = []  # tokens that are not detokenized yet
         self._text = ""  # all text, the held-back part included
@@ -83,6 +87,8 @@ class OutputText:
         ends = token_id in self._end_ids and self._length >= self._params.min_tokens
         if self._detokenizer is not None and not (ends and not self._params.include_stop_str_in_output):
             self._unread.append(token_id)
+        if self._find_end is not None:
+            self._seek_end()
         if self._stops:
             self._read()
             if self._length <= self._params.min_tokens:
@@ -92,9 +98,12 @@ class OutputText:
             return self._finish(Finish("stop", None if is_eos else token_id))
         if self._stops and (stop := self._find_stop()) is not None:
             return Finish("stop", stop)
+        if self._end is not None and self._length >= self._params.min_tokens:
+            self._text, self._released = self._text[: self._end], self._end
+            return Finish("stop")
         if self._length == self._max_tokens:
             return self._finish(Finish("length"))
-        if self._stops:
+        if self._stops or self._find_end is not None:
             self._released = len(self._text) - self._held_back()
         return None
 
@@ -139,6 +148,14 @@ class OutputText:
         self.flush()
         return finish
 
+    def _seek_end(self) -> None:
+        """Reads the new text, and finds the end in it."""
+        before = len(self._text)
+        self._read()
+        if self._end is None and len(self._text) > before:
+            assert self._find_end is not None
+            self._end = self._find_end(self._text[before:])
+
     def _find_stop(self) -> str | None:
         """Returns the first stop string in the text and truncates the text there."""
         first: tuple[int, str] | None = None
@@ -168,4 +185,4 @@ class OutputText:
         """Returns the number of last characters that may be the beginning of a stop string."""
         if self._params.include_stop_str_in_output:
             return 0
-        return max(matcher.matched for _, matcher in self._stops)
+        return max((matcher.matched for _, matcher in self._stops), default=0)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.engine.outputs import CompletionOutput
+from torch_armllm.server.custom_tools import CallStream, custom_call
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.handlers.chat_outputs import ChatOutputs
 from torch_armllm.server.handlers.logprobs import TokenDecoder, chat_logprobs, prompt_logprobs
@@ -39,6 +40,8 @@ class ChatHandler:
         self._outputs = ChatOutputs(served, body, self._id)
         self._decode = TokenDecoder(served.prompts.tokenizer, bool(body.return_tokens_as_token_ids))
         self._top_logprobs = body.top_logprobs or 0
+        self._custom = body.custom_names()
+        self._calls = [CallStream(self._custom) for _ in range(self._outputs.params.n)]
 
     async def complete(self) -> dict[str, Any]:
         """Returns the complete response."""
@@ -91,9 +94,10 @@ class ChatHandler:
         if parsed.reasoning or parsed.calls:
             message["content"] = parsed.content or None
         if parsed.calls:
-            message["tool_calls"] = [
-                {k: v for k, v in call.to_delta().items() if k != "index"} for call in parsed.calls
-            ]
+            calls = (
+                custom_call(call) if call.name in self._custom else call.to_delta() for call in parsed.calls
+            )
+            message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
         return {
             "index": completion.index,
             "message": message,
@@ -108,14 +112,15 @@ class ChatHandler:
         delta = self._reasoning(parsed)
         if parsed.content:
             delta["content"] = parsed.content
-        if parsed.calls:
-            delta["tool_calls"] = [call.to_delta() for call in parsed.calls]
+        calls = self._calls[completion.index].deltas(parsed.calls, completion.finished)
+        if calls:
+            delta["tool_calls"] = calls
         token_ids = self._token_ids(completion)
         if not (delta or logprobs or any(token_ids.values()) or completion.finished):
             return
         if not (delta or completion.finished):
             delta["content"] = ""
-        if completion.finished and parsed.calls:
+        if completion.finished and calls:
             # As OpenAI's server does: its client takes a call for done when a later chunk has no more of it.
             chunk = self._chunk(completion.index, delta, logprobs)
             chunk["choices"][0] |= token_ids

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.chat_format.deltas import OutputDelta, OutputParser
+from torch_armllm.chat_format.first_call import FirstCall
 from torch_armllm.chat_format.format import ReasoningFormat
 from torch_armllm.chat_format.prompt_part import begins_in
 from torch_armllm.chat_format.rendering import marks_with
@@ -60,8 +61,9 @@ class ChatChoice:
         parsed = self._parser.feed(completion.text)
         if completion.finished:
             parsed = parsed.joined(self._parser.finish(completion.finish_reason))
-        if not self._use.parallel:
+        if not self._use.parallel:  # half a marker may have come before the output was ended
             parsed.calls = [call for call in parsed.calls if call.index == 0]
+            parsed.content = "" if self._has_calls else parsed.content
         self._has_calls = self._has_calls or bool(parsed.calls)
         if self._marks is not None:
             self._tokens += completion.token_ids
@@ -145,7 +147,7 @@ class ChatOutputs:
                     yield added
 
     def _begin(self, prompt: dict[str, Any]) -> SamplingParams:
-        """Creates the choices; returns the parameters, whose structure begins after the reasoning."""
+        """Creates the choices; returns the parameters: a structure begins after the reasoning."""
         body, served = self._body, self._served.chat_format
         last, continued = body.messages[-1], None
         if body.continue_final_message:
@@ -157,9 +159,12 @@ class ChatOutputs:
         for _ in range(self.params.n):
             parser = self._use.parser(served, part, continued is not None)
             self.choices.append(ChatChoice(self._use, parser, self._marks, opened, tokenizer))
-        structure = self.params.structured_outputs
+        params = self.params
+        if self._use.ends_with_call:
+            params = replace(params, text_end=FirstCall(served.format, self._use.schemas, part))
+        structure = params.structured_outputs
         marks = served.format.reasoning if self._use.demands else self._marks
         if marks is None or structure is None:
-            return self.params
+            return params
         free = FreeReasoning(None if opened else marks.begin, marks.end)
-        return replace(self.params, structured_outputs=replace(structure, reasoning=free))
+        return replace(params, structured_outputs=replace(structure, reasoning=free))

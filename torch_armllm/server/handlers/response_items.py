@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch_armllm.chat_format.deltas import OutputDelta, ToolCallDelta
+from torch_armllm.server.custom_tools import custom_input
 from torch_armllm.server.handlers.streaming import Event
-from torch_armllm.server.responses_tools import custom_input
 
 _EVENTS = {
     "message": "response.output_text",

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from torch_armllm.chat_format.aliases import TOOL_PARSERS
 from torch_armllm.engine.config_check import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_THREADS
+from torch_armllm.engine.text.reasoning_tags import parser_of
 from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
 from torch_armllm.server.protocol.body import RequestPart
 from torch_armllm.system.dtypes import full_dtype_name
@@ -71,7 +72,7 @@ class LoadRequest(RequestPart):
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     chat_template: str | None = Field(default=None, max_length=1 << 20)
     tool_call_parser: Annotated[str | None, AfterValidator(_known_parser)] = None
-    reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "seed_oss", "granite", "none"] | None = None
+    reasoning_parser: Annotated[str | None, AfterValidator(parser_of)] = None
 
     def engine_arguments(self) -> dict[str, Any]:
         """Returns the arguments of `torch_armllm.LLM` that the request sets."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
+from torch_armllm.server.custom_tools import custom_arguments, custom_function
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.middleware.warnings import note_warnings
 from torch_armllm.server.protocol.body import RequestPart, Schema
@@ -37,13 +38,33 @@ class CalledFunction(RequestPart):
     arguments: str = ""
 
 
+class CalledCustom(RequestPart):
+    """A called custom tool, with the text that it got."""
+
+    name: str
+    input: str = ""
+
+
 class ToolCall(RequestPart):
-    """A tool call of an earlier assistant message; `index` comes back with a stream's deltas."""
+    """A tool call of an earlier assistant message; `index` comes back with a stream's deltas.
+
+    That of a custom tool is the call of the function that stands for it.
+    """
 
     id: str | None = None
     index: int | None = None
     type: str = "function"
     function: CalledFunction
+    custom: CalledCustom | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_custom(cls, given: Any) -> Any:
+        if (custom := _custom_of(given)) is None:
+            return given
+        called = CalledCustom.model_validate(custom)
+        function = {"name": called.name, "arguments": custom_arguments(called.input)}
+        return {**given, "type": "function", "function": function}
 
 
 class Message(RequestPart):
@@ -121,11 +142,29 @@ class Function(RequestPart):
     strict: bool | None = None
 
 
-class Tool(RequestPart):
-    """A tool that the model may use."""
+class CustomTool(RequestPart):
+    """A tool that takes a text; its `format` is told to the model, and not enforced."""
 
-    type: Literal["function"] = "function"
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    format: Any = None
+
+
+class Tool(RequestPart):
+    """A tool that the model may use: a function, also one that stands for a custom tool."""
+
+    type: Literal["function", "custom"] = "function"
     function: Function
+    custom: CustomTool | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_custom(cls, given: Any) -> Any:
+        if (custom := _custom_of(given)) is None:
+            return given
+        tool = CustomTool.model_validate(custom)
+        function = custom_function(tool.name, tool.description, tool.format)
+        return {**given, "type": "function", "function": function}
 
 
 class ChosenFunction(RequestPart):
@@ -135,10 +174,17 @@ class ChosenFunction(RequestPart):
 
 
 class ChosenTool(RequestPart):
-    """The tool that the model must call."""
+    """The tool that the model must call, a function or a custom tool."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     function: ChosenFunction
+    custom: ChosenFunction | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_custom(cls, given: Any) -> Any:
+        custom = _custom_of(given)
+        return given if custom is None else {**given, "type": "function", "function": custom}
 
 
 class AllowedTools(RequestPart):
@@ -161,7 +207,7 @@ class ChatRequest(SamplingRequest):
     Attributes:
         logprobs: True to return the log-probabilities of the output tokens.
         top_logprobs: number of most likely tokens to list at each position.
-        parallel_tool_calls: False to return only the first call of each output.
+        parallel_tool_calls: False to end each output behind its first call.
         include_reasoning: False to leave reasoning out of the response; its tokens count nevertheless.
         reasoning_effort: variable of the chat template; ``none`` also turns reasoning off where the template
             can, by its variables `enable_thinking` and `thinking`.
@@ -209,10 +255,24 @@ class ChatRequest(SamplingRequest):
             self.tool_choice = choice.allowed_tools.mode
         return self
 
+    def custom_names(self) -> frozenset[str]:
+        """Returns the names of the custom tools."""
+        return frozenset(tool.function.name for tool in self.tools or () if tool.custom is not None)
+
     def template_variables(self) -> dict[str, Any]:
         """Returns the variables of the chat template that the request sets."""
         told = {} if self.verbosity is None else {"verbosity": self.verbosity}
         return {**told, **effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
+
+
+def _custom_of(given: Any) -> Any:
+    """Returns what a tool or a call of the type ``custom`` holds; None if it is of another type."""
+    if not isinstance(given, dict) or given.get("type") != "custom":
+        return None
+    custom = given.get("custom")
+    if not isinstance(custom, dict) or not isinstance(custom.get("name"), str):
+        raise ValueError('a tool of type custom needs custom: {"name": …}')
+    return custom
 
 
 def allowed_tools(tools: list[Tool], names: Sequence[str], param: str) -> list[Tool]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch_armllm.chat_format.deltas import OutputParser
 from torch_armllm.chat_format.format import ChatFormat
+from torch_armllm.chat_format.model_format import ModelFormat
 from torch_armllm.chat_format.rendering import make_parser
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.chat import ChatRequest, ChosenTool, Tool
-from torch_armllm.server.served_format import ServedFormat
+from torch_armllm.server.served_format import check_tools
 from torch_armllm.server.tools.forced import DemandedCalls, demanded
 from torch_armllm.server.tools.strict import strict_calls
 
@@ -38,7 +39,12 @@ class ToolUse:
     finish_reason: str = "tool_calls"
     parallel: bool = True
 
-    def parser(self, served: ServedFormat, begins_in: str, continued: bool) -> OutputParser:
+    @property
+    def ends_with_call(self) -> bool:
+        """True if an output that may go on has to end behind its first call."""
+        return bool(self.schemas) and not (self.parallel or self.demands)
+
+    def parser(self, served: ModelFormat, begins_in: str, continued: bool) -> OutputParser:
         """Returns the parser of an output.
 
         Args:
@@ -52,7 +58,7 @@ class ToolUse:
         return DemandedCalls(parser, tuple(self.schemas), keeps) if self.demands else parser
 
 
-def tool_use(body: ChatRequest, served: ServedFormat) -> ToolUse:
+def tool_use(body: ChatRequest, served: ModelFormat) -> ToolUse:
     """Returns a request's use of tools; a warning says where it asks for more than can be held to.
 
     Args:
@@ -70,7 +76,7 @@ def tool_use(body: ChatRequest, served: ServedFormat) -> ToolUse:
         return ToolUse()
     if choice == "none":
         return ToolUse()
-    served.check_tools()
+    check_tools(served)
     parallel = body.parallel_tool_calls is not False
     schemas = {tool.function.name: tool.function.parameters for tool in tools}
     if choice in (None, "auto"):
