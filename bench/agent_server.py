@@ -1,4 +1,4 @@
-"""Servers of OpenAI's API in processes of their own, and what a streamed chat request to them costs."""
+"""Servers of OpenAI's API in processes of their own, and the cost of a streamed chat request to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE = 600
 
 @dataclass(frozen=True)
 class Cost:
-    """What a request took.
+    """Tokens and times of a request.
 
     Attributes:
         prompt: tokens of its prompt.

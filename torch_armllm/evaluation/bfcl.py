@@ -64,11 +64,16 @@ def _task(category: str, chat: ToolChat, folders: Sequence[Path]) -> Any:
         calls = chat.calls(doc["prompt"], answers[0], row.tools)
         return {"acc": float(calls is not None and is_right(category, row, calls))}
 
+    class BfclTask(ConfigurableTask):  # type: ignore[misc]
+        is_rendered = True
+
+        def download(self, *_: Any, **__: Any) -> None:
+            self.dataset = {"test": Dataset.from_list(questions)}
+
     end = chat.format.turn_end
-    task = ConfigurableTask(
+    return BfclTask(
         config={
             "task": f"{GROUP}_{category}",
-            "custom_dataset": lambda **_: {"test": Dataset.from_list(questions)},
             "test_split": "test",
             "output_type": "generate_until",
             "doc_to_text": lambda doc: doc["prompt"],
@@ -83,8 +88,6 @@ def _task(category: str, chat: ToolChat, folders: Sequence[Path]) -> Any:
             "num_fewshot": 0,
         }
     )
-    task.is_rendered = True  # see `is_rendered`
-    return task
 
 
 def is_rendered(task: Any) -> bool:
