@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.chat_format.conversation import fit
@@ -35,7 +36,8 @@ class ToolChat:
             raise ValueError(f"the model has no chat template: {remedy}")
         template = str(tokenizer.get_chat_template(tools=[{}]))
         self._render = tokenizer_renderer(tokenizer, template)
-        self._traits = find_traits(template, self._render)
+        given = partial(self._render, tools=None, add_generation_prompt=False)  # as every template gets them
+        self._traits = find_traits(template, given)
         self.format = template_format(self._render, template, tokenizer.get_vocab())
         if self._traits.tools_variable is None:
             raise ValueError(f"the model's chat template shows no tools: {remedy}")
