@@ -29,7 +29,8 @@ def add_parser(commands: Subcommands) -> Parser:
         "--tasks",
         required=True,
         metavar="NAMES",
-        help="names of lm-eval tasks, separated by commas (required, no default)",
+        help="names of lm-eval tasks, separated by commas; bfcl, or bfcl_simple_python and others, for tool "
+        "calls (required, no default)",
     )
     parser.add_argument(
         "--include-path",
@@ -135,8 +136,10 @@ def run(options: argparse.Namespace) -> None:
     require_extra("lm_eval", "eval", "eval")
     if options.plot is not None:
         require_extra("matplotlib", "eval", "--plot")
+    from torch_armllm.checkpoint.load import load_tokenizer
     from torch_armllm.checkpoint.source_name import check_source
     from torch_armllm.evaluation import table
+    from torch_armllm.evaluation.bfcl import bfcl_categories, load_bfcl
     from torch_armllm.evaluation.results_file import ResultsFile
     from torch_armllm.evaluation.run import Options
     from torch_armllm.evaluation.run import run as evaluate_variants
@@ -150,7 +153,12 @@ def run(options: argparse.Namespace) -> None:
         {"model": options.model, **settings.to_dict(), "method": options.method}, options.json
     )
     names = [name for name in options.tasks.split(",") if name]
-    tasks = load_tasks(names, options.include_path or (), options.confirm_run_unsafe_code)
+    folders = options.include_path or ()
+    calls = tuple(dict.fromkeys(category for name in names for category in bfcl_categories(name)))
+    others = [name for name in names if not bfcl_categories(name)]
+    tasks = load_tasks(others, folders, options.confirm_run_unsafe_code) if others or not calls else {}
+    if calls:
+        tasks |= load_bfcl(calls, load_tokenizer(options.model), folders)
     scratch = None if options.json is None else options.json.with_suffix(".logits")
     evaluate_variants(options.model, tasks, schemes, results, settings, scratch)
     lines = results.lines()

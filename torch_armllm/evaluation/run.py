@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_armllm.checkpoint.load import load_tokenizer
+from torch_armllm.evaluation.bfcl import is_rendered
 from torch_armllm.evaluation.distributions import BaselineLogits, LogitComparison
 from torch_armllm.evaluation.harness import ArmLM
 from torch_armllm.evaluation.loading import bits_of, load_variant
@@ -143,6 +144,7 @@ def _evaluate_variant(
         base = results.variants[baseline.name].tasks.get(name)
         watch = _logit_observer(file, variant is baseline, base, options) if _is_text(task) else None
         lm.watch = watch.add if watch else None
+        lm.keeps_special_tokens = is_rendered(task)
         begin, cpu_begin = time.perf_counter(), time.process_time()
         task_result = TaskResult.of(name, task, _evaluate(lm, task, options))
         task_result.seconds, task_result.cpu_seconds = (
@@ -199,13 +201,14 @@ def _evaluate(lm: Any, task: Any, options: Options) -> dict[str, Any]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
+    rendered = is_rendered(task)
     results: dict[str, Any] = simple_evaluate(
         model=lm,
         tasks=[task],
         task_manager=TaskManager(include_defaults=False),
-        num_fewshot=options.num_fewshot,
+        num_fewshot=None if rendered else options.num_fewshot,
         limit=options.limit,
-        apply_chat_template=options.apply_chat_template,
+        apply_chat_template=options.apply_chat_template and not rendered,
         bootstrap_iters=0,
         log_samples=True,
         confirm_run_unsafe_code=True,  # `load_tasks` returns such tasks only where that was accepted
