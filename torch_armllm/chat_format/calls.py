@@ -20,6 +20,8 @@ class CallSyntax(Protocol):
 
     triggers: frozenset[str]
     """Texts that a call may begin with."""
+    marks: frozenset[str]
+    """Those that a text does not hold by chance: calls may begin with them within reasoning."""
 
     def read(self) -> Wait[bool]:
         """Reads a call at the cursor; returns False, and reads nothing, if there is none."""
@@ -45,8 +47,12 @@ class MarkedCalls:
             begins = position in (0, len(tokens(format.section_begin)))
             if token not in HOLES and (begins or (token[0] in "<[" and len(token) > 1)):
                 self._starts.setdefault(token, []).append(position)
-        self._openers = tuple(map(tokens, format.openers))
+        self._openers = list(map(tokens, format.openers))
+        separator = tokens(format.separator)
+        if separator and separator[0][0] in "<[" and len(separator[0]) > 1:  # between content and a call, too
+            self._openers.append(separator + tokens(format.begin))
         self.triggers = self.find_triggers() | {parts[0] for parts in self._openers}
+        self.marks = frozenset(each for each in self.triggers if each not in tools and each not in "{[")
 
     def find_triggers(self) -> frozenset[str]:
         """Returns the texts that a call may begin with: any tag of the markers, as models leave some out."""

@@ -31,10 +31,15 @@ from torch_armllm.chat_format.probe import (
     Render,
 )
 
-_SPLIT = re.compile(
-    r"\s+|<[^<>\s]+?>|\[/?[A-Z_]+\]|[\ue000-\ue002]|(?:(?!<[^<>\s]+?>|\[/?[A-Z_]+\])[^\s\ue000-\ue002])+"
+_TAG = r"<[^<>\s]+?>|\[/?[A-Z_]+\]"
+_PART = r"[^\s\ue000-\ue002]"
+_SPLIT = re.compile(rf"\s+|{_TAG}|[\ue000-\ue002]|(?!{_TAG}){_PART}(?:(?!{_TAG}|(?<=>)<){_PART})*")
+"""Tags, words, holes and white space; a tag with attributes begins a word."""
+_NAMED_REASONING = re.compile(
+    r"(?P<left>[<\[◁]\|?)/(?P<name>(?:\w+[:_])?(?:think|thinking|thought|thoughts|reasoning))(?P<right>\|?[>\]▷])",
+    re.IGNORECASE,
 )
-"""Tags, words, holes and white space."""
+"""The end of an element whose name says that it holds reasoning."""
 _KNOWN_REASONING = (
     ReasoningFormat("<think>", "</think>"),
     ReasoningFormat("[THINK]", "[/THINK]"),
@@ -156,6 +161,8 @@ def _mentioned(template: str, vocabulary: Collection[str]) -> ReasoningFormat | 
         both = known.begin, known.end
         if any(tag in template for tag in both) or all(tag in vocabulary for tag in both):
             return known
+    if (end := _NAMED_REASONING.search(template)) is not None:
+        return ReasoningFormat(end["left"] + end["name"] + end["right"], end[0])
     return None
 
 
@@ -177,6 +184,9 @@ def _after_lead(
     parts = _split(turn)
     at = len(_common(parts, _split(before)))
     place = len("".join(parts[:at]))
+    content = len(before.rstrip()) - len(content_begin.strip())
+    if content < place < len(before.rstrip()):
+        place = content  # the markers of calls begin as those of content do
     skipped = [content_begin.strip(), content_end.strip()] if content_end.strip() else []
     skipped += [reasoning.begin, reasoning.end] if reasoning is not None else []
     going = True
