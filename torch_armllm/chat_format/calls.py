@@ -122,6 +122,15 @@ class MarkedCalls:
         """
         raise NotImplementedError
 
+    def begun(self, holes: dict[str, str]) -> Wait[str | None]:
+        """Begins a call if the name of a tool follows, and returns that; what is in holes may be its id."""
+        found = yield from self.name()
+        if found is None:
+            return None
+        name, after = found
+        self.begin(name, self.call_id(name, holes, after))
+        return name
+
     def begin(self, name: str, call_id: str | None) -> None:
         """Begins a call: what was read is no text."""
         self.cursor.forget()
