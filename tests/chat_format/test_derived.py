@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chat_format.templates import LOOSE, SAMPLES, chat
+from torch_armllm.chat_format.aliases import TOOL_PARSERS
 from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.chat_format.format import ChatFormat
 from torch_armllm.chat_format.parser import FormatParser
@@ -133,6 +134,19 @@ def test_calls_without_arguments(name: str, text: str) -> None:
 def test_a_name_within_a_line_is_a_word(text: str) -> None:
     got = parse(derived(SAMPLES["a name on a line"].template), text, 2)
     assert (got.content, got.calls) == (text, [])
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_a_marker_may_hold_a_shorter_one(size: int) -> None:
+    text = '<tool_call>7<]minimax[>[<invoke name="f">]<]minimax[>[</invoke>'
+    got = parse(ChatFormat(calls=TOOL_PARSERS["minimax_m3"]), text, size)
+    assert (got.content, [call.name for call in got.calls]) == ("<tool_call>7", ["f"])
+
+
+@pytest.mark.parametrize("bracket", ["}", "]", "x}", "a=}"])
+def test_a_bracket_in_the_place_of_a_value_ends_the_call(bracket: str) -> None:
+    got = parse(ChatFormat(calls=TOOL_PARSERS["pythonic"]), f"[f({bracket} more", 1)
+    assert [call.name for call in got.calls] == ["f"] and got.content.endswith("more")
 
 
 def test_a_call_within_reasoning_that_goes_on_is_reasoning() -> None:

@@ -93,7 +93,7 @@ class PythonCalls(MarkedCalls):
             elif not depth and character in ",)]}":
                 text = "".join(pieces).strip()
                 self.writer.arguments(json.dumps(_value_of(text, schema), ensure_ascii=False))
-                return bool(text) or character != "]"
+                return bool(text) or character in ",)"  # which are read
             else:
                 depth += 1 if character in "([{" else -1 if character in ")]}" else 0
                 pieces.append(self.cursor.take(1))
