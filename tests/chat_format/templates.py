@@ -167,8 +167,50 @@ SAMPLES = {
         '<think>hm</think>Hi<|calls|><|call|>fn.f:0<|args|>{"a": "x"}<|end_call|>'
         '<|call|>fn.g:1<|args|>{"n": 7}<|end_call|><|end_calls|>',
     ),
+    "a name on a line": Sample(
+        chat(
+            calls("{{ f.name + '\\n' }}{{ f.arguments | tojson }}", "<|end|><|assistant|>"),
+            thinks=True,
+        ),
+        '<think>hm</think>Hi\nf\n{"a": "x"}<|end|><|assistant|>g\n{"n": 7}',
+    ),
     "bare": Sample(
         chat(calls('{{ {"name": f.name, "parameters": f.arguments} | tojson }}', "; "), thinks=True),
         '<think>hm</think>Hi\n{"name": "f", "parameters": {"a": "x"}}; {"name": "g", "parameters": {"n": 7}}',
     ),
 }
+
+LOOSE = {
+    "a list alone": Sample(
+        chat(
+            calls('{{ {"name": f.name, "arguments": f.arguments} | tojson }}', ", ", ("[", "]")), thinks=True
+        ),
+        '<think>hm</think>Hi\n```json\n[{"name": "f", "arguments": {"a": "x"}}, '
+        '{"name": "g", "arguments": {"n": 7}}]\n```',
+    ),
+    "recipients": Sample(
+        chat(
+            "{%- if m.content %}"
+            + text("<|to|>all\n<|text|>")
+            + "{{ m.content }}{%- endif %}"
+            + calls(
+                text("<|to|>") + "{{ f.name }}" + text("\n<|text|>") + "{{ f.arguments | tojson }}",
+                "\n<|from|>assistant\n",
+            ).removeprefix("{{ m.content or '' }}"),
+            thinks=True,
+        ),
+        '<think>hm</think><|to|>all\n<|text|>Hi\n<|from|>assistant\n<|to|>f\n<|text|>{"a": "x"}'
+        '\n<|from|>assistant\n<|to|>g\n<|text|>{"n": 7}',
+    ),
+    "mentioned": Sample(
+        chat(
+            "{%- set said = (m.content or '').split('</answer>')[0] %}{%- if said %}{{ said }}{%- endif %}"
+            + calls("<tool_call>{{ f | tojson }}</tool_call>").removeprefix("{{ m.content or '' }}"),
+            "{%- if tools is undefined %}<deep:think></deep:think>{%- endif %}",
+        ),
+        "<deep:think>hm</deep:think>\n<answer>\nHi\n"
+        '<tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>'
+        '<tool_call>{"name": "g", "arguments": {"n": 7}}</tool_call>\n</answer>',
+    ),
+}
+"""Outputs that have more around calls than their markers."""

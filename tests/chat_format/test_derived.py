@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.chat_format.templates import SAMPLES, chat
+from tests.chat_format.templates import LOOSE, SAMPLES, chat
+from torch_armllm.chat_format.aliases import TOOL_PARSERS
 from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.chat_format.format import ChatFormat
 from torch_armllm.chat_format.parser import FormatParser
@@ -16,6 +17,7 @@ from torch_armllm.chat_format.prompt_part import begins_in
 from torch_armllm.chat_format.rendering import renderer, template_format
 from torch_armllm.chat_format.trial import trial
 
+BOTH = SAMPLES | LOOSE
 TOOLS: dict[str, Any] = {
     "f": {"type": "object", "properties": {"a": {"type": "string"}}},
     "g": {"type": "object", "properties": {"n": {"type": "integer"}}},
@@ -35,9 +37,9 @@ def parse(format: ChatFormat, text: str, size: int, part: str = "", reason: str 
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", BOTH)
 def test_reasoning_content_and_two_calls(name: str, size: int) -> None:
-    sample = SAMPLES[name]
+    sample = BOTH[name]
     format, render = derived(sample.template), renderer(sample.template)
     assert trial(format, render) is None
     part = begins_in(format, render([{"role": "user", "content": "a"}], add_generation_prompt=True))
@@ -47,10 +49,10 @@ def test_reasoning_content_and_two_calls(name: str, size: int) -> None:
     assert calls == [(0, "f", {"a": "x"}), (1, "g", {"n": 7})]
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", BOTH)
 def test_any_cut_is_a_beginning(name: str) -> None:
     """A text that is cut off has the beginning of the whole; nothing is shown that has to be taken back."""
-    sample = SAMPLES[name]
+    sample = BOTH[name]
     format = derived(sample.template)
     part = "reasoning" if name == "attributes" else ""
     whole = parse(format, sample.output, 1000, part)
@@ -112,6 +114,39 @@ def test_names_and_halves() -> None:
     nested = "<seed:tool_call>\n<function=f>\n<parameter=a><function=g></parameter>\n</function>"
     (call,) = parse(format, nested, 1).calls
     assert json.loads(call.arguments) == {"a": "<function=g>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("attributes", 'hm</think><calls><call tool="f"></call></calls>'),
+        ("a name on a line", "<think>hm</think>f\n{}"),
+    ],
+)
+def test_calls_without_arguments(name: str, text: str) -> None:
+    part = "reasoning" if name == "attributes" else ""
+    got = parse(derived(SAMPLES[name].template), text, 1, part)
+    assert (got.reasoning, got.content) == ("hm", "")
+    assert [(call.name, call.arguments) for call in got.calls] == [("f", "{}")]
+
+
+@pytest.mark.parametrize("text", ["if f\nis a word, {}", 'I call f {"a": 1}', "g\nf"])
+def test_a_name_within_a_line_is_a_word(text: str) -> None:
+    got = parse(derived(SAMPLES["a name on a line"].template), text, 2)
+    assert (got.content, got.calls) == (text, [])
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_a_marker_may_hold_a_shorter_one(size: int) -> None:
+    text = '<tool_call>7<]minimax[>[<invoke name="f">]<]minimax[>[</invoke>'
+    got = parse(ChatFormat(calls=TOOL_PARSERS["minimax_m3"]), text, size)
+    assert (got.content, [call.name for call in got.calls]) == ("<tool_call>7", ["f"])
+
+
+@pytest.mark.parametrize("bracket", ["}", "]", "x}", "a=}"])
+def test_a_bracket_in_the_place_of_a_value_ends_the_call(bracket: str) -> None:
+    got = parse(ChatFormat(calls=TOOL_PARSERS["pythonic"]), f"[f({bracket} more", 1)
+    assert [call.name for call in got.calls] == ["f"] and got.content.endswith("more")
 
 
 def test_a_call_within_reasoning_that_goes_on_is_reasoning() -> None:

@@ -17,6 +17,7 @@ from torch_armllm.chat_format.known import CALLS
 from torch_armllm.chat_format.rendering import make_parser, renderer, template_format
 from torch_armllm.engine.sampling.tag_grammar import tag_grammar
 from torch_armllm.engine.structural_tag import read_structural_tag
+from torch_armllm.engine.structured_limits import check_size
 
 llguidance = pytest.importorskip("llguidance", reason="forced calls need the extra structured")
 TOOLS: dict[str, Any] = {
@@ -129,6 +130,17 @@ def test_schemas_of_no_grammar(schema: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         forced_calls(ChatFormat(calls=TOOL_PARSERS["qwen3_coder"]), {"f": schema}, True)
     forced_calls(ChatFormat(calls=TOOL_PARSERS["hermes"]), {"f": schema}, True)  # in JSON
+
+
+@pytest.mark.parametrize("kind", ["string", "integer"])
+@pytest.mark.parametrize("required", [[], ["a300"]])
+def test_hundreds_of_arguments(kind: str, required: list[str]) -> None:
+    tool = {"properties": {f"a{at}": {"type": kind} for at in range(500)}, "required": required}
+    tag = forced_calls(ChatFormat(calls=TOOL_PARSERS["qwen3_coder"]), {"f": tool}, True)
+    check_size("structural_tag", tag)
+    given = "\n".join(f"<parameter=a{at}>\n7\n</parameter>" for at in (2, 300, 499))
+    text = f"<tool_call>\n<function=f>\n{given}\n</function>\n</tool_call>".encode()
+    assert matcher(tag).try_consume_tokens(list(text)) == len(text)
 
 
 def test_a_text_ends_at_the_first_end() -> None:

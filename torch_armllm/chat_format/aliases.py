@@ -106,6 +106,9 @@ TOOL_PARSERS: Mapping[str, CallFormat] = {
     "kimi_k2": CALLS["kimi_k2"],
     "gemma4": CALLS["gemma4"],
     "granite": CALLS["granite"],
+    "hunyuan_a13b": CALLS["tool_calls"],
+    "internlm": CALLS["internlm"],
+    "jamba": CALLS["tool_calls"],
     "phi4_mini_json": CALLS["phi4_mini"],
     "nemotron_v2": CALLS["nemotron_v2"],
 }

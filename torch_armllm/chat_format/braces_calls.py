@@ -9,6 +9,7 @@ from typing import Any
 from torch_armllm.chat_format.calls import MarkedCalls
 from torch_armllm.chat_format.cursor import Markers, Wait
 from torch_armllm.chat_format.json_text import json_string
+from torch_armllm.chat_format.object_writer import ObjectWriter
 from torch_armllm.chat_format.typed_values import typed
 
 QUOTE = '<|"|>'
@@ -23,24 +24,23 @@ class BracesCalls(MarkedCalls):
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
-        found = yield from self.name()
-        if found is None:
+        name = yield from self.begun(holes)
+        if name is None:
             return False
-        self.begin(found[0], None)
-        yield from self._object({"type": "object", "properties": _Properties(self, found[0])}, 0)
+        yield from self._object({"type": "object", "properties": _Properties(self, name)}, 0)
         return True
 
     def _object(self, schema: Any, depth: int) -> Wait[bool]:
         if not (yield from self.cursor.accept("{")):
             return False
-        opening = "{"
+        fields = ObjectWriter(self.writer)
         properties = schema.get("properties") if isinstance(schema, dict) else None
         while True:
             yield from self.cursor.space()
             if (yield from self.cursor.accept("}")):
-                self.writer.arguments("{}" if opening == "{" else "}")
+                fields.end()
                 return True
-            if opening != "{":
+            if not fields.is_empty:
                 yield from self.cursor.accept(",")
                 yield from self.cursor.space()
             pieces: list[str] = []
@@ -51,8 +51,7 @@ class BracesCalls(MarkedCalls):
                 continue
             self.cursor.take(1)
             key = "".join(pieces).strip().removeprefix(QUOTE).removesuffix(QUOTE).strip('"')
-            self.writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
-            opening = ", "
+            fields.key(key)
             if ended == "}":
                 self.writer.arguments("null}")
                 return True

@@ -20,6 +20,8 @@ class CallSyntax(Protocol):
 
     triggers: frozenset[str]
     """Texts that a call may begin with."""
+    marks: frozenset[str]
+    """Those that a text does not hold by chance: calls may begin with them within reasoning."""
 
     def read(self) -> Wait[bool]:
         """Reads a call at the cursor; returns False, and reads nothing, if there is none."""
@@ -45,8 +47,12 @@ class MarkedCalls:
             begins = position in (0, len(tokens(format.section_begin)))
             if token not in HOLES and (begins or (token[0] in "<[" and len(token) > 1)):
                 self._starts.setdefault(token, []).append(position)
-        self._openers = tuple(map(tokens, format.openers))
+        self._openers = list(map(tokens, format.openers))
+        separator = tokens(format.separator)
+        if separator and separator[0][0] in "<[" and len(separator[0]) > 1:  # between content and a call, too
+            self._openers.append(separator + tokens(format.begin))
         self.triggers = self.find_triggers() | {parts[0] for parts in self._openers}
+        self.marks = frozenset(each for each in self.triggers if each not in tools and each not in "{[")
 
     def find_triggers(self) -> frozenset[str]:
         """Returns the texts that a call may begin with: any tag of the markers, as models leave some out."""
@@ -118,6 +124,15 @@ class MarkedCalls:
         Forgets the cursor's mark once it is certain that this is a call; returns False before that.
         """
         raise NotImplementedError
+
+    def begun(self, holes: dict[str, str]) -> Wait[str | None]:
+        """Begins a call if the name of a tool follows, and returns that; what is in holes may be its id."""
+        found = yield from self.name()
+        if found is None:
+            return None
+        name, after = found
+        self.begin(name, self.call_id(name, holes, after))
+        return name
 
     def begin(self, name: str, call_id: str | None) -> None:
         """Begins a call: what was read is no text."""

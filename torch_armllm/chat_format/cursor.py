@@ -175,7 +175,8 @@ class Cursor:
         """
         while True:
             found = markers.search(self._text, self._at)
-            if found is not None:
+            held = 0 if self.ended else markers.held(self._text, self._at)
+            if found is not None and found.start() <= len(self._text) - held:
                 if found.start() > self._at:
                     emit(self.take(found.start() - self._at))
                 if self.ended or found.end() < len(self._text) or not markers.begins(found[0]):
@@ -187,7 +188,7 @@ class Cursor:
                 self.take(half)
                 return None
             else:
-                count = len(self._text) - self._at - markers.held(self._text, self._at)
+                count = len(self._text) - self._at - held  # a longer marker may begin before a short one
                 if count:
                     emit(self.take(count))
             yield

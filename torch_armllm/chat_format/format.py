@@ -148,6 +148,11 @@ class CallFormat:
         """The tokens before the first call's name or JSON value."""
         return tokens(self.section_begin) + tokens(self.begin)
 
+    @property
+    def is_bare(self) -> bool:
+        """True if nothing but the bracket of a list is before the first call."""
+        return set(self.opening) <= {"["}
+
     @cached_property
     def closing(self) -> tuple[tuple[str, ...], ...]:
         """Markers that may follow a call: each tag alone, or as a whole where a part means something else."""

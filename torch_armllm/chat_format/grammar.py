@@ -147,8 +147,19 @@ def _arguments(calls: CallFormat, schema: Mapping[str, Any], separator: str) -> 
 
 
 def _spaced(made: Sequence[tuple[bool, Part]], gap: list[Part]) -> list[tuple[Part, bool]]:
-    """Returns arguments with the white space between them."""
-    return [(_sequence([*(gap if at else []), each]), needed) for at, (needed, each) in enumerate(made)]
+    """Returns arguments with the white space between those that are given.
+
+    It is the model's to write where any of them may be the first.
+    """
+    first = next((at for at, (needed, _) in enumerate(made) if needed), None)
+    spaced: list[tuple[Part, bool]] = []
+    for at, (needed, each) in enumerate(made):
+        if first is None:
+            before, after = [_optional(_sequence(gap))] if gap and at else [], []
+        else:
+            before, after = gap if at > first else [], gap if at < first else []
+        spaced.append((_sequence([*before, each, *after]), needed))
+    return spaced
 
 
 def _needed(part: Part, needed: bool) -> Part:

@@ -21,12 +21,12 @@ class JsonCalls(MarkedCalls):
 
     def find_triggers(self) -> frozenset[str]:
         """See `MarkedCalls`; a call without markers begins with its brace."""
-        return super().find_triggers() if self.format.opening else frozenset("{[")
+        return frozenset("{[") if self.format.is_bare else super().find_triggers()
 
     def _attempt(self) -> Wait[bool]:
         if (yield from super()._attempt()):
             return True
-        if self.format.opening and not self.writer.num_calls:
+        if not self.format.is_bare and not self.writer.num_calls:
             return False
         self.cursor.mark()
         if (yield from self.call({})):
@@ -36,7 +36,7 @@ class JsonCalls(MarkedCalls):
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
-        if self.format.opening and not self.format.name_end and not (yield from self._is_json()):
+        if not self.format.is_bare and not self.format.name_end and not (yield from self._is_json()):
             return (yield from self._named(holes))
         is_list = yield from self.cursor.accept("[")
         yield from self.cursor.space(MOST_SPACE)
@@ -73,8 +73,13 @@ class TagJsonCalls(JsonCalls):
     """Calls whose names are outside of a JSON object: ``[TOOL_CALLS]name[ARGS]{…}``."""
 
     def find_triggers(self) -> frozenset[str]:
-        """See `MarkedCalls`."""
-        return frozenset(self._starts)
+        """See `MarkedCalls`; a call without markers begins with its name."""
+        return frozenset(self._starts) if self.format.opening else frozenset(self.tools.names)
+
+    def _attempt(self) -> Wait[bool]:
+        if self.format.opening or self.writer.begins_line():
+            return (yield from super()._attempt())
+        return (yield from MarkedCalls._attempt(self))  # a name within a line is a word
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
@@ -175,7 +180,7 @@ class _Object:
             self._begin(name)
             return True
         if (key == json.arguments or key in _ARGUMENTS) and not self._has_arguments:
-            if self._name is None and not self._calls.format.opening:
+            if self._name is None and self._calls.format.is_bare:
                 return False  # a call without markers begins with its name
             self._has_arguments = True
             if self._name is not None:
@@ -183,7 +188,7 @@ class _Object:
             self._keep()
             self._early = []
             return (yield from json_value(self._cursor, self._early.append))
-        if self._name is None and not self._calls.format.opening and key not in ("id", "type", json.id):
+        if self._name is None and self._calls.format.is_bare and key not in ("id", "type", json.id):
             return False
         value: list[str] = []
         if self._name is None:

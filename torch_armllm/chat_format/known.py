@@ -67,6 +67,19 @@ CALLS: Mapping[str, CallFormat] = {
         openers=("<|tool_call|>",),
         closers=("<|/tool_call|>",),
     ),
+    "tool_calls": CallFormat(
+        "json",
+        section_begin="<tool_calls>[",
+        separator=", ",
+        section_end="]</tool_calls>",
+        json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
+    ),
+    "internlm": CallFormat(
+        "json",
+        begin="<|action_start|><|plugin|>\n",
+        end="<|action_end|>",
+        json=JsonFormat(arguments="parameters", layout=layout("name", "parameters")),
+    ),
     "granite": CallFormat(
         "json",
         section_begin="<|tool_call|>[",
@@ -112,6 +125,8 @@ _BY_HAND = (
     (("<|tool|>", "<|/tool|>"), "phi4_mini"),
     (("<function_calls>", "<functions>"), "olmo3"),
     (("<|tool_call|>",), "granite"),
+    (("<|plugin|>",), "internlm"),
+    (("<tool_calls>",), "tool_calls"),
     (("[func_name1(params_name1=params_value1",), "pythonic"),
     (("<|python_start|>",), "pythonic"),
     ((">>>all",), "functionary_v3"),
@@ -119,6 +134,10 @@ _BY_HAND = (
     (("<tool_call>", "<args-json-object>"), "hermes"),
 )
 """Texts in templates that cannot render a call, and the formats of their models."""
+
+
+_CONTENT_TAGS = (("<response>", "</response>"), ("<answer>", "</answer>"))
+"""Tags around content that templates take away, or only mention."""
 
 
 def known(template: str, derived: ChatFormat) -> ChatFormat:
@@ -149,10 +168,11 @@ def known(template: str, derived: ChatFormat) -> ChatFormat:
             begun=">>>",
         )
     calls = derived.calls
-    if calls is not None and calls.kind == "json" and not calls.opening:
+    if calls is not None and calls.kind == "json" and calls.is_bare:
         return replace(derived, calls=replace(calls, openers=BEFORE_JSON, closers=("```", "<|eom_id|>")))
-    if "<response>" in template and derived.reasoning is not None and not derived.content_begin:
-        derived = replace(derived, content_begin="<response>", content_end="</response>")
+    for begin, end in _CONTENT_TAGS:
+        if end in template and derived.reasoning is not None and not derived.content_begin:
+            derived = replace(derived, content_begin=begin, content_end=end)
     if "[END FINAL RESPONSE]" in template:
         derived = replace(derived, content_end="[END FINAL RESPONSE]")
     if calls is None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch_armllm.chat_format.calls import MarkedCalls
 from torch_armllm.chat_format.cursor import MOST_SPACE, Cursor, Markers, Wait
 from torch_armllm.chat_format.format import CallFormat
+from torch_armllm.chat_format.object_writer import ObjectWriter
 from torch_armllm.chat_format.typed_values import ToolSchemas, is_text, typed, types
 from torch_armllm.chat_format.writer import Writer
 
@@ -29,18 +30,15 @@ class NestedCalls(MarkedCalls):
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
-        found = yield from self.name()
-        if found is None:
+        name = yield from self.begun(holes)
+        if name is None:
             return False
-        name = found[0]
-        self.begin(name, None)
-        opening = "{"
+        fields = ObjectWriter(self.writer)
         while True:
             key = yield from self._open()
             if key is None:
                 break
-            self.writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
-            opening = ", "
+            fields.key(key)
             schema = self.tools.argument(name, key)
             if is_text(schema):
                 if not (yield from self._text(key)):
@@ -51,7 +49,7 @@ class NestedCalls(MarkedCalls):
                 return True
             self.writer.arguments(json.dumps(value, ensure_ascii=False))
         if (yield from self.ends_whole()):
-            self.writer.arguments("{}" if opening == "{" else "}")
+            fields.end()
         return True
 
     def _open(self) -> Wait[str | None]:

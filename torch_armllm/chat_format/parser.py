@@ -154,7 +154,7 @@ class FormatParser:
         reasoning, content_begin = self._format.reasoning, self._format.content_begin
         end = reasoning.end if reasoning is not None else ""
         first = (tokens(content_begin) or ("",))[0]
-        triggers = frozenset() if self._calls is None else self._calls.triggers - {"{", "["}
+        triggers = frozenset() if self._calls is None else self._calls.marks
         markers = Markers({end, first} | triggers)
         while True:
             marker = yield from self.cursor.until(markers, self.writer.reasoning)

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from torch_armllm.chat_format.calls import MarkedCalls
 from torch_armllm.chat_format.cursor import MOST_SPACE, Wait
+from torch_armllm.chat_format.object_writer import ObjectWriter
 from torch_armllm.chat_format.typed_values import is_text, python_value, typed, types
 
 _OUTSIDE = re.compile(r"[^\"'(){}\[\],]*")
@@ -42,17 +43,15 @@ class PythonCalls(MarkedCalls):
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
-        found = yield from self.name()
-        if found is None:
+        name = yield from self.begun(holes)
+        if name is None:
             return False
-        name = found[0]
-        self.begin(name, None)
         keys = list(self.tools.keys(name))
-        opening = "{"
+        fields = ObjectWriter(self.writer)
         while True:
             yield from self.cursor.space()
             if (yield from self.cursor.accept(")")):
-                self.writer.arguments("{}" if opening == "{" else "}")
+                fields.end()
                 return True
             if not (yield from self.cursor.more()):
                 return True
@@ -74,8 +73,7 @@ class PythonCalls(MarkedCalls):
                     return True
                 key = keys.pop(0) if keys else "argument"
             yield from self.cursor.space()
-            self.writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
-            opening = ", "
+            fields.key(key)
             if not (yield from self._value(self.tools.argument(name, key))):
                 return True
             yield from self.cursor.accept(",")
@@ -95,7 +93,7 @@ class PythonCalls(MarkedCalls):
             elif not depth and character in ",)]}":
                 text = "".join(pieces).strip()
                 self.writer.arguments(json.dumps(_value_of(text, schema), ensure_ascii=False))
-                return bool(text) or character != "]"
+                return bool(text) or character in ",)"  # which are read
             else:
                 depth += 1 if character in "([{" else -1 if character in ")]}" else 0
                 pieces.append(self.cursor.take(1))

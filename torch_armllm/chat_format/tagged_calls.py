@@ -9,6 +9,7 @@ from typing import Any
 from torch_armllm.chat_format.calls import MarkedCalls
 from torch_armllm.chat_format.cursor import MOST_SPACE, Cursor, Markers, Wait
 from torch_armllm.chat_format.format import TYPE, ArgumentFormat, CallFormat, tokens
+from torch_armllm.chat_format.object_writer import ObjectWriter
 from torch_armllm.chat_format.typed_values import ToolSchemas, is_text, typed, types
 from torch_armllm.chat_format.writer import Writer
 
@@ -34,22 +35,19 @@ class TaggedCalls(MarkedCalls):
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
-        found = yield from self.name()
-        if found is None:
+        name = yield from self.begun(holes)
+        if name is None:
             return False
-        name, after = found
-        self.begin(name, self.call_id(name, holes, after))
-        opening = "{"
+        fields = ObjectWriter(self.writer)
         while True:
             key = yield from self._key()
             if key is None:
                 break
-            self.writer.arguments(f"{opening}{json.dumps(key[0], ensure_ascii=False)}: ")
-            opening = ", "
+            fields.key(key[0])
             if not (yield from self._value(self.tools.argument(name, key[0]), key[1])):
                 return True  # cut off
         if (yield from self.ends_whole()):
-            self.writer.arguments("{}" if opening == "{" else "}")
+            fields.end()
         return True
 
     def _key(self) -> Wait[tuple[str, str | None] | None]:

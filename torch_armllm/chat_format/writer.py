@@ -82,6 +82,10 @@ class Writer:
             self._reasoning.blank = not self._has_reasoning
             self.trim()
 
+    def begins_line(self) -> bool:
+        """True if what follows begins the content or a line of it."""
+        return not self._has_content or any("\n" in space for space in self._content.spaces)
+
     def trim(self) -> None:
         """Drops white space at this place if no content is before it."""
         if not self._has_content:

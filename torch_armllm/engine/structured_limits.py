@@ -26,8 +26,9 @@ MAX_RULES = 2000
 """Rules and terminals of a Lark grammar."""
 MAX_GBNF_RULES = 500
 """Rules of a grammar in EBNF, the time of whose conversion grows with their square."""
-MAX_FORMATS = 512
-"""Formats that a structural tag consists of; a structure has four, the texts at its ends included."""
+MAX_FORMATS = 4096
+"""Formats that a structural tag consists of; a structure has four, the texts at its ends included, and an
+argument of a tool, outside of JSON, five."""
 MAX_NESTING = 64
 """Objects and arrays inside each other in a JSON schema, and parentheses in a grammar or regex."""
 MAX_NUMBER = 1 << 53

@@ -71,8 +71,8 @@ def inside(levels: int) -> dict[str, Any]:
         ({"structural_tag": "[" * 300_000}, "300000 nested levels of the structural tag, at most 256"),
         ({"structural_tag": " " * 300_000}, "300000 bytes of the structural tag, at most 262144"),
         (
-            {"structural_tag": {"format": {"type": "sequence", "elements": 512 * [{"type": "any_text"}]}}},
-            "513 formats of the structural tag, at most 512",
+            {"structural_tag": {"format": {"type": "sequence", "elements": 4096 * [{"type": "any_text"}]}}},
+            "4097 formats of the structural tag, at most 4096",
         ),
         (
             {"structural_tag": {"format": inside(65)}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 UNFORCED = '\n%llguidance {"no_forcing": true}\n'
@@ -26,14 +27,21 @@ def check_options(schema: Any) -> None:
 
 def check_space(pattern: str) -> None:
     """Raises ValueError if white space between JSON's parts may be other text, which may repeat for ever."""
+    if _holds_text(pattern):
+        raise ValueError(
+            f"structured outputs: whitespace_pattern {pattern[:100]!r} matches text that is no white "
+            "space, as [ \\t\\n\\r]* does not"
+        )
+
+
+@lru_cache(maxsize=64)  # a structural tag may have a schema for each argument
+def _holds_text(pattern: str) -> bool:
+    """True if a pattern matches other text than white space."""
     from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
     other = f"start: OTHER\nOTHER: /(?:{regex_to_lark(pattern, '')})/ & ~/\\s*/"
     matcher = LLMatcher(LLTokenizer("byte"), other + UNFORCED, log_level=0)
-    if not matcher.is_error():
-        matcher.compute_bitmask()  # an error if there is no other text
-        if not matcher.is_error():
-            raise ValueError(
-                f"structured outputs: whitespace_pattern {pattern[:100]!r} matches text that is no white "
-                "space, as [ \\t\\n\\r]* does not"
-            )
+    if matcher.is_error():
+        return False
+    matcher.compute_bitmask()  # an error if there is no other text
+    return not matcher.is_error()
