@@ -184,7 +184,7 @@ def test_ten_thousand_pictures_are_refused_and_the_server_goes_on(pictures_serve
     begin = time.perf_counter()
     with pytest.raises(openai.APIStatusError) as refused:
         ask(pictures_server, messages(*[url] * 10_000))
-    assert 400 <= refused.value.status_code < 500 and time.perf_counter() - begin < 10
+    assert 400 <= refused.value.status_code < 500 and time.perf_counter() - begin < 30
     small = io.BytesIO()
     picture(1, 1, 1).save(small, "PNG")
     before = resident()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from tests.support.server_live import Live
 from torch_armllm.chat_format.chat_renderer import ChatInput
+from torch_armllm.chat_format.message_parts import text_of
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind
 
@@ -92,6 +94,12 @@ class Script:
     seen: list[ChatInput] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
 
+    @property
+    def results(self) -> list[str]:
+        """The results of the calls in the last conversation."""
+        messages = self.seen[-1].messages if self.seen else []
+        return [text_of(message["content"]) for message in messages if message["role"] == "tool"]
+
     def message(self, given: ChatInput) -> dict[str, Any]:
         """Returns the next message of the assistant."""
         if not given.tools:  # a client asks for a title, or for the topic
@@ -107,9 +115,18 @@ class Script:
         return {"role": "assistant", "content": "", "tool_calls": [tool_call]}
 
 
+def _continuation(prompt: str, whole: str) -> str:
+    """Returns what follows a prompt; some templates begin a message otherwise than they show it later."""
+    same = len(os.path.commonprefix([prompt, whole]))
+    begun, rest = prompt[same:], whole[same:]
+    assert len(begun) < 40, f"{prompt[-200:]!r} is continued by {whole[-400:]!r}"
+    overlap = next(n for n in range(len(begun), -1, -1) if rest.startswith(begun[len(begun) - n :]))
+    return rest[overlap:]
+
+
 @contextmanager
 def playing(server: Live, script: Script, size: int = 7) -> Iterator[Script]:
-    """Makes the model of a server follow a script, in pieces of ``size`` tokens.
+    """Makes the model of a server follow a script, in pieces of ``size`` characters.
 
     Its text is what the chat template makes of the next message.
     """
@@ -127,8 +144,7 @@ def playing(server: Live, script: Script, size: int = 7) -> Iterator[Script]:
         given = inputs[prompt]
         messages = [*given.messages, script.message(given)]
         whole, _ = render(replace(given, messages=messages, begins=False))
-        assert whole.startswith(prompt), f"{prompt[-200:]!r} is continued by {whole[-400:]!r}"
-        text = whole[len(prompt) :].strip()
+        text = _continuation(prompt, whole).strip()
         for end in ENDS:
             text = text.removesuffix(end)
         if given.tools:
@@ -138,14 +154,14 @@ def playing(server: Live, script: Script, size: int = 7) -> Iterator[Script]:
 
     async def generate(prompt: Any, params: Any, request_id: str, priority: int = 0, *_: Any) -> Any:
         tokenizer = served.prompts.tokenizer
-        ids = tokenizer(written(prompt["prompt"]), add_special_tokens=False)["input_ids"]
-        whole = params.output_kind is RequestOutputKind.FINAL_ONLY
-        step = len(ids) if whole else size
+        text = written(prompt["prompt"])
+        step = len(text) if params.output_kind is RequestOutputKind.FINAL_ONLY else size
         given = prompt["prompt"], prompt["prompt_token_ids"]
-        for at in range(0, len(ids), step):
-            piece, last = ids[at : at + step], at + step >= len(ids)
-            text = tokenizer.decode(piece, skip_special_tokens=params.skip_special_tokens)
-            output = CompletionOutput(0, text, piece, finish_reason="stop" if last else None)
+        for at in range(0, len(text), step):
+            last = at + step >= len(text)
+            ids = tokenizer(text[at : at + step], add_special_tokens=False)["input_ids"]
+            piece = tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
+            output = CompletionOutput(0, piece, ids, finish_reason="stop" if last else None)
             yield RequestOutput(request_id, *given, None, [output], last)
 
     renderer.render, served.generate = noted, generate

@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from torch_armllm.chat_format.call_text import call_text
+from torch_armllm.chat_format.format import CallFormat
 from torch_armllm.chat_format.message_parts import joined, text_of
 from torch_armllm.chat_format.template_traits import Message, TemplateTraits
 
@@ -29,19 +31,21 @@ def settle_calls(messages: Sequence[Message], traits: TemplateTraits, warnings: 
     if traits.positional_results:
         named = _in_order(named)
     kept: list[Message] = []
+    written = 0
     for turn in _turns(named):
         calls = turn[0].get("tool_calls")
         if not calls:
             kept += turn
         elif not traits.shows_calls:
-            kept.append(_written_out(turn[0]))
+            kept.append(_written_out(turn[0], traits.calls, written))
             kept += turn[1:]
+            written += len(calls)
         else:
             if turn[0].get("content") and not traits.calls_beside_content:
                 kept.append({name: value for name, value in turn[0].items() if name != "tool_calls"})
                 turn[0] = {"role": turn[0]["role"], "content": "", "tool_calls": calls}
             kept += _one_by_one(turn) if len(calls) > 1 and not traits.several_calls else turn
-    if not traits.shows_calls and any(message.get("tool_calls") for message in messages):
+    if written and traits.calls is None:
         warnings.append("the chat template shows no calls of tools: earlier ones are written as JSON")
     if not traits.shows_results:
         kept = _results_of_user(kept, warnings)
@@ -119,14 +123,22 @@ def _one_by_one(turn: list[Message]) -> list[Message]:
     return kept + [result for result in results if result.get("tool_call_id") not in ids]
 
 
-def _written_out(message: Message) -> Message:
-    """Returns a message that has its calls in its content."""
-    texts = []
-    for call in message["tool_calls"]:
-        name, arguments = call["function"]["name"], call["function"]["arguments"] or "{}"
-        texts.append(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}')
+def _written_out(message: Message, format: CallFormat | None, before: int) -> Message:
+    """Returns a message that has its calls in its content: in the model's format, or as JSON."""
+    functions = [call["function"] for call in message["tool_calls"]]
+    objects = [_object(function["arguments"] or "{}") for function in functions]
+    text = None
+    if format is not None and None not in objects:
+        pairs = zip(functions, objects, strict=True)
+        text = call_text(format, [(function["name"], value or {}) for function, value in pairs], before)
+    if text is None:
+        names = [json.dumps(function["name"], ensure_ascii=False) for function in functions]
+        text = "\n".join(
+            f'{{"name": {name}, "arguments": {function["arguments"] or "{}"}}}'
+            for name, function in zip(names, functions, strict=True)
+        )
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": joined(message.get("content"), "\n".join(texts))}
+    return {**kept, "content": joined(message.get("content"), text)}
 
 
 def _results_of_user(messages: list[Message], warnings: list[str]) -> list[Message]:

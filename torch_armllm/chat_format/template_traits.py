@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch_armllm.chat_format.format import CallFormat
+
 Message = dict[str, Any]
 ROLES = ("user", "assistant", "system", "tool")
 EMPTY: tuple[str | None, ...] = ("", None)
@@ -48,6 +50,7 @@ class TemplateTraits:
         repeats: roles that may follow themselves.
         user_after_result: True if a user's message may follow the result of a call.
         shows_calls: True if it shows the calls of a message.
+        calls: format in which a model writes calls that its template does not show; None: it is not known.
         arguments: form of a call's arguments.
         raw_arguments: True if arguments that are a text are shown as they are.
         empty_contents: contents of a message that only calls, the ones that do no harm.
@@ -78,6 +81,7 @@ class TemplateTraits:
     repeats: frozenset[str] = frozenset(("user", "assistant"))
     user_after_result: bool = True
     shows_calls: bool = True
+    calls: CallFormat | None = None
     arguments: ArgumentForm = "object"
     raw_arguments: bool = False
     empty_contents: tuple[str | None, ...] = EMPTY

@@ -9,6 +9,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Protocol
 
+from torch_armllm.chat_format.format import ChatFormat
+from torch_armllm.chat_format.known import known
 from torch_armllm.chat_format.probe_messages import (
     KEY,
     LONG_IDS,
@@ -207,7 +209,13 @@ class _TraitProbe:
         if form is None:
             given = result(RESULT, LONG_IDS[0])
             shown = self._shows([RESULT], USER_TURN, {"role": "assistant", "content": SAID}, given)
-            return {"shows_calls": False, "shows_results": shown, **self._content_roles(None)}
+            calls = known(self._template, ChatFormat()).calls
+            return {
+                "shows_calls": False,
+                "calls": calls,
+                "shows_results": shown,
+                **self._content_roles(None),
+            }
         arguments, content, ids = form
         one = calling([call(arguments, ids[0])], content)
         both = [call(arguments, ids[0]), call(arguments, ids[1], OTHER_VALUE)]
