@@ -16,10 +16,14 @@ _WORK = {
     "server": ["interrupted_server", "--rounds", "2"],
     "memory": ["limited_memory", "--rounds", "8"],
 }
+_ALWAYS = ("quantize mse", "plan cache", "server")
+"""Work that is interrupted in every run of the tests; each takes half a minute."""
 _PACKAGES = {"eval": "lm_eval", "server": "fastapi"}
 
 
-@pytest.mark.parametrize("work", _WORK)
+@pytest.mark.parametrize(
+    "work", [pytest.param(work, marks=[pytest.mark.thorough] * (work not in _ALWAYS)) for work in _WORK]
+)
 def test_work_is_completed_after_faults(work: str) -> None:
     if (package := _PACKAGES.get(work)) is not None:
         pytest.importorskip(package)

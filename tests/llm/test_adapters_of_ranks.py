@@ -104,6 +104,7 @@ def test_adapters_have_the_bits_of_one_process_and_a_rank_killed_while_one_is_lo
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_adapters_of_stages_of_two_ranks_have_the_bits_of_one_process(folder: Path) -> None:
     check_same(folder, load(folder, max_num_batched_tokens=16, max_num_seqs=8, **RANKS, **STAGES))
 

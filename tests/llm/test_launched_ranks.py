@@ -49,9 +49,9 @@ def launch(script: Path, processes: int, *arguments: str) -> subprocess.Complete
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param({"tensor": 2}, marks=pytest.mark.thorough),
+        {"tensor": 2},
         pytest.param({"pipeline": 2}, marks=pytest.mark.thorough),
-        {"tensor": 2, "pipeline": 2},
+        pytest.param({"tensor": 2, "pipeline": 2}, marks=pytest.mark.thorough),
     ],
     ids=str,
 )

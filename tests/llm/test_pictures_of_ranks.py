@@ -66,7 +66,7 @@ def distinct(outputs: list[Any]) -> int:
     ("kind", "setting"),
     [
         ("gemma3", "tensor_parallel_size"),
-        ("qwen2_vl", "pipeline_parallel_size"),
+        pytest.param("qwen2_vl", "pipeline_parallel_size", marks=pytest.mark.thorough),
         pytest.param("qwen3_vl", "tensor_parallel_size", marks=pytest.mark.thorough),
     ],
 )

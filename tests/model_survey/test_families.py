@@ -48,6 +48,9 @@ def by_ops(among: Iterable[str], rows: dict[str, str] = ROWS) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Takes families that stand for the others; all of them would take half an hour."""
     thorough = metafunc.config.getoption("thorough")
+    if "bfloat16_family" in metafunc.fixturenames:
+        among = by_ops(family for family in CAPTURED if family not in NOT_IN_BFLOAT16)
+        metafunc.parametrize("bfloat16_family", among if thorough else among[::3])
     for fixture, among, rows in (
         ("captured_family", CAPTURED, ROWS),
         ("causal_family", families(), ROWS),
@@ -84,9 +87,8 @@ def test_unquantized_steps_equal_the_models(captured_family: str) -> None:
     check_unquantized(captured_family)
 
 
-@pytest.mark.parametrize("family", by_ops(f for f in CAPTURED if f not in NOT_IN_BFLOAT16))
-def test_bfloat16_steps_run_as_graphs(family: str) -> None:
-    model = tiny_model(family, torch.bfloat16)
+def test_bfloat16_steps_run_as_graphs(bfloat16_family: str) -> None:
+    model = tiny_model(bfloat16_family, torch.bfloat16)
     report = torch_armllm.patch(model, None, progress=False)
     assert report.captured, report.capture_reason
     assert not [note for note in report.notes if "report this as a bug" in note], report.notes
