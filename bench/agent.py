@@ -38,9 +38,9 @@ from bench.agent_conversation import TEMPLATE, Request, instructions, requests, 
 from bench.agent_server import Cost
 from bench.peers.shapes import SHAPES
 from torch_armllm.benchmark.random_model import save_random_model
+from torch_armllm.chat_format.chat_renderer import ChatInput, ChatRenderer
 from torch_armllm.checkpoint.bundled_model import smollm2_file
 from torch_armllm.checkpoint.load import load_tokenizer
-from torch_armllm.chat_format.chat_renderer import ChatInput, ChatRenderer
 
 _CONTEXT = 32_768
 _HYBRID = {
