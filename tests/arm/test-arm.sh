@@ -65,7 +65,8 @@ overrides() {
 
 # Emulation is slow, so nothing is emulated twice.  Each variant's kernels run on a CPU that supports no more
 # than they need.  The ops around the kernels are the same on every CPU: one CPU runs them, with all variants
-# but sme2, and but scalar, the reference, which is the same source as on the machine that runs this.  Each model family runs on one CPU.  A saved model must have the bits of the machine that saved it
+# but sme2, and but scalar, the reference, which is the same source as on the machine that runs this.
+# Each model family runs on one CPU.  A saved model must have the bits of the machine that saved it
 # on every CPU.  Random calls of all ops and variants run on tensors that end at guard pages: emulated
 # loads fault there like real ones.  opcheck is left out, as it tests no machine code.  Longest runs first.
 echo "== emulated runs"
