@@ -69,7 +69,9 @@ def test_a_template_without_calls_shows_them_in_the_models_format() -> None:
 
 def test_arguments_that_no_syntax_takes_are_json() -> None:
     traits = TemplateTraits(shows_calls=False, calls=CALLS["lfm2"])
-    (odd,) = settle_calls([assistant([{"no name": 1}])], traits, [])
+    warnings: list[str] = []
+    (odd,) = settle_calls([assistant([{"no name": 1}])], traits, warnings)
+    assert len(warnings) == 1 and "written as JSON" in warnings[0]
     assert odd["content"] == 'I look.\n\n{"name": "f0", "arguments": {"no name": 1}}'
     cut = assistant([{}])
     cut["tool_calls"][0]["function"]["arguments"] = '{"a": "b'

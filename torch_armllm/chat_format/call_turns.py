@@ -16,6 +16,7 @@ from torch_armllm.chat_format.format import CallFormat
 from torch_armllm.chat_format.message_parts import joined, text_of
 from torch_armllm.chat_format.template_traits import Message, TemplateTraits
 
+_AS_JSON = "the chat template shows no calls of tools: earlier ones are written as JSON"
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -37,7 +38,7 @@ def settle_calls(messages: Sequence[Message], traits: TemplateTraits, warnings: 
         if not calls:
             kept += turn
         elif not traits.shows_calls:
-            kept.append(_written_out(turn[0], traits.calls, written))
+            kept.append(_written_out(turn[0], traits.calls, written, warnings))
             kept += turn[1:]
             written += len(calls)
         else:
@@ -45,8 +46,6 @@ def settle_calls(messages: Sequence[Message], traits: TemplateTraits, warnings: 
                 kept.append({name: value for name, value in turn[0].items() if name != "tool_calls"})
                 turn[0] = {"role": turn[0]["role"], "content": "", "tool_calls": calls}
             kept += _one_by_one(turn) if len(calls) > 1 and not traits.several_calls else turn
-    if written and traits.calls is None:
-        warnings.append("the chat template shows no calls of tools: earlier ones are written as JSON")
     if not traits.shows_results:
         kept = _results_of_user(kept, warnings)
     return [_in_form(message, traits) for message in kept]
@@ -123,7 +122,7 @@ def _one_by_one(turn: list[Message]) -> list[Message]:
     return kept + [result for result in results if result.get("tool_call_id") not in ids]
 
 
-def _written_out(message: Message, format: CallFormat | None, before: int) -> Message:
+def _written_out(message: Message, format: CallFormat | None, before: int, warnings: list[str]) -> Message:
     """Returns a message that has its calls in its content: in the model's format, or as JSON."""
     functions = [call["function"] for call in message["tool_calls"]]
     objects = [_object(function["arguments"] or "{}") for function in functions]
@@ -132,6 +131,8 @@ def _written_out(message: Message, format: CallFormat | None, before: int) -> Me
         pairs = zip(functions, objects, strict=True)
         text = call_text(format, [(function["name"], value or {}) for function, value in pairs], before)
     if text is None:
+        if _AS_JSON not in warnings:
+            warnings.append(_AS_JSON)
         names = [json.dumps(function["name"], ensure_ascii=False) for function in functions]
         text = "\n".join(
             f'{{"name": {name}, "arguments": {function["arguments"] or "{}"}}}'
