@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from tests.support.server_live import NAME, Live, live, scripted
 from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.server.protocol.responses import NamedTool, ResponsesRequest
+from torch_armllm.server.responses_tools import tools_and_choice
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}({{ m.reasoning or '' }})={{ m.content }}"
@@ -171,6 +173,69 @@ def test_raw_stream(thinking: Live) -> None:
         assert name.removeprefix("event: ") == json.loads(data.removeprefix("data: "))["type"]
     assert events[-1][0] == "event: response.completed"
     assert [item["type"] for item in hidden["output"]] == ["message"]
+
+
+FILES: Any = {
+    "type": "namespace",
+    "name": "files",
+    "description": "Files of the project.",
+    "tools": [
+        {"type": "function", "name": "read", "description": "Reads.", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "write"},
+    ],
+}
+
+
+def test_tools_of_namespaces(thinking: Live) -> None:
+    """The model knows a tool by one name; calls, the history and choices have the namespace beside it."""
+    said = "</think>" + "".join(
+        f'<tool_call>{{"name": "files__{name}", "arguments": {{"input": "a"}}}}</tool_call>'
+        for name in ("read", "write")
+    )
+    items = [
+        {"role": "user", "content": "ask"},
+        {"type": "function_call", "call_id": "c1", "namespace": "files", "name": "read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "text"},
+    ]
+    body = {"model": NAME, "input": items, "tools": [*TOOLS, FILES]}
+    with scripted(thinking, said) as asked:
+        got = httpx.post(f"{thinking.base}/v1/responses", json=body).json()
+        named = {"type": "function", "name": "read", "namespace": "files"}
+        chosen = httpx.post(f"{thinking.base}/v1/responses", json={**body, "tool_choice": named})
+    assert "[c1:files__read{}]" in asked[0][0]["prompt"]
+    function, custom = got["output"]
+    assert (function["type"], function["namespace"], function["name"]) == ("function_call", "files", "read")
+    assert (custom["type"], custom["namespace"], custom["name"]) == ("custom_tool_call", "files", "write")
+    assert (json.loads(function["arguments"]), custom["input"]) == ({"input": "a"}, "a")
+    assert got["tools"][2]["name"] == "files"
+    assert chosen.status_code == 200, chosen.text
+
+
+def test_a_namespace_is_described_once() -> None:
+    body = ResponsesRequest(input="ask", tools=[*TOOLS, FILES])
+    tools, _ = tools_and_choice(body)
+    told = {tool.function.name: tool.function.description for tool in tools or []}
+    assert told["files__read"] == "Reads.\n\nAbout files: Files of the project."
+    assert "About" not in (told["files__write"] or "")
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "namespace", "name": "files"}]}
+    chosen = NamedTool.model_validate(allowed)
+    tools, choice = tools_and_choice(body.model_copy(update={"tool_choice": chosen}))
+    assert [tool.function.name for tool in tools or []] == ["files__read", "files__write"]
+    assert choice == "required"
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ([FILES, FILES], "rename one of them"),
+        ([{**FILES, "tools": [{"type": "web_search"}]}], "not 'web_search'"),
+        ([{**FILES, "tools": [{"type": "function"}]}], "needs a name"),
+        ([{"type": "namespace", "tools": FILES["tools"]}], "needs a name"),
+    ],
+)
+def test_namespaces_that_cannot_be_told_apart(thinking: Live, tools: Any, said: str) -> None:
+    with pytest.raises(BadRequestError, match=said):
+        client_of(thinking).responses.create(model=NAME, input="hi", tools=tools)
 
 
 def test_parallel_calls_can_be_turned_off(thinking: Live) -> None:

@@ -8,7 +8,7 @@ from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.chat import ChatRequest, ContentPart, Message
 from torch_armllm.server.protocol.responses import InputItem, InputPart, ResponsesRequest, TextConfig
 from torch_armllm.server.protocol.sampling import JsonSchema, ResponseFormat
-from torch_armllm.server.responses_tools import tools_and_choice
+from torch_armllm.server.responses_tools import name_in, tools_and_choice
 
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stream", "priority"),
@@ -82,7 +82,7 @@ def _messages(body: ResponsesRequest) -> list[Message]:
                 reasoning = None
             custom = item.type == "custom_tool_call"
             arguments = custom_arguments(item.input or "") if custom else item.arguments
-            call = tool_call(item.name, arguments, item.call_id)
+            call = tool_call(name_in(item.namespace, item.name), arguments, item.call_id)
             messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
         elif item.type in ("function_call_output", "custom_tool_call_output"):
             if item.call_id is None or item.output is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch_armllm.chat_format.deltas import OutputDelta, ToolCallDelta
 from torch_armllm.server.custom_tools import custom_input
 from torch_armllm.server.handlers.streaming import Event
+from torch_armllm.server.responses_tools import ClientTool
 
 _EVENTS = {
     "message": "response.output_text",
@@ -23,14 +24,15 @@ class ResponseItems:
     """Builds the items of one response, one after the other.
 
     Args:
-        custom: names of tools that take a text; their calls are whole before the text is told.
+        tools: the client's tools by the names that the model knows; calls of custom tools are whole before
+            their text is told.
 
     Attributes:
         output: all items so far.
     """
 
-    def __init__(self, custom: Collection[str] = ()) -> None:
-        self._custom = custom
+    def __init__(self, tools: Mapping[str, ClientTool]) -> None:
+        self._tools = tools
         self._arguments = ""  # of the call of a custom tool
         self.output: list[dict[str, Any]] = []
         self._open = False
@@ -62,11 +64,14 @@ class ResponseItems:
         yield self._event(f"{_EVENTS[kind]}.delta", content_index=0, delta=text, **more)
 
     def _add_call(self, call: ToolCallDelta) -> Iterator[Event]:
-        if call.name is not None and call.name in self._custom:
-            yield from self._begin("custom_tool_call", name=call.name, call_id=call.id, input="")
-            self._arguments = ""
-        elif call.name is not None:
-            yield from self._begin("function_call", name=call.name, call_id=call.id, arguments="")
+        if call.name is not None:
+            tool = self._tools.get(call.name)
+            named = {"name": call.name} if tool is None else tool.named()
+            if tool is not None and tool.is_custom:
+                yield from self._begin("custom_tool_call", **named, call_id=call.id, input="")
+                self._arguments = ""
+            else:
+                yield from self._begin("function_call", **named, call_id=call.id, arguments="")
         if self.output[-1]["type"] == "custom_tool_call":
             self._arguments += call.arguments
             return

@@ -13,7 +13,7 @@ from torch_armllm.server.handlers.response_items import ResponseItems
 from torch_armllm.server.handlers.streaming import Event
 from torch_armllm.server.protocol.responses import ResponsesRequest
 from torch_armllm.server.responses_input import chat_request
-from torch_armllm.server.responses_tools import custom_names
+from torch_armllm.server.responses_tools import client_tools
 from torch_armllm.server.served_model import ServedModel
 
 
@@ -34,7 +34,7 @@ class ResponsesHandler:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._outputs = ChatOutputs(served, chat_request(body), self._id)
-        self._items = ResponseItems(custom_names(body))
+        self._items = ResponseItems(client_tools(body))
 
     async def count_input(self) -> dict[str, Any]:
         """Returns the number of tokens of the input."""

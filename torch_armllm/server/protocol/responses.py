@@ -37,6 +37,7 @@ class InputItem(RequestPart):
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str = ""
     input: str | None = None
     output: str | list[InputPart] | None = None
@@ -48,9 +49,10 @@ class InputItem(RequestPart):
 
 
 class ResponseTool(RequestPart):
-    """A function that the model may call, or a custom tool, which takes a text.
+    """A function that the model may call, a custom tool, which takes a text, or a namespace of such tools.
 
-    The `format` of a custom tool is told to the model, and not enforced.
+    The `format` of a custom tool is told to the model, and not enforced. `defer_loading` has no effect: every
+    tool is told to the model.
     """
 
     type: str
@@ -59,6 +61,8 @@ class ResponseTool(RequestPart):
     parameters: Schema | None = None
     strict: bool | None = None
     format: Any = None
+    tools: list[ResponseTool] | None = None
+    defer_loading: Any = None
 
 
 class NamedTool(RequestPart):
@@ -70,6 +74,7 @@ class NamedTool(RequestPart):
 
     type: str
     name: str | None = None
+    namespace: str | None = None
     mode: Literal["auto", "required"] | None = None
     tools: list[NamedTool] | None = None
 
