@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from torch_armllm.cli import Subcommands, add_command
@@ -15,9 +14,7 @@ from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 from torch_armllm.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from torch_armllm.engine.text.reasoning_tags import ReasoningTags
     from torch_armllm.llm.chat_session import ChatSession
-    from torch_armllm.llm.llm import LLM
 
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops the current reply"
@@ -84,7 +81,6 @@ def run(options: argparse.Namespace) -> None:
     names = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
     overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **overrides), options.system)
-    tags = _reasoning_tags(llm) if sys.stdout.isatty() else None
     print(_HELP)
     while (text := _read()) is not None:
         if text == "/exit":
@@ -94,15 +90,7 @@ def run(options: argparse.Namespace) -> None:
         elif text.startswith("/"):
             print(_HELP)
         elif text:
-            _print_reply(chat, text, tags)
-
-
-def _reasoning_tags(llm: LLM) -> ReasoningTags | None:
-    """Returns the tags of the model's reasoning; None if it has none."""
-    from torch_armllm.engine.text.reasoning_tags import reasoning_tags
-
-    tokenizer = llm.get_tokenizer()
-    return reasoning_tags(None, str(tokenizer.chat_template or ""), tokenizer.get_vocab())
+            _print_reply(chat, text)
 
 
 def _read() -> str | None:
@@ -119,9 +107,9 @@ def _read() -> str | None:
             return None
 
 
-def _print_reply(chat: ChatSession, text: str, tags: ReasoningTags | None) -> None:
+def _print_reply(chat: ChatSession, text: str) -> None:
     try:
-        for piece in _dimmed(chat, text, tags) if tags is not None else chat.ask(text):
+        for piece in _shown(chat, text, sys.stdout.isatty()):
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         pass
@@ -131,21 +119,15 @@ def _print_reply(chat: ChatSession, text: str, tags: ReasoningTags | None) -> No
     print(f"\n[{chat.last_turn}]")
 
 
-def _dimmed(chat: ChatSession, text: str, tags: ReasoningTags) -> Iterator[str]:
-    """Yields a reply in pieces, its reasoning dimmed and set apart."""
-    from torch_armllm.chat_format.format import ChatFormat, ReasoningFormat
-    from torch_armllm.chat_format.parser import FormatParser
-    from torch_armllm.chat_format.prompt_part import begins_in
-
-    format = ChatFormat(reasoning=ReasoningFormat(tags.begin, tags.end, tags.implied))
-    parser, reasoned, answered = None, False, False
+def _shown(chat: ChatSession, text: str, dims: bool) -> Iterator[str]:
+    """Yields a reply in pieces, its reasoning set apart, and dimmed in a terminal."""
+    dim, plain = (_DIM, _PLAIN) if dims else ("", "")
+    reasoned = answered = False
     with closing(chat.ask(text)) as pieces:
-        for piece in chain(pieces, [None]):
-            parser = parser or FormatParser(format, begins_in=begins_in(format, chat.prompt))
-            parts = parser.finish() if piece is None else parser.feed(piece)
-            if parts.reasoning:
+        for piece in pieces:
+            if piece.reasoning:
                 reasoned = True
-                yield f"{_DIM}{parts.reasoning}{_PLAIN}"
-            if parts.content:
-                yield f"\n\n{parts.content}" if reasoned and not answered else parts.content
+                yield f"{dim}{piece.reasoning}{plain}"
+            if piece.content:
+                yield f"\n\n{piece.content}" if reasoned and not answered else piece.content
                 answered = True

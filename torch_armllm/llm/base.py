@@ -62,6 +62,7 @@ class LLMBase:
         llm_engine: the engine; a pooling model has none.
         pooling_engine: the engine of a pooling model; None: the model generates.
         replicas: engines of other processes, which stand for ``llm_engine``; None: it is in this one.
+        reasoning_parser: name of the format of reasoning; None: the chat template's.
     """
 
     llm_engine: LLMEngine
@@ -98,7 +99,7 @@ class LLMBase:
         config = engine_config({**self._DEFAULTS, **settings})
         self.replicas: ReplicaSet | None = None
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
-        self._reasoning_parser = (config.reasoning_config or {}).get("reasoning_parser")
+        self.reasoning_parser = (config.reasoning_config or {}).get("reasoning_parser")
         self._model_lock = threading.Lock()
         self._name = model if isinstance(model, str) else str(model.name_or_path)
         self.pooling_engine: PoolingEngine | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_armllm.chat_format.aliases import TOOL_PARSERS
 from torch_armllm.chat_format.chat_renderer import ChatInput, ChatRenderer
+from torch_armllm.chat_format.deltas import OutputParser
 from torch_armllm.chat_format.model_format import model_format
 from torch_armllm.chat_format.prompt_part import begins_in
 from torch_armllm.chat_format.rendering import make_parser, marks_with
@@ -81,7 +82,7 @@ class ChatCall:
         if self._tools and refusal is not None:
             raise ValueError(refusal)
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
+    def prompt(self, messages: Sequence[Message]) -> dict[str, Any]:
         """Returns the prompt of a conversation without pictures.
 
         Raises:
@@ -132,6 +133,18 @@ class ChatCall:
             prompt: the text of its prompt.
             messages: the conversation.
         """
+        parser = self.parser(prompt, messages)
+        parsed = parser.feed(completion.text).joined(parser.finish(completion.finish_reason))
+        calls = [ToolCall(call.id or "", call.name or "", call.arguments) for call in parsed.calls]
+        return ChatMessage(parsed.content, parsed.reasoning, calls)
+
+    def parser(self, prompt: str, messages: Sequence[Message]) -> OutputParser:
+        """Returns the parser of an output.
+
+        Args:
+            prompt: the text of the output's prompt.
+            messages: the conversation.
+        """
         format, keeps = self._format.format, self._format.keeps_reasoning
         begun = None
         if self._options.continues:
@@ -139,16 +152,13 @@ class ChatCall:
             begun = _text(last["content"])
             if not begun and last.get("reasoning") and format.reasoning is not None and not keeps:
                 begun = format.reasoning.begin  # a message without content goes on within its reasoning
-        parser = make_parser(
+        return make_parser(
             format,
             self._schemas,
             begins_in=begins_in(format, prompt, begun),
             continued=self._options.continues,
             reasoning_is_content=keeps,
         )
-        parsed = parser.feed(completion.text).joined(parser.finish(completion.finish_reason))
-        calls = [ToolCall(call.id or "", call.name or "", call.arguments) for call in parsed.calls]
-        return ChatMessage(parsed.content, parsed.reasoning, calls)
 
     def _input(self, messages: Sequence[Message]) -> ChatInput:
         options = self._options

@@ -8,8 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.llm.chat_call import ChatCall, ChatOptions
 from torch_armllm.llm.llm import LLM
 
 
@@ -50,36 +51,28 @@ class ChatSession:
         llm: the model.
         params: sampling parameters of the replies.
         system: system message, if any.
-        template: variables of the chat template.
 
     Attributes:
-        messages: all messages, with ``role`` and ``content``.
+        messages: all messages, with ``role`` and ``content``, and ``reasoning`` where a reply has any.
         last_turn: statistics of the last turn.
-        prompt: text of the last turn's prompt.
     """
 
-    def __init__(
-        self,
-        llm: LLM,
-        params: SamplingParams,
-        system: str | None = None,
-        template: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
         self._llm = llm
         self._params = replace(params, output_kind=RequestOutputKind.DELTA)
         self._system = system
-        self._template = template or {}
         self.messages: list[dict[str, Any]] = []
         self.last_turn = TurnStats()
-        self.prompt = ""
         self.clear()
 
     def clear(self) -> None:
         """Drops all messages but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def ask(self, text: str) -> Generator[str, None, None]:
+    def ask(self, text: str) -> Generator[OutputDelta, None, None]:
         """Sends a user message and yields the reply in pieces; the pieces that were read are remembered.
+
+        Reasoning and content are told apart by the format that the chat template writes.
 
         Raises:
             ValueError: the conversation is too long, or the template rejects it; the message is dropped.
@@ -87,13 +80,13 @@ class ChatSession:
         start = time.perf_counter()
         self.last_turn = turn = TurnStats(reason="abort")
         messages = [*self.messages, {"role": "user", "content": text}]
-        prompt = render_chat(
-            self._llm.get_tokenizer(), messages, add_generation_prompt=True, **self._template
-        )
-        self.prompt = prompt["prompt"]
-        reply = ""
+        options = ChatOptions(reasoning_parser=self._llm.reasoning_parser)
+        call = ChatCall(self._llm.get_tokenizer(), options)
+        prompt = call.prompt(messages)
+        parser = call.parser(prompt["prompt"], messages)
+        reply = OutputDelta()
         try:
-            with closing(self._llm.stream(prompt, self._params)) as outputs:
+            with closing(self._llm.stream(prompt, call.params(self._params))) as outputs:
                 for output in outputs:
                     turn.prompt_tokens = len(output.prompt_token_ids)
                     turn.cached_tokens = output.num_cached_tokens
@@ -103,8 +96,12 @@ class ChatSession:
                         if turn.first is None:
                             turn.first = time.perf_counter() - start
                         turn.spent = time.perf_counter() - start - turn.first
-                        reply += completion.text
-                        yield completion.text
+                        piece = parser.feed(completion.text)
+                        if completion.finished:
+                            piece = piece.joined(parser.finish(completion.finish_reason))
+                        reply = reply.joined(piece)
+                        yield piece
         finally:
             if turn.first is not None:
-                self.messages = [*messages, {"role": "assistant", "content": reply}]
+                thought = {"reasoning": reply.reasoning} if reply.reasoning else {}
+                self.messages = [*messages, {"role": "assistant", "content": reply.content, **thought}]

@@ -201,7 +201,7 @@ class LLM(PoolingCalls):
             tools,
             chat_template_kwargs,
             tool_call_parser,
-            self._reasoning_parser,
+            self.reasoning_parser,
         )
         call = ChatCall(self._tokenizer, options)
         prompts: list[Prompt] = []
