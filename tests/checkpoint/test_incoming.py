@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tests.checkpoint.damaged_folders import edit_config, edit_tensors
 from tests.checkpoint.formats import test_gptq
@@ -18,6 +21,7 @@ from torch_armllm import load
 from torch_armllm.checkpoint.incoming import Incoming, check_incoming
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
+from torch_armllm.checkpoint.weight_files import weight_files
 from torch_armllm.lora.adapter import CONFIG as ADAPTER
 from torch_armllm.pooling.loading import load_pooling
 
@@ -161,3 +165,18 @@ def test_fields_that_nobody_reads() -> None:
     check_incoming(Incoming("a.gguf", fields=["a.name"], irrelevant=[r"^a\."]))
     with pytest.raises(ValueError, match=r"a\.gguf sets rope\.kind, which nobody reads"):
         check_incoming(Incoming("a.gguf", fields=["a.name", "rope.kind"], irrelevant=[r"^a\."]))
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_one_file_counts_beside_an_index(source: Path, missing: bool) -> None:
+    """As in transformers: the index of an earlier upload is stale, whether its files are there or not."""
+    single = source / "model.safetensors"
+    shard = "model-00001-of-00001.safetensors"
+    index = {"metadata": {"total_size": 4}, "weight_map": {name: shard for name in load_file(single)}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    if not missing:
+        save_file({name: tensor + 1 for name, tensor in load_file(single).items()}, source / shard)
+    assert weight_files(str(source)) == [single]
+    model = load_model(str(source), "auto")
+    theirs = AutoModelForCausalLM.from_pretrained(source)
+    torch.testing.assert_close(dict(model.named_parameters())[NAME], theirs.get_parameter(NAME))

@@ -306,10 +306,10 @@ def resolve(source: str) -> str:
 
 
 def _weight_bytes(path: str) -> int:
-    """Returns the bytes of a checkpoint's weights, by its index or its only file; 0 if it has neither."""
-    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    if index is not None:
-        size = (read_index(Path(index)).get("metadata") or {}).get("total_size")
-        return size if isinstance(size, int) else 0
+    """Returns the bytes of a checkpoint's weights, by its only file or its index; 0 if it has neither."""
     file = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
-    return 0 if file is None else Path(file).stat().st_size
+    if file is not None:
+        return Path(file).stat().st_size
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    size = 0 if index is None else (read_index(Path(index)).get("metadata") or {}).get("total_size")
+    return size if isinstance(size, int) else 0

@@ -21,7 +21,9 @@ ALL_KINDS = (*SAFETENSORS, (WEIGHTS_INDEX_NAME, WEIGHTS_NAME))
 
 
 def weight_files(source: str, kinds: tuple[tuple[str, str], ...] = ALL_KINDS) -> list[Path]:
-    """Returns the files that hold a checkpoint's weights.
+    """Returns the files that hold a checkpoint's weights: those that transformers reads.
+
+    Where there is one file beside an index, the index is of another version, and the file counts.
 
     Args:
         source: a folder or a hub name.
@@ -31,17 +33,15 @@ def weight_files(source: str, kinds: tuple[tuple[str, str], ...] = ALL_KINDS) ->
         ValueError: there are none, or the index names a file that is missing.
     """
     for index_name, single in kinds:
-        index = find_file(source, index_name)
-        if index is not None:
+        if (file := find_file(source, single)) is not None:
+            return [file]
+        if (index := find_file(source, index_name)) is not None:
             names = sorted(set(read_index(index)["weight_map"].values()))
             files = {name: find_file(source, name) for name in names}
             missing = [name for name, file in files.items() if file is None]
             if missing:
                 raise ValueError(f"{missing[0]} is named in {index_name} and missing: download it again")
             return [file for file in files.values() if file is not None]
-        file = find_file(source, single)
-        if file is not None:
-            return [file]
     if files_without_index := sorted(Path(source).glob("*.safetensors")):
         return files_without_index
     raise ValueError(f"there is no {SAFE_WEIGHTS_NAME}, {SAFE_WEIGHTS_INDEX_NAME} or {WEIGHTS_NAME}")

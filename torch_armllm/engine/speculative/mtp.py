@@ -107,10 +107,10 @@ def carries_layer(folder: Path, layers: int) -> bool:
     """
     index, single = folder / SAFE_WEIGHTS_INDEX_NAME, folder / SAFE_WEIGHTS_NAME
     names: Iterable[str] = ()
-    if index.is_file():
-        names = read_index(index)["weight_map"]
-    elif single.is_file():
+    if single.is_file():
         names = read_headers([single])
+    elif index.is_file():
+        names = read_index(index)["weight_map"]
     return bool(find_layers(names, layers))
 
 
