@@ -83,9 +83,9 @@ ARMLLM_ISA=neon run saved-forced-neon emulated neoverse-n1 tests/arm/{test_isa,t
 run plans-sve256 emulated sve256 tests/plan/test_{plan_elementwise,pointwise}.py -k "$computed" "$@"
 run fuzz-sve256 emulated sve256 tests/fuzz/test_ops.py -k random_calls
 run ops-sme2 emulated sme2 tests/ops/test_{linear,two_digits}.py -k sme2
-run kernels-i8mm kernels i8mm i8mm dotprod neon
-run kernels-neoverse-n1 kernels neoverse-n1 dotprod neon
-run kernels-a64fx kernels a64fx sve neon
+run kernels-i8mm kernels i8mm i8mm
+run kernels-neoverse-n1 kernels neoverse-n1 dotprod
+run kernels-a64fx kernels a64fx sve
 run kernels-cortex-a72 kernels cortex-a72 neon scalar
 for bits in 128 256 512; do run "kernels-sve$bits" kernels "sve$bits" svei8mm sve; done
 run kernels-sme2 kernels sme2 sme2
