@@ -13,7 +13,7 @@
 #   make faults     kills, full disks and refused memory at random moments: ROUNDS=200
 #   make soak       mixed load on a server, whose memory has to stay flat: ARGS="--minutes 30"
 #   make weekly     all of the above that takes hours: asan, tsan, faults, soak, an hour of fuzz,
-#                    and all tests with --thorough
+#                    and all tests, those of Arm too, with --thorough
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside others: ARGS="--llama-python PATH --openvino-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
@@ -184,6 +184,7 @@ soak: $(READY)
 
 weekly: asan tsan faults soak
 	$(MAKE) test ARGS=--thorough
+	$(MAKE) test-arm ARGS=--thorough
 	$(MAKE) fuzz HOURS=1
 
 # Build tools alone: nothing of the test environment is used, and of torch the headers only.

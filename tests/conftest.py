@@ -40,6 +40,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "run tests marked thorough, take all families where some stand for others, export every model anew"
     parser.addoption("--thorough", action="store_true", help=text)
+    text = (
+        "kernel variants to test where a test has them as a parameter, such as svei8mm,dotprod (default: all)"
+    )
+    parser.addoption("--variants", metavar="NAMES", type=lambda names: frozenset(names.split(",")), help=text)
+    text = "most examples that a property is tested with (default: as each test says)"
+    parser.addoption("--examples", metavar="N", type=int, help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,8 +53,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("thorough"):
         return
     left_out = {item for item in items if item.get_closest_marker("thorough")}
+    if (chosen := config.getoption("variants")) is not None:
+        from torch_armllm.ops import variants
+
+        others = variants.machine().tables.keys() - chosen
+        left_out |= {item for item in items if not others.isdisjoint(_texts(item))}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
+    if (most := config.getoption("examples")) is not None:
+        _limit_examples(items, most)
+
+
+def _limit_examples(items: list[pytest.Item], most: int) -> None:
+    """Lowers the number of examples of the tests of properties."""
+    from hypothesis import settings
+
+    own = "_hypothesis_internal_use_settings"  # which `settings` as a decorator sets
+    for test in {item.obj for item in items if isinstance(item, pytest.Function)}:
+        before = getattr(test, own, None)
+        if before is not None:
+            test = getattr(test, "__func__", test)
+            setattr(test, own, settings(before, max_examples=min(before.max_examples, most)))
+
+
+def _texts(item: pytest.Item) -> set[str]:
+    """The parameters of a test that are texts."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return {value for value in parameters if isinstance(value, str)}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -64,15 +64,17 @@ overrides() {
 }
 
 # Emulation is slow, so nothing is emulated twice.  Each variant's kernels run on a CPU that supports no more
-# than they need.  The ops around the kernels are the same on every CPU: one CPU runs them, with all variants
-# but sme2, and but scalar, the reference, which is the same source as on the machine that runs this.
+# than they need.  The ops around the kernels are the same on every CPU: one CPU runs them, with a new and an
+# old variant, and with few examples of each property; --thorough takes all but sme2, and but scalar, the
+# reference, which is the same source as on the machine that runs this.
 # Each model family runs on one CPU.  A saved model must have the bits of the machine that saved it
 # on every CPU.  Random calls of all ops and variants run on tensors that end at guard pages: emulated
 # loads fault there like real ones.  opcheck is left out, as it tests no machine code.  Longest runs first.
 echo "== emulated runs"
 computed="not opcheck and not well_formed and not triton"
 for files in a-l m-z; do
-  run "ops-$files-sve256" emulated sve256 $(cd "$root" && echo tests/ops/test_[$files]*.py) -k "$computed and not scalar" "$@"
+  run "ops-$files-sve256" emulated sve256 $(cd "$root" && echo tests/ops/test_[$files]*.py) \
+    -k "$computed and not scalar" --variants svei8mm,dotprod --examples 12 "$@"
 done
 run models-neoverse-n1 emulated neoverse-n1 tests/arm/{test_isa,test_saved,test_engine,test_generate,families}.py \
   -k "not (families and (qwen3_moe or gpt_oss))"

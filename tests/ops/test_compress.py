@@ -150,19 +150,18 @@ def test_attention_equals_the_reference(rate: int, window: int, dtype: torch.dty
     chosen = compress.reference_select_entries(queries, weights, keys, *options)
     sinks = torch.tensor([0.5, -1.0, 2.0])
     close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    calls = [
+        (q, cache, entries, *others, window, rate, sinks, None),
+        (q, cache, entries, *others, window, rate, sinks, chosen),
+        (q, cache, None, *others, window),
+    ]
+    expected = [compress.reference_entry_attention(*call) for call in calls]
     for variant in RUNNABLE:
         with variants.use(variant):
             if dtype == torch.float32:
                 assert torch.equal(compress.select_entries(queries, weights, keys, *options), chosen)
-            for selected in (None, chosen):
-                call = (q, cache, entries, *others, window, rate, sinks, selected)
-                torch.testing.assert_close(
-                    compress.entry_attention(*call), compress.reference_entry_attention(*call), **close
-                )
-            call = (q, cache, None, *others, window)
-            torch.testing.assert_close(
-                compress.entry_attention(*call), compress.reference_entry_attention(*call), **close
-            )
+            for call, right in zip(calls, expected, strict=True):
+                torch.testing.assert_close(compress.entry_attention(*call), right, **close)
 
 
 def test_attention_has_the_same_bits_in_any_batch() -> None:

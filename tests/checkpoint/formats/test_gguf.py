@@ -217,7 +217,7 @@ def test_damaged_and_incomplete_files_are_rejected(tmp_path: Path) -> None:
         load_model(str(path))
 
 
-@pytest.mark.parametrize(("length", "message"), [(2**40, "has 1099511627776 items"), (2**23, "cut short")])
+@pytest.mark.parametrize(("length", "message"), [(2**40, "has 1099511627776 items"), (2**20, "cut short")])
 def test_long_arrays_are_not_counted(length: int, message: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write(path, "Q4_0")
