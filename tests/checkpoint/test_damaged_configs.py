@@ -106,6 +106,7 @@ def test_damaged_settings_of_compressed_tensors(groups: Any, message: str, tmp_p
 )
 def test_damaged_indices(content: str, tmp_path: Path) -> None:
     saved_folders.write(tmp_path, "llama", test_awq.encoder(32), test_awq.settings(32))
+    (tmp_path / "quantized" / "model.safetensors").unlink()  # which would count
     (tmp_path / "quantized" / "model.safetensors.index.json").write_text(content)
     with pytest.raises(
         ValueError, match=r"model.safetensors.index.json .*(damaged|weight_map)|weight_map in"
@@ -116,6 +117,7 @@ def test_damaged_indices(content: str, tmp_path: Path) -> None:
 def test_an_index_that_leaves_the_folder(tmp_path: Path) -> None:
     saved_folders.write(tmp_path, "llama", test_awq.encoder(32), test_awq.settings(32))
     index = {"weight_map": {"model.norm.weight": "../float/model.safetensors"}}
+    (tmp_path / "quantized" / "model.safetensors").unlink()  # which would count
     (tmp_path / "quantized" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(
         ValueError, match=r"'../float/model.safetensors' .*, and the name of a file is expected"
