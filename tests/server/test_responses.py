@@ -228,12 +228,14 @@ def test_a_namespace_is_described_once() -> None:
     ("tools", "said"),
     [
         ([FILES, FILES], "rename one of them"),
+        ([FILES, {"type": "function", "name": "files__read"}], "rename one of them"),
+        ([TOOLS[0], TOOLS[0]], "two tools are 'f'"),
         ([{**FILES, "tools": [{"type": "web_search"}]}], "not 'web_search'"),
         ([{**FILES, "tools": [{"type": "function"}]}], "needs a name"),
         ([{"type": "namespace", "tools": FILES["tools"]}], "needs a name"),
     ],
 )
-def test_namespaces_that_cannot_be_told_apart(thinking: Live, tools: Any, said: str) -> None:
+def test_tools_that_cannot_be_told_apart(thinking: Live, tools: Any, said: str) -> None:
     with pytest.raises(BadRequestError, match=said):
         client_of(thinking).responses.create(model=NAME, input="hi", tools=tools)
 

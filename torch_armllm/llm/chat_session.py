@@ -59,6 +59,7 @@ class ChatSession:
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
         self._llm = llm
+        self._call = ChatCall(llm.get_tokenizer(), ChatOptions(reasoning_parser=llm.reasoning_parser))
         self._params = replace(params, output_kind=RequestOutputKind.DELTA)
         self._system = system
         self.messages: list[dict[str, Any]] = []
@@ -80,13 +81,11 @@ class ChatSession:
         start = time.perf_counter()
         self.last_turn = turn = TurnStats(reason="abort")
         messages = [*self.messages, {"role": "user", "content": text}]
-        options = ChatOptions(reasoning_parser=self._llm.reasoning_parser)
-        call = ChatCall(self._llm.get_tokenizer(), options)
-        prompt = call.prompt(messages)
-        parser = call.parser(prompt["prompt"], messages)
+        prompt = self._call.prompt(messages)
+        parser = self._call.parser(prompt["prompt"], messages)
         reply = OutputDelta()
         try:
-            with closing(self._llm.stream(prompt, call.params(self._params))) as outputs:
+            with closing(self._llm.stream(prompt, self._call.params(self._params))) as outputs:
                 for output in outputs:
                     turn.prompt_tokens = len(output.prompt_token_ids)
                     turn.cached_tokens = output.num_cached_tokens

@@ -64,10 +64,10 @@ def client_tools(body: ResponsesRequest) -> dict[str, ClientTool]:
     known: dict[str, ClientTool] = {}
     for given in _each(body.tools or ()):
         name = name_in(given.namespace, given.named()["name"])
-        if given.namespace is not None and name in known:
+        if name in known:
             message = f"two tools are {name[:200]!r} to the model; rename one of them or its namespace"
             raise ApiError(400, message, given.param)
-        known.setdefault(name, given)
+        known[name] = given
     return known
 
 
@@ -87,12 +87,13 @@ def tools_and_choice(body: ResponsesRequest) -> tuple[list[Tool] | None, Any]:
             "namespaces of them"
         )
         raise ApiError(400, message, "tools.0.type")
-    tools = [_function(name, given) for name, given in client_tools(body).items()]
+    known = client_tools(body)
+    tools = [_function(name, given) for name, given in known.items()]
     if hosted := sorted({ascii(tool.type[:50]) for tool in body.tools if tool.type not in _KNOWN}):
         note_warnings([f"tools that a server runs are left out, as there are none here: {', '.join(hosted)}"])
     choice = body.tool_choice
     if isinstance(choice, NamedTool) and choice.type == "allowed_tools":
-        names = list(_allowed(choice.tools or [], client_tools(body)))
+        names = list(_allowed(choice.tools or [], known))
         if not names:
             raise ApiError(400, "allowed_tools needs tools: functions or custom tools by name", "tool_choice")
         return allowed_tools(tools, names, "tool_choice"), choice.mode or "auto"
