@@ -118,6 +118,7 @@ def test_a_request_that_makes_two_engines_fail_is_not_computed_again(
 def test_running_streams_and_waiting_requests_go_on(restarting: Live, sampling: dict[str, float]) -> None:
     body = {**PROMPT, **sampling, "max_tokens": 60, "logprobs": 1}
     before, served = _restarts(restarting), restarting.registry.find(NAME)
+    first: Any = restarting.llm.llm_engine
 
     def stream(number: int) -> list[dict[str, Any]]:
         events = []
@@ -125,8 +126,8 @@ def test_running_streams_and_waiting_requests_go_on(restarting: Live, sampling: 
         with httpx.stream("POST", f"{restarting.base}/v1/completions", json=sent, timeout=60) as got:
             for text in got.iter_text():  # lines of httpx end at other characters, too
                 events += [json.loads(part)["choices"][0] for part in text.split("data: ") if "{" in part]
-                if number == 0 and len(events) > 3 and served.engine.number == 0 and not served.llm.errored:
-                    _fail(served)
+                if len(events) > 3:  # of whichever runs: 4 wait until another has ended
+                    first.step = _broken_step
         return events
 
     def all_came() -> bool:  # 16 run, 4 wait
