@@ -49,14 +49,23 @@ def usual_name() -> str:
     return name
 
 
+@functools.cache
+def taken_names() -> tuple[str, ...]:
+    """Returns the names of the cache in calls of the installed release's models: the usual one, and older ones.
+
+    A newer name may mean something else: 5.23 hands ``cache`` on to the attention of ``generate_batch``.
+    """
+    return CACHE_NAMES[CACHE_NAMES.index(usual_name()) :]
+
+
 def given_cache(arguments: Mapping[str, Any]) -> Any:
-    """Returns the cache in a call's arguments, by whichever name; None if it is not given."""
-    return next((arguments[name] for name in CACHE_NAMES if arguments.get(name) is not None), None)
+    """Returns the cache in a call's arguments, by any of `taken_names`; None if it is not given."""
+    return next((arguments[name] for name in taken_names() if arguments.get(name) is not None), None)
 
 
 def take_cache(arguments: dict[str, Any]) -> Any:
     """Removes the cache from a call's arguments, by all its names, and returns it; see `given_cache`."""
     cache = given_cache(arguments)
-    for name in CACHE_NAMES:
+    for name in taken_names():
         arguments.pop(name, None)
     return cache

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from torch_armllm.hf.cache_names import CACHE_NAMES, cache_of, usual_name
+from torch_armllm.hf.cache_names import cache_of, taken_names, usual_name
 from torch_armllm.patching.generation.decode_steps import DecodeSteps
 from torch_armllm.patching.generation.token_rows import TokenRows
 from torch_armllm.patching.lm_head import LMHead, weights_of
@@ -20,8 +20,9 @@ from torch_armllm.plan.native import NativePlan
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
 
-_KNOWN = {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
-"""Arguments of a step that the loop continues by itself; models with others use transformers' loop."""
+_KNOWN = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
+"""Arguments of a step that the loop continues by itself, beside the cache; models with others use
+transformers' loop."""
 
 
 class TokenLoop:
@@ -106,7 +107,7 @@ class TokenLoop:
             and not getattr(config, "is_assistant", False)
             and (positions is None or positions.dim() == 2)
             and (mask is None or mask.dim() == 2)
-            and all(value is None or name in _KNOWN for name, value in kwargs.items())
+            and all(value is None or name in _KNOWN.union(taken_names()) for name, value in kwargs.items())
         )
 
     def _head(self) -> FusedHead:
