@@ -51,7 +51,7 @@ def usual_name() -> str:
 
 @functools.cache
 def taken_names() -> tuple[str, ...]:
-    """Returns the names of the cache in calls of the installed release's models: the usual one, and older ones.
+    """Returns the names of the cache in calls of the installed release: the usual one, and older ones.
 
     A newer name may mean something else: 5.23 hands ``cache`` on to the attention of ``generate_batch``.
     """
