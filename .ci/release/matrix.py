@@ -1,7 +1,7 @@
 """The wheel in clean environments of several versions of Python, torch and transformers.
 
     python .ci/release/matrix.py dist/*.whl              all rows whose Python is on this machine
-    python .ci/release/matrix.py dist/*.whl --rows 3.11/2.13.0+cpu/5.19.0 ...
+    python .ci/release/matrix.py dist/*.whl --rows 3.11/2.13.0+cpu/5.21.0 ...
     python .ci/release/matrix.py dist/*.whl --markdown   the table for docs/reference/compatibility.md
 
 A row is Python/torch/transformers, where `newest` is what the index has today.  Each gets an environment of
@@ -25,10 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "matrix"
 ROWS = (
-    "3.10/2.10.0/5.19.0",  # the oldest of each
-    "3.11/2.13.0/5.19.0",
+    "3.10/2.10.0/5.21.0",  # the oldest of each
+    "3.11/2.13.0/5.21.0",
     "3.11/2.13.0/5.24.0",  # the pinned ones: .ci/constraints.txt
-    "3.12/2.12.1/5.21.0",
+    "3.12/2.12.1/5.23.0",
     "3.13/2.15.0/5.24.0",
     "3.14/newest/newest",
 )

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from torch_armllm.capture.markers.attention import ahead_of
-from torch_armllm.passes.lib.graph import is_op, value
+from torch_armllm.passes.lib.graph import CONVERSIONS, is_op, value
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,22 @@ def cache_layout(module: fx.GraphModule) -> CacheLayout:
     shapes: dict[int, tuple[int, ...]] = {}
     for node in module.graph.nodes:
         if is_op(node, torch.ops.armllm.attention.default):
-            keys, values, layer = node.args[1:4]
+            keys, values, layer = *map(_unconverted, node.args[1:3]), node.args[3]
             kv_heads, head_size, value_size = map(int, (*value(keys).shape[1::2], value(values).shape[3]))
             shapes[layer] = (kv_heads, head_size, value_size)
             owners[layer] = stored.setdefault(shapes[layer] if ahead_of(node) else (keys, values), layer)
     return layout_of(shapes, owners)
+
+
+def _unconverted(node: Any) -> fx.Node:
+    """Returns what a node converts to the type and device that it has, as older releases do; else the node."""
+    while is_op(node, *CONVERSIONS):
+        before, after = value(node.args[0]), value(node)
+        if (before.dtype, before.device) != (after.dtype, after.device):
+            break
+        node = node.args[0]
+    assert isinstance(node, fx.Node)
+    return node
 
 
 def layout_of(shapes: Mapping[int, tuple[int, ...]], owners: Mapping[int, int]) -> CacheLayout:

@@ -11,15 +11,11 @@ import torch.nn.functional as F
 from tests.support.graphs import ops
 from torch_armllm.capture.export import CaptureError, capture
 from torch_armllm.capture.markers import recurrent, recurrent_modules, recurrent_ops
-from torch_armllm.model_survey.tiny_models import families, tiny_model
+from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.ops.recurrent.reference import (
     reference_causal_conv,
     reference_gated_delta_rule,
     reference_selective_scan,
-)
-
-needs_inkling2 = pytest.mark.skipif(
-    "inkling2_text" not in families(), reason="this release of transformers has no inkling2"
 )
 
 
@@ -106,7 +102,7 @@ def test_a_convolution_that_models_write_themselves_is_refused(monkeypatch: pyte
     [
         ("minimax", "slope_rate"),
         ("recurrent_gemma", "recurrent_param"),
-        pytest.param("inkling2_text", "static_weight", marks=needs_inkling2),
+        ("inkling2_text", "static_weight"),
     ],
 )
 def test_modules_with_a_recurrence_of_their_own_are_replaced_while_captured(family: str, part: str) -> None:
@@ -122,7 +118,7 @@ def test_modules_with_a_recurrence_of_their_own_are_replaced_while_captured(fami
     [
         ("minimax", "slope_rate"),
         ("recurrent_gemma", "recurrent_param"),
-        pytest.param("inkling2_text", "static_weight", marks=needs_inkling2),
+        ("inkling2_text", "static_weight"),
     ],
 )
 def test_modules_that_compute_something_else_stay(family: str, part: str) -> None:
@@ -156,7 +152,6 @@ def test_one_rounded_activation_does_not_hide_a_recurrence(times: int, replaced:
         assert (module.forward is not rounded) == replaced
 
 
-@needs_inkling2
 def test_a_convolution_with_taps_of_each_token_is_several_convolutions() -> None:
     model = tiny_model("inkling2_text")
     names = ops(capture(model).graph_module)  # compares the graph's results with the model's

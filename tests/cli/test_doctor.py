@@ -48,7 +48,7 @@ def test_old_versions(sound: dict[str, Any]) -> None:
     assert remedies(sound) == {
         "python": "install Python 3.10 or newer",
         "torch": 'pip install -U "torch>=2.10"',
-        "transformers": 'pip install -U "transformers>=5.19.0"',
+        "transformers": 'pip install -U "transformers>=5.21.0"',
     }
     texts = {finding.name: finding.text for finding in examine(sound)}
     assert texts["torch"] == "2.9.1+cpu, older than 2.10"

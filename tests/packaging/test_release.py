@@ -121,15 +121,15 @@ def test_each_torch_has_a_build_folder_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 def test_outcome_of_a_row_names_what_failed() -> None:
     matrix = script("matrix")
-    good = {"row": "3.11/2.13.0/5.19.0", "machine": "x86_64", "steps": {"import": {"seen": "avx2"}}}
+    good = {"row": "3.11/2.13.0/5.21.0", "machine": "x86_64", "steps": {"import": {"seen": "avx2"}}}
     bad = {**good, "steps": {"import": {"seen": "avx2"}, "load": {"failed": "OSError: no"}}}
-    skipped = {"row": "3.9/2.13.0/5.19.0", "skipped": "no Python 3.9 on this machine"}
+    skipped = {"row": "3.9/2.13.0/5.21.0", "skipped": "no Python 3.9 on this machine"}
     assert matrix.outcome(good) == "all steps passed"
     assert matrix.outcome(bad) == "load failed: OSError: no"
     table = matrix.markdown([good, skipped]).splitlines()
     assert table[2:] == [
-        "| 3.11 | 2.13.0 | 5.19.0 | x86_64 | all steps passed |",
-        "| 3.9 | 2.13.0 | 5.19.0 |  | not run: no Python 3.9 on this machine |",
+        "| 3.11 | 2.13.0 | 5.21.0 | x86_64 | all steps passed |",
+        "| 3.9 | 2.13.0 | 5.21.0 |  | not run: no Python 3.9 on this machine |",
     ]
 
 

@@ -18,7 +18,7 @@ from torch_armllm.system.host import free_memory
 from torch_armllm.system.huge_pages import SETTING, collapse, page_size
 from torch_armllm.system.text_layout import labeled
 
-OLDEST = {"python": (3, 10), "torch": (2, 10), "transformers": (5, 19, 0)}
+OLDEST = {"python": (3, 10), "torch": (2, 10), "transformers": (5, 21, 0)}
 """Oldest versions that this package supports."""
 _LEAST_MEMORY = 2 * 10**9
 """Free bytes below which only the smallest models run."""
