@@ -52,7 +52,7 @@ def cache_layout(module: fx.GraphModule) -> CacheLayout:
 
 
 def _unconverted(node: Any) -> fx.Node:
-    """Returns what a node converts to the type and device that it has, as older releases do; else the node."""
+    """Returns what a node converts to the dtype and device that it has, as older releases do; or the node."""
     while is_op(node, *CONVERSIONS):
         before, after = value(node.args[0]), value(node)
         if (before.dtype, before.device) != (after.dtype, after.device):
