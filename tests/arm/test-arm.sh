@@ -63,14 +63,14 @@ overrides() {
     ! ARMLLM_ISA=i8mm kernels neoverse-n1 --selected && ! ARMLLM_ISA=unheard-of kernels max --selected
 }
 
-# Emulation is slow, so nothing is emulated twice.  Each variant's kernels run on a CPU that supports no more
-# than they need.  The ops around the kernels are the same on every CPU: one CPU runs them, with the variant of
-# today's servers, and with few examples of each property; --thorough takes all but sme2, and but scalar, the
-# reference, which is the same source as on the machine that runs this.
-# Each model family runs on one CPU.  A saved model must have the bits of the machine that saved it
-# on every CPU.  Random calls of all ops and variants run on tensors that end at guard pages: emulated
-# loads fault there like real ones.  opcheck is left out, as it tests no machine code, and so are
-# the errors of two formats, which are no code's.  Longest runs first.
+# Emulation is slow, so nothing is emulated twice.  Each variant's kernels run on a CPU that supports no
+# more than they need.  The ops around the kernels are the same on every CPU: one CPU runs them, with the
+# variant of today's servers, and with few examples of each property; --thorough takes all but sme2, and but
+# scalar, the reference, which is the same source as on the machine that runs this.  Each model family runs
+# on one CPU.  A saved model must have the bits of the machine that saved it on every CPU.  Random calls of
+# all ops and variants run on tensors that end at guard pages: emulated loads fault there like real ones.
+# opcheck is left out, as it tests no machine code, and so are the errors of two formats, which are no
+# code's.  Longest runs first.
 echo "== emulated runs"
 computed="not opcheck and not well_formed and not triton and not latents_error and not of_folding"
 for files in a-l m-z; do
