@@ -107,7 +107,9 @@ class TokenLoop:
             and not getattr(config, "is_assistant", False)
             and (positions is None or positions.dim() == 2)
             and (mask is None or mask.dim() == 2)
-            and all(value is None or name in _KNOWN.union(taken_names()) for name, value in kwargs.items())
+            and _KNOWN.union(taken_names()).issuperset(
+                name for name, value in kwargs.items() if value is not None
+            )
         )
 
     def _head(self) -> FusedHead:
