@@ -14,7 +14,7 @@ each call and each answer; the template decides where it is shown.
 of the bench's own, which shows reasoning behind the user's last message only; ``--template`` names another.
 
 With ``--peer llama.cpp`` its server has the same requests, and the two servers take turns in being first.  It
-reads ``--gguf FILE`` (default: the embedded SmolLM2).
+reads ``--gguf FILE`` (default: the embedded SmolLM2, or a file of the shape with random weights).
 
 Prints for each request: its prompt tokens; ``known``, the share that an earlier prompt begins with, which is
 the most that a cache can hold; ``hit``, the share that came from the cache; milliseconds to the first token
@@ -24,6 +24,7 @@ and to the end.  The last lines are sums over all requests after the first.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -58,8 +59,8 @@ _MODEL = "smollm2"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Holds the conversation and prints the table."""
     options = _parser().parse_args(arguments)
-    if options.shape is not None and options.peer and options.gguf is None:
-        raise SystemExit("--peer with --shape takes --gguf FILE, a file of the same shape")
+    if options.shape == "hybrid" and options.peer and options.gguf is None:
+        raise SystemExit("--peer with --shape hybrid takes --gguf FILE, a file of the same shape")
     if options.peer and options.binary is None:
         raise SystemExit("--peer takes --binary FILE, llama.cpp's llama-server")
     with ExitStack() as stack:
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "ours": stack.enter_context(agent_server.own_server(folder, _own_options(options, template)))
         }
         if options.peer:
-            gguf = options.gguf or smollm2_file()
+            gguf = _peer_file(options, scratch)
             peer = agent_server.llama_server(options.binary, gguf, _peer_options(options, template))
             servers[options.peer] = stack.enter_context(peer)
         report(prompts, {name: partial(_ask, port, options.answer) for name, port in servers.items()})
@@ -127,10 +128,23 @@ def _own_options(options: argparse.Namespace, template: Path | None) -> list[str
     return [*threads, *(longer if options.shape is None else ()), *cache, *own]
 
 
+def _peer_file(options: argparse.Namespace, scratch: Path) -> Path:
+    if options.gguf is not None or options.shape is None:
+        return options.gguf or smollm2_file()
+    from bench.gguf_writer import write_random  # needs the package gguf
+
+    file, shape = scratch / "peer.gguf", SHAPES[options.shape]
+    config = {**shape.config, "max_position_embeddings": _CONTEXT}
+    write_random(file, dataclasses.replace(shape, config=config), smollm2_file())
+    return file
+
+
 def _peer_options(options: argparse.Namespace, template: Path | None) -> list[str]:
     threads = [] if options.threads is None else ["-t", str(options.threads)]
     own = [] if template is None else ["--chat-template-file", str(template)]
-    return [*threads, *own, "-c", str(_CONTEXT), "-np", "1"]
+    longer = ["--override-kv", f"llama.context_length=int:{_CONTEXT}"]
+    is_own_file = options.gguf is None and options.shape is None
+    return [*threads, *own, "-c", str(_CONTEXT), "-np", "1", *(longer if is_own_file else ())]
 
 
 def _prompts(

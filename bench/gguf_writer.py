@@ -70,12 +70,22 @@ HEAD_NORMS = ("qwen3_moe", "qwen3_5_moe_text", "lfm2")
 """Models that normalize queries and keys."""
 
 
-def write_random(path: Path, shape: Shape) -> None:
-    """Write a ``Q4_0`` file of random weights of a shape."""
+def write_random(path: Path, shape: Shape, tokenizer: Path | None = None) -> None:
+    """Write a ``Q4_0`` file of random weights of a shape.
+
+    Args:
+        path: the new file.
+        shape: the model.
+        tokenizer: a GGUF file whose tokenizer the new one has, too, of as many tokens; None: it has none.
+    """
     c = shape.config
     writer = RandomTensors(path, ARCHITECTURES[c["model_type"]])
     writer.file.add_name("random")
     _settings(writer.file, c)
+    if tokenizer is None:
+        writer.file.add_tokenizer_model("none")
+    else:
+        _copy_tokenizer(writer.file, tokenizer)
     if c["model_type"] in hybrid.ARCHITECTURES:
         hybrid.settings(writer, c)
     hidden, vocabulary = c["hidden_size"], c["vocab_size"]
@@ -98,6 +108,13 @@ def write_random(path: Path, shape: Shape) -> None:
         else:
             _mlp(writer, at, hidden, c["intermediate_size"])
     writer.close()
+
+
+def _copy_tokenizer(file: gguf.GGUFWriter, source: Path) -> None:
+    for name, field in gguf.GGUFReader(source).fields.items():
+        if name.startswith("tokenizer."):
+            kinds = field.types
+            file.add_key_value(name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
 
 
 def _is_recurrent(c: dict[str, Any], layer: int) -> bool:
@@ -134,6 +151,7 @@ def write_float(path: Path, model: Any) -> None:
     c["head_dim"] = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     file = gguf.GGUFWriter(path, "llama")
     _settings(file, c)
+    file.add_tokenizer_model("none")
     file.add_file_type(gguf.LlamaFileType.ALL_F32)
     heads = {"self_attn.q_proj": c["num_attention_heads"], "self_attn.k_proj": c["num_key_value_heads"]}
     roots = {"embed_tokens": "token_embd", "norm": "output_norm"}
@@ -163,7 +181,6 @@ def _close(file: gguf.GGUFWriter) -> None:
 
 def _settings(file: gguf.GGUFWriter, c: dict[str, Any]) -> None:
     file.add_vocab_size(c["vocab_size"])
-    file.add_tokenizer_model("none")
     file.add_block_count(c["num_hidden_layers"])
     file.add_context_length(c["max_position_embeddings"])
     file.add_embedding_length(c["hidden_size"])

@@ -133,7 +133,7 @@ def _angle_factors(angle: Any) -> tuple[Any, Any] | None:
 def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) -> _RopeAngles | None:
     """Matches ``cos(cat([f, f])) · s`` with ``f = positions · inv_freq``; likewise sin.
 
-    The product may be one of matrices, as in older releases of transformers.  The halves may also be joined
+    The product may be one of matrices, as in code that comes with a model.  The halves may also be joined
     after the cosine, or, if the angles are halved, never.
     """
     angles = []

@@ -112,7 +112,7 @@ def _shares(line: list[str]) -> tuple[int, float, float]:
 
 @pytest.mark.parametrize(
     ("options", "wanted"),
-    [(["--peer", "llama.cpp"], "--binary"), (["--peer", "llama.cpp", "--shape", "1b"], "--gguf")],
+    [(["--peer", "llama.cpp"], "--binary"), (["--peer", "llama.cpp", "--shape", "hybrid"], "--gguf")],
 )
 def test_a_peer_needs_its_files(options: list[str], wanted: str) -> None:
     with pytest.raises(SystemExit, match=wanted):

@@ -277,6 +277,21 @@ def test_files_of_hybrid_models_hold_as_many_weights_as_the_models(name: str, tm
     assert sum(t.n_elements for t in tensors) == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.model
+def test_random_files_take_a_tokenizer_of_another_file(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    from torch_armllm.checkpoint.bundled_model import smollm2_file
+
+    shape = Shape("tiny", "tiny", {**SHAPES["1b"].config, **SMALL, "num_hidden_layers": 1})
+    write_random(tmp_path / "model.gguf", shape, smollm2_file())
+    fields, source = (GGUFReader(file).fields for file in (tmp_path / "model.gguf", smollm2_file()))
+    copied = {name for name in source if name.startswith("tokenizer.")}
+    assert "tokenizer.ggml.tokens" in copied
+    for name in copied:
+        assert fields[name].contents() == source[name].contents(), name
+
+
 def test_ended_engine_process_raises(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho '{\"ready\": true}'\n")

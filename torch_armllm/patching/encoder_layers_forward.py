@@ -27,11 +27,14 @@ class EncoderLayersForward(ModuleFallback):
         base: the encoder.
         plans: each of some consecutive layers, all of them in order.  Results of layers between the last one
             of a plan are not kept.
+        all_means_kept: a caller that asks for all hidden states reads none but the kept ones, as models of
+            pictures do before transformers 5.23; the others are then those after the plan's last layer.
     """
 
-    def __init__(self, base: nn.Module, plans: Sequence[LayersPlan]) -> None:
+    def __init__(self, base: nn.Module, plans: Sequence[LayersPlan], *, all_means_kept: bool = False) -> None:
         super().__init__(base)
         self.plans = list(plans)
+        self._all_means_kept = all_means_kept
         self._lock = RLock()  # layers have the plans' forward while a call lasts
         self._signature = inspect.signature(base.forward)
         self._kept = [0]
@@ -71,9 +74,11 @@ class EncoderLayersForward(ModuleFallback):
 
     def _keeps(self, requested: Any) -> bool:
         """True if the hidden states of these numbers, that before the first layer is 0, are kept."""
+        if requested is True:
+            return self._all_means_kept
         numbers = [requested] if isinstance(requested, int) else list(requested)
         count = self._kept[-1] + 1
-        return requested is not True and {number % count for number in numbers} <= set(self._kept)
+        return {number % count for number in numbers} <= set(self._kept)
 
     @contextmanager
     def _layers_by_plans(self) -> Iterator[None]:

@@ -162,12 +162,6 @@ def test_pictures_of_layers_with_windows_attend_to_later_tokens(tmp_path: Path) 
     assert [output.outputs[0].token_ids for output in outputs] == expected(folder, prompts)
 
 
-def skip_if_all_states_are_read() -> None:
-    """Skips a test of LLaVA's tower, which older releases ask for the hidden states of all layers."""
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
-        pytest.skip("LLaVA's tower runs by its modules before transformers 5.23")
-
-
 def tower_of(llm: LLM) -> EncoderLayersForward:
     (found,) = (m.forward for m in llm.model.modules() if isinstance(m.forward, EncoderLayersForward))
     return found
@@ -177,8 +171,6 @@ def tower_of(llm: LLM) -> EncoderLayersForward:
 def test_layers_of_towers_are_plans(folder: Path, quantization: str | None) -> None:
     if folder.name in NEED_TIMM:
         pytest.skip("its tower is made of convolutions, which plans do not compute")
-    if folder.name == "llava":
-        skip_if_all_states_are_read()
     settings: dict[str, Any] = {"kv_cache_memory": 4 << 20, "progress": False, "dtype": "float32"}
     llm = LLM(str(folder), quantization=quantization, **settings)
     forward = tower_of(llm)
@@ -230,7 +222,6 @@ def test_plans_of_towers_compute_what_their_modules_do(kind: str, dtype: torch.d
 
 @pytest.mark.parametrize(("chosen", "ends"), [(-1, [2]), (-2, [1, 2]), (1, [1, 2])])
 def test_plans_of_towers_keep_the_results_that_are_read(chosen: int, ends: list[int], tmp_path: Path) -> None:
-    skip_if_all_states_are_read()
     folder = picture_folder(tmp_path, "llava")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"vision_feature_layer": chosen}))
@@ -247,7 +238,8 @@ def test_plans_of_towers_keep_the_results_that_are_read(chosen: int, ends: list[
 
 
 def test_towers_whose_inner_results_are_read_run_by_modules(llava: Path) -> None:
-    skip_if_all_states_are_read()
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
+        pytest.skip("hidden states are asked for by numbers since transformers 5.23")
     tower = tower_of(engine(llava))
     pixels = torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), tower.by_modules("the test compares with them"), warnings.catch_warnings():

@@ -246,11 +246,11 @@ class PictureReader:
         Some models read results of a layer within the tower, which a plan of all layers does not keep.
         """
         calls = tower.calls
+        by_plan = self._embeddings(inputs, spans)[0]
+        if tower.calls == calls:
+            return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # calls without a plan are no fault of the user's
-            by_plan = self._embeddings(inputs, spans)[0]
-            if tower.calls == calls:
-                return
+            warnings.simplefilter("ignore")  # this call without a plan is no fault of the user's
             with tower.by_modules("the plan of a vision tower is checked"):
                 by_modules = self._embeddings(inputs, spans)[0]
         shown = inputs["input_ids"][0] == self._token

@@ -39,7 +39,8 @@ def plan_tower(tower: Any, config: Any) -> EncoderLayersForward | None:
     except CaptureError as error:
         logger.info("the vision tower runs by its modules: %s", error)
         return None
-    forward = EncoderLayersForward(tower, plans)
+    # the reader of pictures compares with the modules, and drops a tower whose other states are read
+    forward = EncoderLayersForward(tower, plans, all_means_kept=True)
     tower.forward = forward
     return forward
 
