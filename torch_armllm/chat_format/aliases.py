@@ -35,6 +35,7 @@ _LLAMA = CallFormat(
     parallel=False,
     openers=BEFORE_JSON,
     closers=("```", "<|eom_id|>"),
+    takes_code=True,
 )
 
 

@@ -10,6 +10,7 @@ from torch_armllm.chat_format.cursor import MOST_SPACE, Markers, Wait
 from torch_armllm.chat_format.json_text import json_string, json_value
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
+_FENCES = ("```json", "```")
 _FUNCTION = "function"
 _MOST_NESTED = 4
 _NAMES = ("name", _FUNCTION)
@@ -17,22 +18,49 @@ _NAMES = ("name", _FUNCTION)
 
 
 class JsonCalls(MarkedCalls):
-    """Calls whose names are in the JSON."""
+    """Calls whose names are in the JSON.
+
+    Models forget the markers of their format: JSON that begins the content, in a code fence or without one, is
+    a call, too, if its first field is the name of a tool.
+
+    Attributes:
+        is_unmarked: True if a call that is read has no markers.
+    """
+
+    is_unmarked = False
+    _fenced = False
 
     def find_triggers(self) -> frozenset[str]:
         """See `MarkedCalls`; a call without markers begins with its brace."""
-        return frozenset("{[") if self.format.is_bare else super().find_triggers()
+        return frozenset("{[") if self.format.is_bare else super().find_triggers() | {"{", *_FENCES}
 
     def _attempt(self) -> Wait[bool]:
+        self.is_unmarked = self.format.is_bare
         if (yield from super()._attempt()):
             return True
-        if not self.format.is_bare and not self.writer.num_calls:
+        begins = "{" in self.triggers and not self.writer.has_content
+        if not (self.format.is_bare or self.writer.num_calls or begins):
             return False
+        self.is_unmarked |= not self.writer.num_calls
         self.cursor.mark()
+        fenced = not self.format.is_bare and (yield from self._accepts_fence())
         if (yield from self.call({})):
+            self._fenced |= fenced
             return True
         self.cursor.back()
         return False
+
+    def _accepts_fence(self) -> Wait[bool]:
+        for fence in _FENCES:
+            if (yield from self.cursor.accept(fence)):
+                yield from self.cursor.space(MOST_SPACE)
+                return True
+        return False
+
+    def _closes(self) -> Wait[bool]:
+        if (yield from super()._closes()):
+            return True
+        return self._fenced and (yield from self.cursor.accept("```"))
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
@@ -123,15 +151,27 @@ class _Object:
         """Reads the object; returns False if it is no call."""
         if not (yield from self._cursor.follows("{")):
             return False
-        yield from self._fields()
+        whole = yield from self._fields()
         if self._name is not None:
             if self._recording:
                 self._cursor.recorded()
+            if whole:
+                yield from self._excess()
             return True
         if self._recording:  # too long to be read again: it is text
             self._writer.content(self._cursor.recorded())
             return True
         return False
+
+    def _excess(self) -> Wait[None]:
+        """Reads braces that a model writes behind those of the object."""
+        while True:
+            self._cursor.mark()
+            yield from self._cursor.space(MOST_SPACE)
+            if not (yield from self._cursor.accept("}")):
+                self._cursor.back()
+                return
+            self._cursor.forget()
 
     def _fields(self) -> Wait[bool]:
         """Reads an object's fields; returns False where it is no call, or the text ends."""
@@ -180,7 +220,7 @@ class _Object:
             self._begin(name)
             return True
         if (key == json.arguments or key in _ARGUMENTS) and not self._has_arguments:
-            if self._name is None and self._calls.format.is_bare:
+            if self._name is None and self._calls.is_unmarked:
                 return False  # a call without markers begins with its name
             self._has_arguments = True
             if self._name is not None:
@@ -188,7 +228,7 @@ class _Object:
             self._keep()
             self._early = []
             return (yield from json_value(self._cursor, self._early.append))
-        if self._name is None and self._calls.format.is_bare and key not in ("id", "type", json.id):
+        if self._name is None and self._calls.is_unmarked and key not in ("id", "type", json.id):
             return False
         value: list[str] = []
         if self._name is None:

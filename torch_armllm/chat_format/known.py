@@ -16,7 +16,8 @@ from torch_armllm.chat_format.format import (
 from torch_armllm.chat_format.probe import KEY, NAME, VALUE
 
 _MINIMAX = "]<]minimax[>["
-BEFORE_JSON = ("<|python_tag|>", "```json", "```")
+CODE_TAG = "<|python_tag|>"
+BEFORE_JSON = (CODE_TAG, "```json", "```")
 """Texts that models write before a call that has no markers."""
 
 
@@ -168,6 +169,9 @@ def known(template: str, derived: ChatFormat) -> ChatFormat:
             begun=">>>",
         )
     calls = derived.calls
+    if calls is not None and CODE_TAG in template:
+        calls = replace(calls, takes_code=True)
+        derived = replace(derived, calls=calls)
     if calls is not None and calls.kind == "json" and calls.is_bare:
         return replace(derived, calls=replace(calls, openers=BEFORE_JSON, closers=("```", "<|eom_id|>")))
     for begin, end in _CONTENT_TAGS:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_armllm.chat_format.braces_calls import BracesCalls
 from torch_armllm.chat_format.calls import CallSyntax, MarkedCalls
+from torch_armllm.chat_format.code_calls import CodeCalls
 from torch_armllm.chat_format.cursor import MOST_SPACE, Cursor, Markers, Wait
 from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.chat_format.fence import Fence
@@ -59,7 +60,10 @@ class FormatParser:
         self._calls: CallSyntax | None = None
         if tools and format.calls is not None:
             syntax = _SYNTAXES[format.calls.kind]
-            self._calls = syntax(self.cursor, self.writer, ToolSchemas(tools), format.calls)
+            schemas = ToolSchemas(tools)
+            self._calls = syntax(self.cursor, self.writer, schemas, format.calls)
+            if format.calls.takes_code:
+                self._calls = CodeCalls(self.cursor, self.writer, schemas, self._calls)
         self._begins_in = self.part = begins_in
         self._ending = tokens(format.turn_end)
         self._unread = ""  # of the prompt's end, which the parser reads

@@ -14,6 +14,11 @@ from torch_armllm.chat_format.typed_values import is_text, python_value, typed, 
 _OUTSIDE = re.compile(r"[^\"'(){}\[\],]*")
 _IDENTIFIER = re.compile(r"\w*")
 _IN_STRING = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
+_LINE_ENDS = str.maketrans({"\n": "\\n", "\r": "\\r"})
+"""Escapes of line ends, which templates write as they are between quotes."""
+_BEHIND_VALUE, _BEHIND_PART = ",)\"'", ",)]}:\"'"
+"""What follows a string that is a value, or lies in one; a quote with something else behind it belongs to
+the string, whose author did not escape it."""
 _MOST_OF_KEY = 200
 
 
@@ -88,7 +93,7 @@ class PythonCalls(MarkedCalls):
                 break
             character = self.cursor.available(1)
             if character in "\"'":
-                if not (yield from self._string(pieces)):
+                if not (yield from self._string(pieces, _BEHIND_PART if depth else _BEHIND_VALUE)):
                     break
             elif not depth and character in ",)]}":
                 text = "".join(pieces).strip()
@@ -100,22 +105,34 @@ class PythonCalls(MarkedCalls):
         self._cut("".join(pieces))
         return False
 
-    def _string(self, pieces: list[str]) -> Wait[bool]:
+    def _string(self, pieces: list[str], behind: str) -> Wait[bool]:
         quote = self.cursor.available(1)
         triple = yield from self.cursor.follows(quote * 3)
         end = quote * 3 if triple else quote
         pieces.append(self.cursor.take(len(end)))
         while (yield from self.cursor.more()):
-            pieces.append((yield from self.cursor.matches(_IN_STRING[quote])))
+            text = yield from self.cursor.matches(_IN_STRING[quote])
+            pieces.append(text if triple else text.translate(_LINE_ENDS))
             if not (yield from self.cursor.more()):
                 return False
             if (yield from self.cursor.accept(end)):
-                pieces.append(end)
-                return True
+                if triple or (yield from self._is_before(behind)):
+                    pieces.append(end)
+                    return True
+                pieces.append(f"\\{end}")
+                continue
             pieces.append(self.cursor.take(1))
             if pieces[-1] == "\\" and (yield from self.cursor.more()):
                 pieces.append(self.cursor.take(1))
         return False
+
+    def _is_before(self, characters: str) -> Wait[bool]:
+        """Returns True if the text ends here, or one of some characters follows."""
+        self.cursor.mark()
+        yield from self.cursor.space(MOST_SPACE)
+        found = not (yield from self.cursor.more()) or self.cursor.available(1) in characters
+        self.cursor.back()
+        return found
 
     def _cut(self, text: str) -> None:
         """Writes what there is of a value that was cut off: the beginning of a string, or digits."""

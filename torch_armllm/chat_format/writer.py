@@ -86,6 +86,11 @@ class Writer:
         """True if what follows begins the content or a line of it."""
         return not self._has_content or any("\n" in space for space in self._content.spaces)
 
+    @property
+    def has_content(self) -> bool:
+        """True if there is content that is not white space."""
+        return self._has_content
+
     def trim(self) -> None:
         """Drops white space at this place if no content is before it."""
         if not self._has_content:

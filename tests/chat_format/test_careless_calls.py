@@ -1,0 +1,140 @@
+"""Calls as models write them who do not keep to their format: what they mean, in valid JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from torch_armllm.chat_format.aliases import TOOL_PARSERS
+from torch_armllm.chat_format.deltas import OutputDelta
+from torch_armllm.chat_format.format import ChatFormat
+from torch_armllm.chat_format.parser import FormatParser
+
+SIZES = pytest.mark.parametrize("size", [1, 4, 1000])
+TOOLS: dict[str, Any] = {
+    "f": {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}},
+    },
+    "python": {"type": "object", "properties": {"code": {"type": "string"}}},
+}
+
+
+def parse(name: str, text: str, size: int, reason: str = "stop", tools: Any = TOOLS) -> OutputDelta:
+    parser = FormatParser(ChatFormat(calls=TOOL_PARSERS[name]), tools)
+    whole = OutputDelta()
+    for at in range(0, len(text), size):
+        whole = whole.joined(parser.feed(text[at : at + size]))
+    return whole.joined(parser.finish(reason))
+
+
+def calls(delta: OutputDelta) -> list[tuple[str | None, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in delta.calls]
+
+
+@SIZES
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ('{"a": "x\ny\tz"}', {"a": "x\ny\tz"}),
+        (r'{"a": "C:\dir \'q\' \"r\" \u00e9"}', {"a": "C:\\dir 'q' \"r\" é"}),
+        ('{"a": "x", "n": 1,}', {"a": "x", "n": 1}),
+        ('{"a": "x" , }', {"a": "x"}),
+        ('{"a": ["x", ["y",],],}', {"a": ["x", ["y"]]}),
+        ('{"a": None, "b": True, "n": -1.5e3}', {"a": None, "b": True, "n": -1500}),
+        ("{'a': 'it\\'s \"x\"', 'n': 2}", {"a": 'it\'s "x"', "n": 2}),
+        ('{a: New York, "n": 2}', {"a": "New York", "n": 2}),
+        ('{"a": "// x", // a note, with a comma\n "n": 2, // more\n}', {"a": "// x", "n": 2}),
+        ('{"a": "x"}}', {"a": "x"}),
+        ('"{\\"a\\": \\"x\\"}"', {"a": "x"}),
+        ('{"a": NaN}', {"a": "NaN"}),
+    ],
+)
+def test_what_is_no_json_becomes_json(arguments: str, meant: Any, size: int) -> None:
+    text = f'Hm <tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    got = parse("hermes", text, size)
+    assert (got.content, calls(got)) == ("Hm", [("f", meant)])
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "value", ['{"a": "x\\ny", "n": 12, "b": [true, null, {"c": -0.5e-3}]}', "{ }", '{"a":"é\\u00e9\\\\"}']
+)
+def test_json_stays_as_it_is(value: str, size: int) -> None:
+    (call,) = parse("hermes", f'<tool_call>{{"name": "f", "arguments": {value}}}</tool_call>', size).calls
+    assert call.arguments == value
+
+
+@SIZES
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("'one\ntwo'", "one\ntwo"),
+        ("'it's so'", "it's so"),
+        ("'say \"hi\", please'", 'say "hi", please'),
+        ("'O'Brien \"quoted\"'", 'O\'Brien "quoted"'),
+        ("'d = {'k': 1}'", "d = {'k': 1}"),
+        ("'one' 'two'", "onetwo"),
+        ("'''it's\ntwo'''", "it's\ntwo"),
+        (r"'it\'s'", "it's"),
+    ],
+)
+def test_strings_of_python_with_line_ends_and_quotes(value: str, meant: str, size: int) -> None:
+    got = parse("lfm2", f"<|tool_call_start|>[f(n=1, a={value}), f(a='b')]<|tool_call_end|>", size)
+    assert (got.content, calls(got)) == ("", [("f", {"n": 1, "a": meant}), ("f", {"a": "b"})])
+
+
+CALL = '{"name": "f", "arguments": {"a": "x"}}'
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "text", [CALL, f" \n{CALL}\n", f"```json\n{CALL}\n```", f"```\n{CALL}\n{CALL}\n```", f"{CALL}\n{CALL}"]
+)
+def test_a_call_that_begins_the_content_needs_no_markers(text: str, size: int) -> None:
+    got = parse("hermes", text, size)
+    assert (got.content.strip(), calls(got)) == ("", [("f", {"a": "x"})] * text.count(CALL))
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"As {CALL}",
+        f"As\n{CALL}",
+        '{"name": "g", "arguments": {}}',
+        '{"arguments": {"a": "x"}, "name": "f"}',
+        '{"a": "x"}',
+        "```python\nf()\n```",
+        '```json\n{"a": [1, 2]}\n```',
+    ],
+)
+def test_other_json_without_markers_is_content(text: str, size: int) -> None:
+    got = parse("hermes", text, size)
+    assert (got.content, got.calls) == (text, [])
+
+
+@SIZES
+@pytest.mark.parametrize("end", ["", "<|eom_id|>"])
+@pytest.mark.parametrize(
+    ("text", "tool", "arguments"),
+    [
+        ('print("hi")\nx = 1', "python", {"code": 'print("hi")\nx = 1'}),
+        ('{"code": "x"}', "python", {"code": "x"}),
+        ("{1: 2}", "python", {"code": "{1: 2}"}),
+        ('f.call(a="x", n=2)', "f", {"a": "x", "n": 2}),
+        ('{"name": "f", "parameters": {"a": "x"}}', "f", {"a": "x"}),
+    ],
+)
+def test_code_behind_its_tag(text: str, tool: str, arguments: Any, end: str, size: int) -> None:
+    got = parse("llama3_json", f"Hm <|python_tag|>{text}{end}", size)
+    assert (got.content, calls(got)) == ("Hm", [(tool, arguments)])
+
+
+def test_code_streams_and_needs_a_tool_that_runs_it() -> None:
+    (call,) = parse("llama3_json", '<|python_tag|>print("a', 1, "length").calls
+    assert (call.name, call.arguments) == ("python", '{"code": "print(\\"a')
+    got = parse("llama3_json", "<|python_tag|>print(1)", 1, tools={"f": TOOLS["f"]})
+    assert (got.content, got.calls) == ("<|python_tag|>print(1)", [])
