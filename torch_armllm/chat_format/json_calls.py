@@ -20,8 +20,8 @@ _NAMES = ("name", _FUNCTION)
 class JsonCalls(MarkedCalls):
     """Calls whose names are in the JSON.
 
-    Models forget the markers of their format: JSON that begins the content, in a code fence or without one, is
-    a call, too, if its first field is the name of a tool.
+    Models forget the markers of their format: JSON that begins the content, in a code fence or without one,
+    is a call, too, if its first field is the name of a tool.
 
     Attributes:
         is_unmarked: True if a call that is read has no markers.
