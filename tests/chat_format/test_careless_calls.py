@@ -86,6 +86,7 @@ def test_strings_of_python_with_line_ends_and_quotes(value: str, meant: str, siz
     assert (got.content, calls(got)) == ("", [("f", {"n": 1, "a": meant}), ("f", {"a": "b"})])
 
 
+KIMI = '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "x"}<|tool_call_end|>'
 CALL = '{"name": "f", "arguments": {"a": "x"}}'
 
 
@@ -96,6 +97,28 @@ CALL = '{"name": "f", "arguments": {"a": "x"}}'
 def test_a_call_that_begins_the_content_needs_no_markers(text: str, size: int) -> None:
     got = parse("hermes", text, size)
     assert (got.content.strip(), calls(got)) == ("", [("f", {"a": "x"})] * text.count(CALL))
+
+
+@SIZES
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", f"<tool_call>\n{CALL}\n</tool_call>"),
+        ("qwen3_coder", f"```json\n{CALL}\n```"),
+        ("lfm2", f"<|tool_call_start|>[{CALL}]<|tool_call_end|>"),
+        ("minimax_m2", f"<minimax:tool_call>\n{CALL}\n</minimax:tool_call>"),
+        ("hermes", f"[{CALL}]"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "x"}'),
+        ("mistral", '[TOOL_CALLS]f{"a": "x"}'),
+        ("mistral", f"[TOOL_CALLS][{CALL}]"),
+        ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f{"a": "x"}<｜tool▁call▁end｜>'),
+        ("kimi_k2", f"<|tool_calls_section_begin|>{KIMI}<|tool_calls_section_end|>"),
+        ("kimi_k2", f"<|tool_call_section_begin|>{KIMI}<|tool_call_section_end|>"),
+    ],
+)
+def test_models_mix_up_markers(name: str, text: str, size: int) -> None:
+    got = parse(name, text, size)
+    assert (got.content.strip(), calls(got)) == ("", [("f", {"a": "x"})])
 
 
 @SIZES

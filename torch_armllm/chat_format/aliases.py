@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch_armllm.chat_format.format import ID, TYPE, ArgumentFormat, CallFormat, JsonFormat
-from torch_armllm.chat_format.known import BEFORE_JSON, CALLS, layout
+from torch_armllm.chat_format.format import TYPE, ArgumentFormat, CallFormat, JsonFormat
+from torch_armllm.chat_format.known import BEFORE_JSON, CALLS, MISTRAL_NAME_ENDS, layout
 
 _GLM = ArgumentFormat("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", separator="\n")
 _QWEN = ArgumentFormat("<parameter=", ">", "</parameter>", before="\n", after="\n", separator="\n")
@@ -66,9 +66,7 @@ def _dsml(section: str) -> CallFormat:
 
 TOOL_PARSERS: Mapping[str, CallFormat] = {
     "hermes": CALLS["hermes"],
-    "mistral": CallFormat(
-        "tag_json", begin="[TOOL_CALLS]", name_end="[ARGS]", name_ends=("", f"[CALL_ID]{ID}[ARGS]")
-    ),
+    "mistral": CallFormat("tag_json", begin="[TOOL_CALLS]", name_end="[ARGS]", name_ends=MISTRAL_NAME_ENDS),
     "llama": _LLAMA,
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from torch_armllm.chat_format.calls import CallSyntax
 from torch_armllm.chat_format.cursor import MOST_SPACE, Cursor, Markers, Wait
 from torch_armllm.chat_format.format import CallFormat
 from torch_armllm.chat_format.json_text import json_value
@@ -20,29 +19,23 @@ _TOOLS = ("python", "ipython", "code_interpreter")
 
 
 class CodeCalls:
-    """Calls behind the tag of code, beside those of another kind of syntax.
-
-    Behind the tag stand ``tool.call(key=value)``, or the code for a tool that runs it.
+    """A `CallSyntax`: behind the tag stand ``tool.call(key=value)``, or code for a tool that runs it.
 
     Args:
         cursor: the text.
         writer: takes the calls.
         tools: the tools that may be called.
-        calls: the other kind, which is tried first.
     """
 
-    def __init__(self, cursor: Cursor, writer: Writer, tools: ToolSchemas, calls: CallSyntax) -> None:
-        self._cursor, self._writer, self._tools, self._calls = cursor, writer, tools, calls
+    def __init__(self, cursor: Cursor, writer: Writer, tools: ToolSchemas) -> None:
+        self._cursor, self._writer, self._tools = cursor, writer, tools
         self._by_name = PythonCalls(
             cursor, writer, tools, CallFormat("python", begin=CODE_TAG, name_end=".call(", end=_END)
         )
-        self.triggers = calls.triggers | {CODE_TAG}
-        self.marks = calls.marks | {CODE_TAG}
+        self.triggers = self.marks = frozenset({CODE_TAG})
 
     def read(self) -> Wait[bool]:
         """See `CallSyntax`."""
-        if (yield from self._calls.read()):
-            return True
         if not (yield from self._cursor.follows(CODE_TAG)):
             return False
         if (yield from self._by_name.read()):

@@ -6,8 +6,11 @@ import json
 from contextlib import suppress
 
 from torch_armllm.chat_format.calls import MarkedCalls
-from torch_armllm.chat_format.cursor import MOST_SPACE, Markers, Wait
+from torch_armllm.chat_format.cursor import MOST_SPACE, Cursor, Markers, Wait
+from torch_armllm.chat_format.format import CallFormat
 from torch_armllm.chat_format.json_text import json_string, json_value
+from torch_armllm.chat_format.typed_values import ToolSchemas
+from torch_armllm.chat_format.writer import Writer
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _FENCES = ("```json", "```")
@@ -30,9 +33,14 @@ class JsonCalls(MarkedCalls):
     is_unmarked = False
     _fenced = False
 
+    def __init__(self, cursor: Cursor, writer: Writer, tools: ToolSchemas, format: CallFormat) -> None:
+        super().__init__(cursor, writer, tools, format)
+        if format.opening[-1:] == ("[",) and not format.is_bare:
+            self._openers.append(format.opening[:-1])
+
     def find_triggers(self) -> frozenset[str]:
         """See `MarkedCalls`; a call without markers begins with its brace."""
-        return frozenset("{[") if self.format.is_bare else super().find_triggers() | {"{", *_FENCES}
+        return frozenset("{[") if self.format.is_bare else super().find_triggers() | {"{", "[", *_FENCES}
 
     def _attempt(self) -> Wait[bool]:
         self.is_unmarked = self.format.is_bare
@@ -99,6 +107,11 @@ class JsonCalls(MarkedCalls):
 
 class TagJsonCalls(JsonCalls):
     """Calls whose names are outside of a JSON object: ``[TOOL_CALLS]name[ARGS]{…}``."""
+
+    def __init__(self, cursor: Cursor, writer: Writer, tools: ToolSchemas, format: CallFormat) -> None:
+        super().__init__(cursor, writer, tools, format)
+        if () not in self._name_ends:  # a brace ends a name, too
+            self._name_ends.append(())
 
     def find_triggers(self) -> frozenset[str]:
         """See `MarkedCalls`; a call without markers begins with its name."""

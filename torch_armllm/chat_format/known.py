@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from torch_armllm.chat_format.format import (
+    ID,
     INDEX,
     ArgumentFormat,
     CallFormat,
@@ -26,6 +27,8 @@ def layout(name: str, arguments: str) -> str:
     return f'{{"{name}": "{NAME}", "{arguments}": {{"{KEY}": "{VALUE}"}}}}'
 
 
+MISTRAL_NAME_ENDS = ("", "[ARGS]", f"[CALL_ID]{ID}[ARGS]")
+"""Texts between a name and its arguments: each generation of Mistral's models has another."""
 _HERMES_LAYOUT = layout("name", "arguments")
 
 CALLS: Mapping[str, CallFormat] = {
@@ -44,6 +47,8 @@ CALLS: Mapping[str, CallFormat] = {
         end="<|tool_call_end|>",
         section_end="<|tool_calls_section_end|>",
         id_around_name=True,
+        openers=("<|tool_call_section_begin|><|tool_call_begin|>functions.",),
+        closers=("<|tool_call_section_end|>",),
     ),
     "lfm2": CallFormat(
         "python", section_begin="<|tool_call_start|>[", separator=", ", section_end="]<|tool_call_end|>"
@@ -169,8 +174,8 @@ def known(template: str, derived: ChatFormat) -> ChatFormat:
             begun=">>>",
         )
     calls = derived.calls
-    if calls is not None and CODE_TAG in template:
-        calls = replace(calls, takes_code=True)
+    if calls is not None:
+        calls = _with_variants(calls, template)
         derived = replace(derived, calls=calls)
     if calls is not None and calls.kind == "json" and calls.is_bare:
         return replace(derived, calls=replace(calls, openers=BEFORE_JSON, closers=("```", "<|eom_id|>")))
@@ -184,3 +189,15 @@ def known(template: str, derived: ChatFormat) -> ChatFormat:
             if all(each in template for each in holds):
                 return replace(derived, source=name, calls=CALLS[name])
     return derived
+
+
+def _with_variants(calls: CallFormat, template: str) -> CallFormat:
+    """Adds the markers that models of a family mix up with those of the template."""
+    if CODE_TAG in template:
+        calls = replace(calls, takes_code=True)
+    if "[TOOL_CALLS]" in calls.opening:
+        return replace(calls, name_ends=(*calls.name_ends, *MISTRAL_NAME_ENDS))
+    if "<|tool_calls_section_begin|>" in calls.opening:
+        kimi = CALLS["kimi_k2"]
+        return replace(calls, openers=kimi.openers, closers=kimi.closers)
+    return calls

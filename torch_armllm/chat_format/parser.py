@@ -5,30 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch_armllm.chat_format.braces_calls import BracesCalls
-from torch_armllm.chat_format.calls import CallSyntax, MarkedCalls
-from torch_armllm.chat_format.code_calls import CodeCalls
+from torch_armllm.chat_format.any_calls import syntax_of
+from torch_armllm.chat_format.calls import CallSyntax
 from torch_armllm.chat_format.cursor import MOST_SPACE, Cursor, Markers, Wait
 from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.chat_format.fence import Fence
-from torch_armllm.chat_format.format import ChatFormat, Kind, tokens
-from torch_armllm.chat_format.json_calls import JsonCalls, TagJsonCalls
-from torch_armllm.chat_format.nested_calls import NestedCalls
-from torch_armllm.chat_format.python_calls import PythonCalls
-from torch_armllm.chat_format.tagged_calls import TaggedCalls
+from torch_armllm.chat_format.format import ChatFormat, tokens
 from torch_armllm.chat_format.typed_values import ToolSchemas
 from torch_armllm.chat_format.writer import Writer
 
 Tools = Mapping[str, Mapping[str, Any] | None]
 """Name and JSON schema of the arguments of each tool."""
-_SYNTAXES: Mapping[Kind, type[MarkedCalls]] = {
-    "json": JsonCalls,
-    "tag_json": TagJsonCalls,
-    "tagged": TaggedCalls,
-    "python": PythonCalls,
-    "braces": BracesCalls,
-    "nested": NestedCalls,
-}
 
 
 class FormatParser:
@@ -59,11 +46,7 @@ class FormatParser:
         self.cursor, self.writer = Cursor(), Writer(reasoning_is_content, continued)
         self._calls: CallSyntax | None = None
         if tools and format.calls is not None:
-            syntax = _SYNTAXES[format.calls.kind]
-            schemas = ToolSchemas(tools)
-            self._calls = syntax(self.cursor, self.writer, schemas, format.calls)
-            if format.calls.takes_code:
-                self._calls = CodeCalls(self.cursor, self.writer, schemas, self._calls)
+            self._calls = syntax_of(self.cursor, self.writer, ToolSchemas(tools), format.calls)
         self._begins_in = self.part = begins_in
         self._ending = tokens(format.turn_end)
         self._unread = ""  # of the prompt's end, which the parser reads

@@ -17,8 +17,8 @@ _IN_STRING = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 _LINE_ENDS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 """Escapes of line ends, which templates write as they are between quotes."""
 _BEHIND_VALUE, _BEHIND_PART = ",)\"'", ",)]}:\"'"
-"""Characters behind a string that is a value, or lies in one; a quote with something else behind it belongs to
-the string, whose author did not escape it."""
+"""Characters behind a string that is a value, or lies in one; a quote with others behind it belongs to the
+string, whose author did not escape it."""
 _MOST_OF_KEY = 200
 
 
