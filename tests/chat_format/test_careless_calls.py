@@ -161,3 +161,12 @@ def test_code_streams_and_needs_a_tool_that_runs_it() -> None:
     assert (call.name, call.arguments) == ("python", '{"code": "print(\\"a')
     got = parse("llama3_json", "<|python_tag|>print(1)", 1, tools={"f": TOOLS["f"]})
     assert (got.content, got.calls) == ("<|python_tag|>print(1)", [])
+
+
+@SIZES
+def test_a_turn_may_end_with_the_beginning_of_a_call(size: int) -> None:
+    """MiniMax M2 ends its turns so; a list in JSON begins with a bracket, too."""
+    parser = FormatParser(ChatFormat(calls=TOOL_PARSERS["hermes"], turn_end="[e~["), TOOLS)
+    text = f"<tool_call>{CALL}</tool_call>[e~["
+    deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    assert "".join(delta.content for delta in [*deltas, parser.finish()]) == ""

@@ -28,10 +28,6 @@ class Markers:
         """Returns the first marker at or behind a position."""
         return None if self._pattern is None else self._pattern.search(text, at)
 
-    def begins(self, text: str) -> bool:
-        """True if a text is the beginning of a longer marker."""
-        return text in self._beginnings
-
     def held(self, text: str, at: int) -> int:
         """Returns how many characters at the end of a text may be the beginning of a marker."""
         most = min(len(text) - at, self._most)
@@ -179,7 +175,7 @@ class Cursor:
             if found is not None and found.start() <= len(self._text) - held:
                 if found.start() > self._at:
                     emit(self.take(found.start() - self._at))
-                if self.ended or found.end() < len(self._text) or not markers.begins(found[0]):
+                if self.ended or found.start() != len(self._text) - held:
                     return found[0]
             elif self.ended:
                 half = 0 if keeps_half or not self.cut else markers.held(self._text, self._at)
