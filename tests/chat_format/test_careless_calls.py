@@ -87,6 +87,11 @@ def test_strings_of_python_with_line_ends_and_quotes(value: str, meant: str, siz
 
 
 KIMI = '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "x"}<|tool_call_end|>'
+STEP3 = (
+    "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+    '<steptml:invoke name="f"><steptml:parameter name="a">x</steptml:parameter></steptml:invoke>'
+    "<｜tool_call_end｜><｜tool_calls_end｜>"
+)
 CALL = '{"name": "f", "arguments": {"a": "x"}}'
 
 
@@ -112,6 +117,16 @@ def test_a_call_that_begins_the_content_needs_no_markers(text: str, size: int) -
         ("mistral", '[TOOL_CALLS]f{"a": "x"}'),
         ("mistral", f"[TOOL_CALLS][{CALL}]"),
         ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f{"a": "x"}<｜tool▁call▁end｜>'),
+        ("longcat", f"<longcat_tool_call>{CALL}</longcat_tool_call>"),
+        ("granite-20b-fc", f"<function_call> {CALL}"),
+        ("minimax", f"<tool_calls>\n{CALL}\n</tool_calls>"),
+        ("gigachat3", f"function call<|role_sep|>\n{CALL}<|message_sep|>\n\n"),
+        ("xlam", f"[{CALL}]"),
+        ("xlam", f"```json\n[{CALL}]\n```"),
+        ("xlam", f"[TOOL_CALLS][{CALL}]"),
+        ("step3", STEP3),
+        ("cohere_command3", '<|START_ACTION|>[{"tool_name": "f", "parameters": {"a": "x"}}]<|END_ACTION|>'),
+        ("functiongemma", "<start_function_call>call:f{a:<escape>x<escape>}<end_function_call>"),
         ("kimi_k2", f"<|tool_calls_section_begin|>{KIMI}<|tool_calls_section_end|>"),
         ("kimi_k2", f"<|tool_call_section_begin|>{KIMI}<|tool_call_section_end|>"),
     ],

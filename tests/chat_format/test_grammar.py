@@ -38,7 +38,7 @@ TOOLS: dict[str, Any] = {
 }
 for schema in TOOLS.values():
     schema["additionalProperties"] = False
-FORMATS = {name: ChatFormat(calls=calls) for name, calls in TOOL_PARSERS.items()} | {
+FORMATS = {name: ChatFormat(calls=calls) for name, calls in TOOL_PARSERS.items() if calls is not None} | {
     "harmony": ChatFormat(calls=CALLS["harmony"], messages="harmony"),
     "muse": ChatFormat(calls=CALLS["muse"], messages="recipients"),
     "functionary_v3": ChatFormat(calls=CALLS["functionary_v3"], content_begin=">>>all\n", begun=">>>"),

@@ -97,6 +97,13 @@ def test_names_of_vllm() -> None:
             make()
 
 
+def test_the_template_tells_what_openai_s_parser_is() -> None:
+    """Messages with channels cannot be named apart from their template."""
+    template = OPENING + "{# <|channel|>analysis<|message|> #}"
+    named, found = (model_format(tokenizer(), template, name).format for name in ("openai", None))
+    assert named == found and found.messages == "harmony"
+
+
 def test_prompts_open_reasoning() -> None:
     def opens(tags: ReasoningTags, prompt: str, continued: str | None) -> bool:
         return begins_in(format_of(tags), prompt, continued) == "reasoning"

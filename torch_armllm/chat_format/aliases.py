@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch_armllm.chat_format.format import TYPE, ArgumentFormat, CallFormat, JsonFormat
 from torch_armllm.chat_format.known import BEFORE_JSON, CALLS, MISTRAL_NAME_ENDS, layout
@@ -64,8 +65,54 @@ def _dsml(section: str) -> CallFormat:
     )
 
 
-TOOL_PARSERS: Mapping[str, CallFormat] = {
+_XLAM = CallFormat(
+    "json",
+    section_begin="[",
+    separator=", ",
+    section_end="]",
+    json=JsonFormat(is_list=True, layout=layout("name", "arguments")),
+    openers=(*BEFORE_JSON, "[TOOL_CALLS]"),
+    closers=("```",),
+)
+_STEP3 = CallFormat(
+    "tagged",
+    section_begin="<｜tool_calls_begin｜>",
+    begin='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+    name_end='">',
+    end="</steptml:invoke><｜tool_call_end｜>",
+    section_end="<｜tool_calls_end｜>",
+    argument=ArgumentFormat('<steptml:parameter name="', '">', "</steptml:parameter>"),
+)
+_COHERE = CallFormat(
+    "json",
+    section_begin="<|START_ACTION|>[",
+    separator=", ",
+    section_end="]<|END_ACTION|>",
+    json=JsonFormat(
+        "tool_name", "parameters", "tool_call_id", is_list=True, layout=layout("tool_name", "parameters")
+    ),
+)
+
+
+def _hermes(begin: str, end: str) -> CallFormat:
+    return replace(CALLS["hermes"], begin=begin, end=end)
+
+
+TOOL_PARSERS: Mapping[str, CallFormat | None] = {
     "hermes": CALLS["hermes"],
+    "ernie45": CALLS["hermes"],
+    "granite4": CALLS["hermes"],
+    "granite-20b-fc": _hermes("<function_call> ", ""),
+    "longcat": _hermes("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
+    "gigachat3": _hermes("function call<|role_sep|>\n", "<|message_sep|>\n\n"),
+    "minimax": replace(
+        _hermes("", ""), section_begin="<tool_calls>\n", section_end="\n</tool_calls>", separator="\n"
+    ),
+    "xlam": _XLAM,
+    "step3": _STEP3,
+    "cohere_command3": _COHERE,
+    "functiongemma": CALLS["functiongemma"],
+    "openai": None,
     "mistral": CallFormat("tag_json", begin="[TOOL_CALLS]", name_end="[ARGS]", name_ends=MISTRAL_NAME_ENDS),
     "llama": _LLAMA,
     "llama3_json": _LLAMA,
@@ -111,4 +158,4 @@ TOOL_PARSERS: Mapping[str, CallFormat] = {
     "phi4_mini_json": CALLS["phi4_mini"],
     "nemotron_v2": CALLS["nemotron_v2"],
 }
-"""Calls by the names that ``--tool-call-parser`` takes."""
+"""Calls by the names that ``--tool-call-parser`` takes; None: the chat template tells."""

@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 from torch_armllm.chat_format.calls import MarkedCalls
-from torch_armllm.chat_format.cursor import Markers, Wait
+from torch_armllm.chat_format.cursor import Cursor, Markers, Wait
+from torch_armllm.chat_format.format import CallFormat
 from torch_armllm.chat_format.json_text import json_string
 from torch_armllm.chat_format.object_writer import ObjectWriter
-from torch_armllm.chat_format.typed_values import typed
+from torch_armllm.chat_format.typed_values import ToolSchemas, typed
+from torch_armllm.chat_format.writer import Writer
 
-QUOTE = '<|"|>'
-_QUOTES = Markers([QUOTE])
 _KEY_ENDS = Markers([":", "}"])
 _LITERAL = re.compile(r"[^,}\]]*")
 _MOST_NESTED = 100
@@ -21,6 +21,10 @@ _MOST_NESTED = 100
 
 class BracesCalls(MarkedCalls):
     """Calls in braces, whose keys have no quotes and whose strings are between special tokens."""
+
+    def __init__(self, cursor: Cursor, writer: Writer, tools: ToolSchemas, format: CallFormat) -> None:
+        super().__init__(cursor, writer, tools, format)
+        self._quotes = Markers([format.quote])
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
@@ -50,7 +54,13 @@ class BracesCalls(MarkedCalls):
             if ended == "}" and not "".join(pieces).strip():
                 continue
             self.cursor.take(1)
-            key = "".join(pieces).strip().removeprefix(QUOTE).removesuffix(QUOTE).strip('"')
+            key = (
+                "".join(pieces)
+                .strip()
+                .removeprefix(self.format.quote)
+                .removesuffix(self.format.quote)
+                .strip('"')
+            )
             fields.key(key)
             if ended == "}":
                 self.writer.arguments("null}")
@@ -84,11 +94,11 @@ class BracesCalls(MarkedCalls):
     def _value(self, schema: Any, depth: int) -> Wait[bool]:
         if depth > _MOST_NESTED or not (yield from self.cursor.more()):
             return False
-        if (yield from self.cursor.accept(QUOTE)):
+        if (yield from self.cursor.accept(self.format.quote)):
             self.writer.arguments('"')
-            if (yield from self.cursor.until(_QUOTES, self.writer.quoted, False)) is None:
+            if (yield from self.cursor.until(self._quotes, self.writer.quoted, False)) is None:
                 return False
-            self.cursor.take(len(QUOTE))
+            self.cursor.take(len(self.format.quote))
             self.writer.arguments('"')
             return True
         if (yield from self.cursor.follows("{")):

@@ -125,6 +125,7 @@ class CallFormat:
         openers: more texts that may be before a call in the place of its markers.
         closers: more texts that may follow a call, and mean nothing.
         raw_argument: True if text in the place of a JSON object is the tool's only argument.
+        quote: on both sides of a string, for ``braces``.
         takes_code: True if models write code for a tool that runs it behind ``<|python_tag|>``.
     """
 
@@ -143,6 +144,7 @@ class CallFormat:
     openers: tuple[str, ...] = ()
     closers: tuple[str, ...] = ()
     raw_argument: bool = False
+    quote: str = ""
     takes_code: bool = False
 
     @cached_property

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_armllm.chat_format.braces_calls import QUOTE
 from torch_armllm.chat_format.format import ID, INDEX, TYPE, ArgumentFormat, CallFormat, ChatFormat, tokens
 from torch_armllm.chat_format.parser import Tools
 from torch_armllm.chat_format.plain_schemas import object_properties, plain_values
@@ -176,7 +175,7 @@ def _argument(calls: CallFormat, key: str, schema: Any, root: Mapping[str, Any])
         return _sequence([*_texts(f"{key}="), _json(schema, root)])
     if calls.kind == "braces":
         if is_text(found):
-            return _between(f"{key}:{QUOTE}", found, QUOTE)
+            return _between(f"{key}:{calls.quote}", found, calls.quote)
         return _sequence([*_texts(f"{key}:"), _json(schema, root)])
     argument = calls.argument
     assert argument is not None

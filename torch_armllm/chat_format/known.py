@@ -95,7 +95,18 @@ CALLS: Mapping[str, CallFormat] = {
     ),
     "functionary_v3": CallFormat("tag_json", begin=">>>", name_end="\n", raw_argument=True),
     "gemma4": CallFormat(
-        "braces", begin="<|tool_call>call:", end="<tool_call|>", closers=("<|tool_response>",)
+        "braces",
+        begin="<|tool_call>call:",
+        end="<tool_call|>",
+        closers=("<|tool_response>",),
+        quote='<|"|>',
+    ),
+    "functiongemma": CallFormat(
+        "braces",
+        begin="<start_function_call>call:",
+        end="<end_function_call>",
+        closers=("<start_function_response>",),
+        quote="<escape>",
     ),
     "minimax_m3": CallFormat(
         "nested",
@@ -163,6 +174,8 @@ def known(template: str, derived: ChatFormat) -> ChatFormat:
             derived, source="gemma4",
             reasoning=ReasoningFormat("<|channel>thought", "<channel|>", repeats=True), calls=CALLS["gemma4"],
         )  # fmt: skip
+    if "<start_function_call>call:" in template:
+        return replace(derived, source="functiongemma", calls=CALLS["functiongemma"])
     if _MINIMAX in template or "]<]minimax" in template:
         return replace(derived, source="minimax_m3", calls=CALLS["minimax_m3"])
     if ">>>all" in template:

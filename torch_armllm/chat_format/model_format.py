@@ -63,8 +63,9 @@ def model_format(
     if not template:
         return ModelFormat(ChatFormat(), "it has no chat template")
     format, problem = _found(tokenizer, template)
-    if tool_parser is not None:
-        format, problem = replace(format, calls=TOOL_PARSERS[tool_parser], messages=""), None
+    calls = None if tool_parser is None else TOOL_PARSERS[tool_parser]
+    if calls is not None:
+        format, problem = replace(format, calls=calls, messages=""), None
     parser = parser_of(reasoning_parser)
     keeps = parser == "none"
     if parser is not None and not keeps:
