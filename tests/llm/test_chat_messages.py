@@ -163,7 +163,7 @@ def test_formats_that_are_not_known(make: Callable[..., LLM]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tool_call_parser": "mine"}, "tool_call_parser is 'mine'; give hermes, mistral, llama, "),
+        ({"tool_call_parser": "mine"}, "tool_call_parser is 'mine'; give hermes, ernie45, "),
         ({"tools": [{"name": "f"}]}, "tools[0] is no tool: give "),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs sets tokenize; give variables"),
         ({"continue_final_message": True}, "continue_final_message and add_generation_prompt exclude each"),

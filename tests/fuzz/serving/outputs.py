@@ -56,7 +56,7 @@ class Finding(AssertionError):
 def run(seed: int) -> None:
     """Parses one mutated output."""
     chosen = random.Random(seed)
-    name = chosen.choice([*TOOL_PARSERS, "harmony", "muse"])
+    name = chosen.choice([*(name for name, calls in TOOL_PARSERS.items() if calls), "harmony", "muse"])
     format = ChatFormat(
         reasoning=ReasoningFormat("<think>", "</think>", repeats=chosen.random() < 0.2),
         calls=TOOL_PARSERS.get(name) or CALLS[name],
