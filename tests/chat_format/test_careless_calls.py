@@ -185,3 +185,30 @@ def test_a_turn_may_end_with_the_beginning_of_a_call(size: int) -> None:
     text = f"<tool_call>{CALL}</tool_call>[e~["
     deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
     assert "".join(delta.content for delta in [*deltas, parser.finish()]) == ""
+
+
+ONE, TWO = ('{"name": "f", "arguments": {"a": "x"}}', '{"name": "f", "arguments": {"a": "y"}}')
+
+
+@SIZES
+@pytest.mark.parametrize(
+    ("text", "content", "meant"),
+    [
+        (f"<tools>\n{ONE}\n{TWO}\n</tools>", "", "xy"),
+        (f"<tools>\n{ONE}\n</tools>\n<tools>\n{TWO}\n</tools>", "", "xy"),
+        (f"I look.\n<function_call>{ONE}</function_call>", "I look.", "x"),
+        (f"I look.\n<response>[{ONE}, {TWO}]</response> Wait.", "I look. Wait.", "xy"),
+        (f"```xml\n<tool_call>\n{ONE}\n</tool_call>\n```", "", "x"),
+        (f"```json\n<tool>{ONE}</tool>\n```", "", "x"),
+        (f"```json\n{ONE}\n```\n\n```json\n{TWO}\n```", "", "xy"),
+        (f"<tools>{ONE}", "", "x"),
+        ('<tools>{"name": "g"}</tools>', '<tools>{"name": "g"}</tools>', ""),
+        ("<response>Hm.</response>", "<response>Hm.</response>", ""),
+        ('```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', ""),
+        (f"So:\n```json\n{ONE}\n```", f"So:\n```json\n{ONE}\n```", ""),
+    ],
+)
+def test_other_tags_are_those_of_calls(text: str, content: str, meant: str, size: int) -> None:
+    got = parse("hermes", text, size)
+    assert [call["a"] for _, call in calls(got)] == list(meant)
+    assert " ".join(got.content.split()) == " ".join(content.split())

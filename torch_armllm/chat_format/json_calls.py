@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 
 from torch_armllm.chat_format.calls import MarkedCalls
@@ -13,7 +14,11 @@ from torch_armllm.chat_format.typed_values import ToolSchemas
 from torch_armllm.chat_format.writer import Writer
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
-_FENCES = ("```json", "```")
+_FENCES = ("```json", "```xml", "```")
+_TAGS = tuple(
+    f"<{name}>" for name in ("tool_call", "function_call", "tools", "tool", "response", "json", "xml")
+)
+"""Tags that models put around a call in the place of those of their template."""
 _FUNCTION = "function"
 _MOST_NESTED = 4
 _NAMES = ("name", _FUNCTION)
@@ -24,7 +29,7 @@ class JsonCalls(MarkedCalls):
     """Calls whose names are in the JSON.
 
     Models forget the markers of their format: JSON that begins the content, in a code fence or without one,
-    is a call, too, if its first field is the name of a tool.
+    is a call, too, if its first field is the name of a tool; likewise JSON in other tags, wherever it is.
 
     Attributes:
         is_unmarked: True if a call that is read has no markers.
@@ -32,6 +37,7 @@ class JsonCalls(MarkedCalls):
 
     is_unmarked = False
     _fenced = False
+    _tag = ""
 
     def __init__(self, cursor: Cursor, writer: Writer, tools: ToolSchemas, format: CallFormat) -> None:
         super().__init__(cursor, writer, tools, format)
@@ -40,35 +46,46 @@ class JsonCalls(MarkedCalls):
 
     def find_triggers(self) -> frozenset[str]:
         """See `MarkedCalls`; a call without markers begins with its brace."""
-        return frozenset("{[") if self.format.is_bare else super().find_triggers() | {"{", "[", *_FENCES}
+        return (
+            frozenset("{[") if self.format.is_bare else super().find_triggers() | {"{", "[", *_FENCES, *_TAGS}
+        )
 
     def _attempt(self) -> Wait[bool]:
         self.is_unmarked = self.format.is_bare
         if (yield from super()._attempt()):
             return True
-        begins = "{" in self.triggers and not self.writer.has_content
-        if not (self.format.is_bare or self.writer.num_calls or begins):
+        is_bare, takes_other_tags = self.format.is_bare, "<tools>" in self.triggers
+        begins = is_bare or self.writer.num_calls > 0 or (takes_other_tags and not self.writer.has_content)
+        if not begins and not takes_other_tags:
             return False
         self.is_unmarked |= not self.writer.num_calls
         self.cursor.mark()
-        fenced = not self.format.is_bare and (yield from self._accepts_fence())
-        if (yield from self.call({})):
-            self._fenced |= fenced
+        fence = "" if is_bare else (yield from self._accepts(_FENCES))
+        tag = (yield from self._accepts(_TAGS)) if takes_other_tags else ""
+        if (begins or tag) and (yield from self.call({})):
+            self._fenced, self._tag = self._fenced or bool(fence), tag or self._tag
             return True
         self.cursor.back()
         return False
 
-    def _accepts_fence(self) -> Wait[bool]:
-        for fence in _FENCES:
-            if (yield from self.cursor.accept(fence)):
+    def _accepts(self, texts: Sequence[str]) -> Wait[str]:
+        """Reads one of several texts and white space; returns the text, or an empty one."""
+        for text in texts:
+            if (yield from self.cursor.accept(text)):
                 yield from self.cursor.space(MOST_SPACE)
-                return True
-        return False
+                return text
+        return ""
 
     def _closes(self) -> Wait[bool]:
         if (yield from super()._closes()):
             return True
-        return self._fenced and (yield from self.cursor.accept("```"))
+        if self._tag and (yield from self.cursor.accept(f"</{self._tag[1:]}")):
+            self._tag = ""
+            return True
+        if self._fenced and (yield from self.cursor.accept("```")):
+            self._fenced = False
+            return True
+        return False
 
     def call(self, holes: dict[str, str]) -> Wait[bool]:
         """See `MarkedCalls`."""
