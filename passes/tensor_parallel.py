@@ -17,6 +17,7 @@ from torch.fx.node import Node
 
 from torch_armllm.ops.linear.packed_layout import PANEL
 from torch_armllm.ops.lora import BLOCK
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.parallel.rank_group import RankGroup, shares
 from torch_armllm.passes.lib.adapter_columns import add_to_columns
 from torch_armllm.passes.lib.context import PassContext
@@ -32,7 +33,7 @@ from torch_armllm.passes.lib.graph import (
     value,
 )
 from torch_armllm.passes.lib.head_division import HeadDivision
-from torch_armllm.passes.lib.partial_results import QUANTIZED, argument, argument_place
+from torch_armllm.passes.lib.partial_results import QUANTIZED
 
 armllm = torch.ops.armllm
 
@@ -68,9 +69,9 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     Panels of gate and up alternate in the weight of a gated layer.  Adapters are added to a rank's columns,
     which are then whole blocks of their factors; those of the columns of a merged layer to what is gathered.
     """
-    size: int = argument(node, "out_features")
+    size: int = OpCall(node).out_features
     user = only_user(node)
-    adapted = user if is_op(user, armllm.lora_linear.default) and user.args[0] is node else None
+    adapted = user if is_op(user, armllm.lora_linear.default) and OpCall(user).base is node else None
     panels = _panels(size, group, 1 if adapted is None else BLOCK // PANEL)
     if panels is None:
         return 0
@@ -78,13 +79,13 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     step, biases = (2, ("gate_bias", "up_bias")) if gated else (1, ("bias",))
     own = panels[group.rank]
     chosen = _columns(own, size)
-    weight = _constant(module, node.args[1])[step * own.start : step * own.stop]
+    weight = _constant(module, OpCall(node).weight)[step * own.start : step * own.stop]
     _replace_weight(module, node, weight, len(chosen), [chosen], biases)
-    residual = None if gated else argument(node, "residual")
+    residual = None if gated else OpCall(node).residual
     if residual is not None:
         with module.graph.inserting_before(node):
             part = call(module.graph, aten.slice.Tensor, residual, -1, chosen.start, chosen.stop)
-        node.update_arg(argument_place(node, "residual"), part)
+        OpCall(node).replace(residual=part)
     if adapted is not None:
         recompute(node)
         node = _add_to_own(module, adapted, node, chosen)
@@ -97,7 +98,7 @@ def _add_to_own(module: fx.GraphModule, adapted: Node, own: Node, columns: range
     with module.graph.inserting_before(adapted):
         added = add_to_columns(module, adapted, own, ((columns.start, columns.stop),))
     adapted.replace_all_uses_with(added)
-    factors = str(adapted.args[3].target)  # type: ignore[union-attr]
+    factors = str(OpCall(adapted).b.target)
     module.graph.erase_node(adapted)
     drop_unused(module, factors)
     return added
@@ -108,22 +109,19 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
 
     Routing is uneven, so that whole experts would leave some ranks without work.
     """
-    inner_size: int = argument(node, "intermediate")
+    experts = OpCall(node)
+    inner_size: int = experts.intermediate
     outer_size = int(value(node).shape[-1])
     inner, outer = _panels(inner_size, group), _panels(outer_size, group)
     if inner is None or outer is None:
         return 0
-    gated = argument(node, "gated")
-    step = 1 if gated is False else 2
+    step = 2 if experts.gated else 1
     first, second = inner[group.rank], outer[group.rank]
-    old = [str(node.args[place].target) for place in (3, 4)]
-    gate_up, down = (_constant(module, node.args[place]) for place in (3, 4))
-    parts = gate_up[:, step * first.start : step * first.stop], down[:, second.start : second.stop]
-    for place, part in zip((3, 4), parts, strict=True):
-        own = new_constant(module, node, f"{old[place - 3]}_rank", part.contiguous())
-        node.update_arg(place, own)
+    gate_up = _constant(module, experts.gate_up)[:, step * first.start : step * first.stop]
+    down = _constant(module, experts.down)[:, second.start : second.stop]
+    old = _replace_experts(module, node, gate_up.contiguous(), down.contiguous())
     columns = [[len(_columns(each, n)) for each in p] for p, n in ((inner, inner_size), (outer, outer_size))]
-    _set_arguments(node, communicator=group.communicator, inner_columns=columns[0], outer_columns=columns[1])
+    experts.replace(communicator=group.communicator, inner_columns=columns[0], outer_columns=columns[1])
     drop_unused(module, *old)
     _gather(module, group, node, columns[1])
     return 1
@@ -131,8 +129,7 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
 
 def _share_out_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     """Lets a rank compute some whole experts; the op itself exchanges their results."""
-    old = [str(node.args[place].target) for place in (3, 4)]
-    weights = [_constant(module, node.args[place]) for place in (3, 4)]
+    weights = [_constant(module, x) for x in (OpCall(node).gate_up, OpCall(node).down)]
     experts = len(weights[0])
     if experts < group.size:
         raise ValueError(
@@ -140,23 +137,20 @@ def _share_out_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> 
             f"tensor_parallel_size = {experts} at most, or leave enable_expert_parallel out"
         )
     own = group.share(experts)
-    for place, name, weight in zip((3, 4), old, weights, strict=True):
-        node.update_arg(
-            place, new_constant(module, node, f"{name}_rank", weight[own.start : own.stop].clone())
-        )
+    old = _replace_experts(module, node, *(weight[own.start : own.stop].clone() for weight in weights))
     counts = [len(part) for part in shares(experts, group.size)]
-    _set_arguments(node, communicator=group.communicator, rank_experts=counts)
+    OpCall(node).replace(communicator=group.communicator, rank_experts=counts)
     drop_unused(module, *old)
     return 1
 
 
-def _set_arguments(node: Node, **values: Any) -> None:
-    """Gives a node arguments that follow others with their defaults."""
-    schema = node.target._schema.arguments
-    args = [*node.args, *(each.default_value for each in schema[len(node.args) :])]
-    for name, given in values.items():
-        args[argument_place(node, name)] = given
-    node.args = tuple(args)
+def _replace_experts(module: fx.GraphModule, node: Node, gate_up: Tensor, down: Tensor) -> list[str]:
+    """Gives a layer of experts other weights, and returns the names of those that it had."""
+    experts = OpCall(node)
+    old = [str(experts.gate_up.target), str(experts.down.target)]
+    own = (new_constant(module, node, f"{n}_rank", x) for n, x in zip(old, (gate_up, down), strict=True))
+    experts.replace(**dict(zip(("gate_up", "down"), own, strict=True)))
+    return old
 
 
 def _panels(size: int, group: RankGroup, unit: int = 1) -> list[range] | None:
@@ -187,17 +181,16 @@ def _replace_weight(
     biases: Sequence[str] = ("bias",),
 ) -> None:
     """Gives a layer some rows of its weight, in memory of their own, and the same elements of its biases."""
-    old = [str(node.args[1].target)]
-    own = new_constant(module, node, f"{old[0]}_rank", weight.clone())
-    node.update_arg(1, own)
-    node.update_arg(2, size)
+    layer = OpCall(node)
+    old = [str(layer.weight.target)]
+    layer.replace(weight=new_constant(module, node, f"{old[0]}_rank", weight.clone()), out_features=size)
     for name in biases:
-        bias = argument(node, name)
+        bias = getattr(layer, name)
         if bias is not None:
             whole = _constant(module, bias)
             part = torch.cat([whole[each.start : each.stop] for each in columns])
             old.append(str(bias.target))
-            node.update_arg(argument_place(node, name), new_constant(module, node, f"{old[-1]}_rank", part))
+            layer.replace(**{name: new_constant(module, node, f"{old[-1]}_rank", part)})
     drop_unused(module, *old)
 
 

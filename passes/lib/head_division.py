@@ -15,9 +15,10 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.passes.lib.graph import aten, call, drop_unused, fake_mode, is_op, recompute, value
-from torch_armllm.passes.lib.head_owners import STATES, HeadOwner, adapted_products, head_owners, states_of
+from torch_armllm.passes.lib.head_owners import RECURRENT, HeadOwner, adapted_products, head_owners, states_of
 from torch_armllm.passes.lib.partial_results import (
     QUANTIZED,
     PartialResult,
@@ -90,11 +91,11 @@ class HeadDivision:
             return undivided or set(self.owners)
         counts: dict[Node, set[int | None]] = {}
         for node in self._module.graph.nodes:
-            if node.target in STATES:
+            if node.target in RECURRENT:
                 part = self._plan.merged.get(node)
                 counts.setdefault(states_of(node), set()).add(None if part is None else part.count)
         uneven = {states for states, each in counts.items() if len(each) > 1}
-        return {n for n in self._plan.merged if n.target in STATES and states_of(n) in uneven}
+        return {n for n in self._plan.merged if n.target in RECURRENT and states_of(n) in uneven}
 
 
 class _Plan:
@@ -136,7 +137,9 @@ class _Plan:
         if node in self.writes:
             self._follow(node, self.writes[node].sources)
         elif is_op(node, armllm.rope_.default):
-            rotated: Any = [x for x in node.args[:2] if x in self._wanted and x not in self._whole]
+            rotated: Any = [
+                x for x in (OpCall(node).q, OpCall(node).k) if x in self._wanted and x not in self._whole
+            ]
             self.rotations[node] = {x: next(iter(self._wanted[x])) for x in rotated}
             self._follow(node, self.rotations[node])
         elif node in self._whole or node.op == "output" or (is_stateful(node) and not wanted):
@@ -241,15 +244,15 @@ class _Rewrite:
     def _narrow_states(self) -> None:
         """Gives the states of divided operators the size of this rank's part."""
         for node, part in self._plan.merged.items():
-            if node.target not in STATES:
+            if node.target not in RECURRENT:
                 continue
-            states, layer = states_of(node), node.args[STATES[node.target]]
+            states, layer = states_of(node), OpCall(node).state
             shape: list[Any] = list(value(states).shape)
             shape[2 if is_op(node, armllm.gated_delta_rule.default) else -1] = part.count
             if tuple(shape) != tuple(value(states).shape):
                 with fake_mode(node):
                     states.meta["val"] = torch.empty(shape, dtype=value(states).dtype)
-            recompute(layer)  # type: ignore[arg-type]
+            recompute(layer)
 
     def _get(self, node: Node, part: Part) -> Node:
         """Returns a part of a result, which is made before the insertion point."""

@@ -12,24 +12,34 @@ from torch.fx.node import Node
 
 from torch_armllm.ops.linear.packed_layout import PANEL
 from torch_armllm.ops.lora import BLOCK
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.parallel.rank_group import HeadShares, RankGroup, shares
 from torch_armllm.passes.lib.graph import aten, is_op, value
 from torch_armllm.passes.lib.partial_results import Call, PartialResult, partial_result
 from torch_armllm.passes.lib.parts import Part
 
 armllm = torch.ops.armllm
-STATES: dict[Any, int] = {
-    armllm.gated_delta_rule.default: 5,
-    armllm.selective_scan.default: 5,
-    armllm.causal_conv.default: 3,
-}
-"""Place of the state among the arguments of each recurrent operator."""
-_SINKS, _SLOPES = 10, 13
+RECURRENT = (armllm.gated_delta_rule.default, armllm.selective_scan.default, armllm.causal_conv.default)
+"""Operators that read and write a ``state``."""
+_OF_QUERY_HEADS = ("sinks", "alibi_slopes")
 """Arguments of ``paged_attention`` with one number for each query head."""
-_GROUP_SIZE, _SKIPPED_HEADS = 19, 20
-"""Its arguments that say which query heads read the same head of keys and values."""
-_UNDIVIDED = (14, 15, 17)
-"""Arguments whose heads are not divided: relative positions, their profiles, and biases."""
+_OF_ALL_RANKS = (
+    *(
+        "block_table",
+        "query_start",
+        "seq_lens",
+        "max_seq_len",
+        "scale",
+        "window",
+        "softcap",
+        "ahead",
+        "later",
+    ),
+    *("k_cache", "v_cache", "k_scales", "v_scales"),  # a rank's caches have its own heads
+)
+"""Its arguments that are the same for all ranks."""
+_PLACED = {"q", *_OF_QUERY_HEADS, *_OF_ALL_RANKS, "group_size", "skipped_heads"}
+"""All that can be shared out; an attention that is given any other argument is not."""
 
 
 @dataclass
@@ -89,7 +99,7 @@ def adapted_products(module: fx.GraphModule, group: RankGroup) -> dict[Node, Hea
     owners = {}
     for node in module.graph.nodes:
         if is_op(node, armllm.gated_act.default) and any(
-            is_op(x, armllm.lora_linear.default) for x in node.args[:2]
+            is_op(x, armllm.lora_linear.default) for x in (OpCall(node).gate, OpCall(node).up)
         ):
             owner = _channels(node, group, BLOCK)
             if owner is not None and int(value(node).shape[-1]) >= group.least_columns:
@@ -99,24 +109,22 @@ def adapted_products(module: fx.GraphModule, group: RankGroup) -> dict[Node, Hea
 
 def states_of(node: Node) -> Node:
     """Returns the input that holds the states of a recurrent operator."""
-    layer: Any = node.args[STATES[node.target]]
-    states: Node = layer.args[0]
+    states: Node = OpCall(OpCall(node).state).self
     return states
 
 
 def _attentions(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwner]:
     attentions = [n for n in module.graph.nodes if is_op(n, armllm.paged_attention.default)]
-    writes = {_cache_of(n, 2): n for n in module.graph.nodes if is_op(n, armllm.kv_write.default)}
+    writes = {_cache_of(n): n for n in module.graph.nodes if is_op(n, armllm.kv_write.default)}
     if not _alone({*attentions, *writes.values()}):
         return {}
     owners = {}
     kept: dict[int, list[int]] = {}
     for node in attentions:
-        written = writes.get(_cache_of(node, 1))
-        if written is None or any(len(node.args) > i and node.args[i] is not None for i in _UNDIVIDED):
+        attention, written = OpCall(node), writes.get(_cache_of(node))
+        if written is None or any(attention.gives(name) for name in attention.names if name not in _PLACED):
             return {}
-        query: Any = node.args[0]
-        inputs: Any = written.args[:2]
+        query, inputs = attention.q, (OpCall(written).k, OpCall(written).v)
         query_heads, key_heads = (int(value(x).shape[-2]) for x in (query, inputs[0]))
         if (heads := HeadShares.balanced(query_heads, key_heads, group.size)) is None:
             return {}
@@ -125,26 +133,25 @@ def _attentions(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwne
             return {}
         queries = Part.of(1, query_heads, heads.query[group.rank])
         own = Part.of(1, key_heads, heads.key[group.rank])
-        given = (i for i in (_SINKS, _SLOPES) if len(node.args) > i and node.args[i] is not None)
         skipped = heads.skipped(group.rank)
-        groups = {} if skipped is None else {_GROUP_SIZE: heads.group, _SKIPPED_HEADS: skipped}
-        rows = dict.fromkeys(given, queries.ranges)
+        groups = {} if skipped is None else {"group_size": heads.group, "skipped_heads": skipped}
+        rows = {name: queries.ranges for name in _OF_QUERY_HEADS if attention.gives(name)}
         result = Call(node, {query: queries}, rows=rows, others=groups).result
         write = {written: Call(written, dict.fromkeys(inputs, own))}
         owners[node] = HeadOwner(queries, [len(each) for each in heads.query], result, write)
     return owners
 
 
-def _cache_of(node: Node, place: int) -> Any:
+def _cache_of(node: Node) -> Any:
     """Returns the tensor and the layer of the cache that a call reads or writes its keys."""
-    layer: Any = node.args[place]
+    layer = OpCall(node).k_cache
     return tuple(layer.args) if is_op(layer, aten.select.int) else None
 
 
 def _alone(ends: set[Node]) -> bool:
     """True if no other operator reads a cache of theirs."""
     caches: set[Any] = {x for node in ends for x in node.args if is_op(x, aten.select.int)}
-    inputs = {x.args[0] for x in caches if x.args[0].op == "placeholder"}
+    inputs = {OpCall(x).self for x in caches if OpCall(x).self.op == "placeholder"}
     return all(
         user in ends or not is_op(reader, aten.select.int)
         for source in inputs
@@ -164,8 +171,8 @@ def _latent_heads(node: Node, group: RankGroup) -> HeadOwner | None:
 
 
 def _delta_heads(node: Node, group: RankGroup) -> HeadOwner | None:
-    inputs: Any = node.args[:5]
-    q, k, v, gate, beta = inputs
+    rule = OpCall(node)
+    inputs = q, k, v, gate, beta = rule.q, rule.k, rule.v, rule.gate, rule.beta
     value_heads, key_heads = (int(value(x).shape[1]) for x in (v, k))
     heads = HeadShares.of(value_heads, key_heads, group.size)
     if heads is None or len(set(inputs)) < len(inputs):

@@ -18,6 +18,7 @@ from torch.fx.node import Node
 from torch_armllm.lora.block_columns import are_blocks
 from torch_armllm.ops.linear.packed_layout import PANEL
 from torch_armllm.ops.lora import BLOCK
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.adapter_columns import add_to_columns
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, new_constant, value
 from torch_armllm.passes.lib.parts import Part, Ranges, fills, sliced, through_view, union
@@ -54,11 +55,11 @@ class Call:
 
     node: Node
     sources: dict[Node, Part] = field(default_factory=dict)
-    rows: dict[int, Ranges] = field(default_factory=dict)
-    """Ranges of the first dimension of constants, by the place of the argument."""
-    last: dict[int, Ranges] = field(default_factory=dict)
+    rows: dict[str, Ranges] = field(default_factory=dict)
+    """Ranges of the first dimension of constants, by the name of the argument."""
+    last: dict[str, Ranges] = field(default_factory=dict)
     """Likewise, of the last dimension."""
-    others: dict[int, Any] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
     """New arguments that are no tensors."""
 
     def arguments(self, module: fx.GraphModule, get: Get) -> list[Any]:
@@ -71,19 +72,14 @@ class Call:
                 a in self.sources for a in arg if isinstance(a, Node)
             ):
                 args[place] = [get(a, self.sources[a]) if a in self.sources else a for a in arg]
+        own = OpCall(self.node)
         for ranges, axis in ((self.rows, -1), (self.last, 0)):
-            for place, chosen in ranges.items():
-                shape = value(args[place]).shape
+            for name, chosen in ranges.items():
+                whole = getattr(own, name)
+                shape = value(whole).shape
                 part = Part(axis % len(shape), shape[-1 - axis % len(shape)], chosen)
-                args[place] = constant_part(module, self.node, args[place], part)
-        if self.others:
-            target: Any = self.node.target
-            args += [
-                each.default_value for each in target._schema.arguments[len(args) : max(self.others) + 1]
-            ]
-        for place, other in self.others.items():
-            args[place] = other
-        return args
+                args[own.place(name)] = constant_part(module, self.node, whole, part)
+        return list(own.arguments(args, **self.others))
 
     def emit(self, module: fx.GraphModule, get: Get) -> Node:
         """Inserts the call at the graph's insertion point."""
@@ -131,18 +127,6 @@ def is_stateful(node: Node) -> bool:
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
-def argument_place(node: Node, name: str) -> int:
-    """Returns the place of an argument in the schema of a node's operator."""
-    schema: Any = node.target
-    return [argument.name for argument in schema._schema.arguments].index(name)
-
-
-def argument(node: Node, name: str) -> Any:
-    """Returns an argument of a node; None if it is not given."""
-    place = argument_place(node, name)
-    return node.args[place] if len(node.args) > place else None
-
-
 def constant_part(module: fx.GraphModule, before: Node, node: Node, part: Part) -> Node:
     """Adds a part of a constant to a module, and a node that reads it before another node."""
     tensor = constant(module, node)
@@ -156,10 +140,6 @@ def merged_part(node: Node, parts: Sequence[Part]) -> Part | None:
         return None
     whole = union(parts, _ALIGN.get(node.target, 1))
     return whole if fills(whole, node) and whole.count < whole.period else None
-
-
-def _arguments(node: Node) -> tuple[Any, ...]:
-    return node.args
 
 
 def _pointwise(node: Node, part: Part) -> PartialResult | None:
@@ -178,8 +158,8 @@ def _pointwise(node: Node, part: Part) -> PartialResult | None:
 
 
 def _view(node: Node, part: Part) -> PartialResult | None:
-    source, given, *_ = _arguments(node)
-    shape = value(node).shape
+    name = "size" if is_op(node, aten.view.default) else "shape"
+    source, given, shape = OpCall(node).self, getattr(OpCall(node), name), value(node).shape
     before = through_view(part, shape, value(source).shape)
     if before is None:
         return None
@@ -192,24 +172,24 @@ def _view(node: Node, part: Part) -> PartialResult | None:
             sizes[place] = -1
         else:
             return None
-    return Call(node, {source: before}, others={1: sizes}).result
+    return Call(node, {source: before}, others={name: sizes}).result
 
 
 def _transpose(node: Node, part: Part) -> PartialResult:
-    source, *_ = _arguments(node)
-    return Call(node, {source: part.on(_swapped(node, part.axis))}).result
+    return Call(node, {OpCall(node).self: part.on(_swapped(node, part.axis))}).result
 
 
 def _swapped(node: Node, axis: int) -> int:
     """Returns the axis of a transposition's argument that becomes an axis of its result."""
     dims = value(node).dim()
-    pair = [dims - 1 - dim % dims for dim in _arguments(node)[1:3]]
+    swap = OpCall(node)
+    pair = [dims - 1 - dim % dims for dim in (swap.dim0, swap.dim1)]
     return pair[1 - pair.index(axis)] if axis in pair else axis
 
 
 def _squeezed(node: Node, part: Part) -> PartialResult | None:
     """Rule of operators that add or remove a dimension in front of a part's."""
-    source, dim, *_ = _arguments(node)
+    source, dim = OpCall(node).self, OpCall(node).dim
     longer = max(value(node).dim(), value(source).dim())
     front = (dim % longer) + part.axis < longer - 1
     return Call(node, {source: part}).result if front else None
@@ -217,17 +197,17 @@ def _squeezed(node: Node, part: Part) -> PartialResult | None:
 
 def _chosen(node: Node, part: Part) -> PartialResult | None:
     """Rule of slices, and of results of splits and chunks."""
-    args = _arguments(node)
+    chosen = OpCall(node)
     if is_op(node, operator.getitem):
-        split, index = args
+        split, index = chosen.source, chosen.index
         if not is_op(split, aten.split_with_sizes.default, aten.chunk.default):
             return None
-        source, dim = split.args[0], (*split.args[2:], 0)[0]
+        source, dim = OpCall(split).self, OpCall(split).dim
         sizes = [int(each.shape[dim]) for each in split.meta["val"]]
         begin, end = sum(sizes[:index]), sum(sizes[: index + 1])
     else:
-        source, dim, begin, end = (*args, None, None)[:4]
-        if not (isinstance(begin, int) and isinstance(end, int) and len(args) == 4):
+        source, dim, begin, end = chosen.self, chosen.dim, chosen.start, chosen.end
+        if not (isinstance(begin, int) and isinstance(end, int) and chosen.step == 1):
             return None
     axis = value(source).dim() - 1 - dim % value(source).dim()
     if axis != part.axis:
@@ -244,7 +224,7 @@ def _chosen(node: Node, part: Part) -> PartialResult | None:
 
 
 def _cat(node: Node, part: Part) -> PartialResult | None:
-    inputs, dim, *_ = (*_arguments(node), 0)
+    inputs, dim = OpCall(node).tensors, OpCall(node).dim
     dims = value(node).dim()
     axis = dims - 1 - dim % dims
     if axis != part.axis:
@@ -268,36 +248,37 @@ def _cat(node: Node, part: Part) -> PartialResult | None:
 
 
 def _rms_norm(node: Node, part: Part) -> PartialResult | None:
-    source, weight = _arguments(node)[:2]
-    if part.axis < value(weight).dim():
+    norm = OpCall(node)
+    if part.axis < value(norm.weight).dim():
         return None
-    return Call(node, {source: part}).result
+    return Call(node, {norm.x: part}).result
 
 
 def _linear(node: Node, part: Part) -> PartialResult | None:
     """Rule of linear layers, whose packed weights can be cut between panels."""
     if part.axis != 0 or not fills(part, node):
         return None
-    weight, bias = _arguments(node)[1], argument(node, "bias")
+    linear = OpCall(node)
+    weight, bias = linear.weight, linear.bias
     packed = is_op(node, *QUANTIZED)
     panel = PANEL if packed else 1
     if any(b % panel or (e % panel and e != part.period) for b, e in part.ranges) or weight.op != "get_attr":
         return None
-    made = Call(node, {}, {1: tuple((b // panel, -(-e // panel)) for b, e in part.ranges)})
+    made = Call(node, {}, {"weight": tuple((b // panel, -(-e // panel)) for b, e in part.ranges)})
     if packed:
-        made.others[2] = part.count
-        if (residual := argument(node, "residual")) is not None:
-            made.sources[residual] = part
+        made.others["out_features"] = part.count
+        if linear.residual is not None:
+            made.sources[linear.residual] = part
     if bias is not None:
         if bias.op != "get_attr":
             return None
-        made.last[argument_place(node, "bias")] = part.ranges
+        made.last["bias"] = part.ranges
     return made.result
 
 
 def _lora_linear(node: Node, part: Part) -> PartialResult | None:
     """Rule of adapters' additions: a rank has the second factors of its columns, in whole blocks."""
-    base = _arguments(node)[0]
+    base = OpCall(node).base
     if part.axis != 0 or not fills(part, node) or not are_blocks(part.ranges):
         return None
 
@@ -308,33 +289,33 @@ def _lora_linear(node: Node, part: Part) -> PartialResult | None:
 
 
 def _heads_linear(node: Node, part: Part) -> PartialResult | None:
-    x, weight = _arguments(node)[:2]
-    if part.axis != 1 or not fills(part, node) or weight.op != "get_attr":
+    heads = OpCall(node)
+    if part.axis != 1 or not fills(part, node) or heads.weight.op != "get_attr":
         return None
-    return Call(node, {x: part}, {1: part.ranges}).result
+    return Call(node, {heads.x: part}, {"weight": part.ranges}).result
 
 
 def _mla_attention(node: Node, part: Part) -> PartialResult | None:
-    latent, rotated = _arguments(node)[:2]
+    attention = OpCall(node)
     if part.axis != 1 or not fills(part, node):
         return None
-    rows = {8: part.ranges} if argument(node, "sinks") is not None else {}
-    return Call(node, {latent: part, rotated: part}, rows).result
+    rows = {} if attention.sinks is None else {"sinks": part.ranges}
+    return Call(node, {attention.q_latent: part, attention.q_rope: part}, rows).result
 
 
 def _causal_conv(node: Node, part: Part) -> PartialResult | None:
-    x, _, bias = _arguments(node)[:3]
+    conv = OpCall(node)
     if part.axis != 0 or not fills(part, node):
         return None
-    last = {1: part.ranges, **({} if bias is None else {2: part.ranges})}
-    return Call(node, {x: part}, last=last).result
+    last = {name: part.ranges for name in ("weight", "bias") if conv.gives(name)}
+    return Call(node, {conv.x: part}, last=last).result
 
 
 def _selective_scan(node: Node, part: Part) -> PartialResult | None:
-    x, dt = _arguments(node)[:2]
+    scan = OpCall(node)
     if part.axis != 0 or not fills(part, node):
         return None
-    return Call(node, {x: part, dt: part}, last={2: part.ranges}).result
+    return Call(node, {scan.x: part, scan.dt: part}, last={"a": part.ranges}).result
 
 
 _RULES: dict[Any, Callable[[Node, Part], PartialResult | None]] = {

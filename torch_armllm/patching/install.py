@@ -12,6 +12,7 @@ from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.indexer import dense_limit, find_indexers
 from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.encoder_forward import EncoderForward
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
@@ -115,10 +116,10 @@ def install(model: Any, cache_dtype: torch.dtype | None, replaced: Replacements)
 def _begins_at_zero(module: fx.GraphModule) -> bool:
     """True if a recurrent layer treats position 0 in another way."""
     scans = (n for n in module.graph.nodes if n.target is torch.ops.armllm.selective_scan.default)
-    return any(normalize for n in scans for normalize in n.args[9:10])
+    return any(OpCall(node).normalize for node in scans)
 
 
 def _has_window(module: fx.GraphModule) -> bool:
     """True if the tokens of a layer attend to their neighbors only."""
     op = torch.ops.armllm.paged_attention.default
-    return any(node.args[8] > 0 for node in module.graph.find_nodes(op="call_function", target=op))
+    return any(OpCall(node).window > 0 for node in module.graph.find_nodes(op="call_function", target=op))

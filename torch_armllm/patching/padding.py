@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torch_armllm.passes.lib.partial_results import argument
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.patching.module_fallback import Unserved
 from torch_armllm.patching.paged_cache import PagedCache, has_gap
 from torch_armllm.plan.step import StepInputs
@@ -98,12 +98,12 @@ def _name_of(node: fx.Node) -> str:
 def _depends_on_places(node: fx.Node) -> bool:
     name = _name_of(node)
     if name == "paged_attention":
-        return any(argument(node, each) is not None for each in _PLACES)
+        return any(OpCall(node).gives(each) for each in _PLACES)
     return name in ("select_tokens", "select_blocks", "block_attention")
 
 
 def _window_of(node: fx.Node) -> int | None:
-    window = argument(node, "window") if _name_of(node) in ("paged_attention", "mla_attention") else None
+    window = OpCall(node).window if _name_of(node) in ("paged_attention", "mla_attention") else None
     return window if isinstance(window, int) and window > 0 else None
 
 
