@@ -8,8 +8,9 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.capture.markers.selection import SELECTED
+from torch_armllm.capture.markers.selection import selected_by
 from torch_armllm.ops.attention import kv_cache_shapes
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.cache_layout import CacheLayout, cache_layout
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
@@ -55,7 +56,7 @@ def _profiles(module: fx.GraphModule, node: Node, factors: Any, profiles: Any) -
 
 def _is_latent(node: Node) -> bool:
     """True if an attention is left to another pass, as it reads tokens that are selected singly."""
-    return len(node.args) > SELECTED and is_op(node.args[SELECTED], torch.ops.armllm.selection.default)
+    return is_op(selected_by(node), torch.ops.armllm.selection.default)
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -69,17 +70,16 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     if not context.paged or not nodes:
         return 0
     layout = context.layout or cache_layout(module)
-    first = value(nodes[0].args[1])
+    first = value(OpCall(nodes[0]).k)
     inputs = add_paged_inputs(
         module, nodes[0], first.shape[2], _cache_inputs(layout, context.cache_dtype or first.dtype)
     )
     written: set[tuple[int, int]] = set()
     for node in nodes:
-        q, k, v, layer, scale, window, softcap, sinks, *others = node.args
-        slopes, factors, profiles, blocks, ahead, both_sides = (*others, *[None] * 6)[:6]
-        sinks = as_float32(module, node, "sinks", sinks)
-        relative, bank = _profiles(module, node, factors, profiles)
-        group, number = position = layout.positions[layer]
+        marker = OpCall(node)
+        sinks = as_float32(module, node, "sinks", marker.sinks)
+        relative, bank = _profiles(module, node, marker.factors, marker.profiles)
+        group, number = position = layout.positions[marker.layer]
         with graph.inserting_before(node):
             k_cache, v_cache, *scales = (
                 call(graph, aten.select.int, inputs[cache_name(tensor, group)], 0, number)
@@ -87,21 +87,23 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
                 if tensor in inputs
             )
             # otherwise an earlier layer has written the same keys and values
-            if ahead or position not in written:
+            if marker.ahead or position not in written:
                 written.add(position)
-                keys, values = (tokens_first(graph, x) for x in (k, v))
+                keys, values = (tokens_first(graph, x) for x in (marker.k, marker.v))
                 write = torch.ops.armllm.kv_write.default
                 call(graph, write, keys, values, k_cache, v_cache, inputs["slots"], *scales)
-            queries = tokens_first(graph, q)
+            queries = tokens_first(graph, marker.q)
             steps = [inputs[name] for name in STEPS]
             some_scales = scales if scales else (None, None)
-            if blocks is None:
+            if marker.selected is None:
                 op = torch.ops.armllm.paged_attention.default
-                biases = (slopes, relative, bank, ahead or 0, both_sides)
-                arguments = (k_cache, v_cache, *steps, scale, window, softcap, sinks, *some_scales, *biases)
+                options = (marker.scale, marker.window, marker.softcap, sinks, *some_scales)
+                biases = (marker.slopes, relative, bank, marker.ahead, marker.biases)
+                arguments = (k_cache, v_cache, *steps, *options, *biases)
             else:
                 op = torch.ops.armllm.block_attention.default
-                arguments = (k_cache, v_cache, blocks, blocks.args[2], *steps, scale, *some_scales)
+                span = OpCall(marker.selected).span
+                arguments = (k_cache, v_cache, marker.selected, span, *steps, marker.scale, *some_scales)
             out = call(graph, op, queries, *arguments)
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)

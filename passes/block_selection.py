@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, tokens_first, value
 from torch_armllm.passes.lib.index_keys import index_sizes, selections, write_keys
@@ -30,7 +31,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         return 0
     dtype = value(inputs["k_cache"]).dtype
     if not dtype.is_floating_point:
-        dtype = value(found[0].args[1]).dtype
+        dtype = value(OpCall(found[0]).k).dtype
     caches = add_index_input(module, found[0], dtype, index_sizes(module))
     for number, marker in enumerate(found):
         q, k, *choice = marker.args

@@ -16,6 +16,7 @@ from torch.fx.node import Node
 
 from torch_armllm.capture.markers.compression import entry_attentions
 from torch_armllm.ops.compress import most_per_block
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.attention import STEPS
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.entry_layout import (
@@ -102,7 +103,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         return 0
     layout = entry_layout(module)
     assert layout is not None
-    first: Any = attentions[0].args[1]
+    first = OpCall(attentions[0]).kv
     dtype = context.cache_dtype or value(first).dtype
     caches = {"k_cache": (dtype, (len(layout.layers), 8, BLOCK_SIZE, layout.size))}
     for group, (size, rate) in enumerate(layout.groups):

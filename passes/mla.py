@@ -20,9 +20,9 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.capture.markers.mla import float_weight
-from torch_armllm.capture.markers.selection import SELECTED
 from torch_armllm.ops.linear import pack_int8
 from torch_armllm.ops.mla import latent_width
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     as_float32,
@@ -137,36 +137,35 @@ class _Absorption:
     def absorb(self, latent: LatentAttention, cache_input: Node, layer: int) -> None:
         """Replaces one attention by its absorbed form, on a layer of one of the caches."""
         graph, node = self.graph, latent.attention
-        selected = (*node.args, *[None] * SELECTED)[SELECTED]
-        latents, k_rope, weight_node, *_, scheme = latent.expansion.args
+        marker, expansion = OpCall(node), OpCall(latent.expansion)
         heads, nope_size, value_size = latent.up
         outputs = heads * (nope_size + value_size)
-        up_projection = constant(self.module, weight_node)
+        up_projection = constant(self.module, expansion.weight)
         assert up_projection is not None
-        weight = float_weight(up_projection, latent.sizes[0], outputs, str(scheme))
+        weight = float_weight(up_projection, latent.sizes[0], outputs, expansion.scheme)
         keys, values = weight.view(heads, -1, latent.sizes[0]).split([nope_size, value_size], 1)
         with graph.inserting_before(node):
-            q_nope, q_rope = _split_query(graph, node.args[0], nope_size)
-        queries, rotated = self._rotated(node, q_rope, k_rope)
-        packed = bool(scheme)
+            q_nope, q_rope = _split_query(graph, marker.q, nope_size)
+        queries, rotated = self._rotated(node, q_rope, expansion.k_rope)
+        packed = bool(expansion.scheme)
         q_latent = self._heads_linear(node, q_nope, keys.transpose(1, 2), "mla_keys", packed)
-        sinks = as_float32(self.module, node, "sinks", node.args[7])
+        sinks = as_float32(self.module, node, "sinks", marker.sinks)
         with graph.inserting_before(node):
             cache = call(graph, aten.select.int, cache_input, 0, layer)
-            rows = _single_head(graph, latents)
+            rows = _single_head(graph, expansion.latent)
             call(graph, armllm.mla_write.default, rows, rotated, cache, self.inputs["slots"])
             mixed = call(
                 graph,
                 armllm.mla_attention.default,
                 *(q_latent, queries, cache, self.inputs["block_table"], self.inputs["query_start"]),
-                *(self.inputs["seq_lens"], self.inputs["max_seq_len"], node.args[4]),
-                *(sinks, selected, node.args[5]),
+                *(self.inputs["seq_lens"], self.inputs["max_seq_len"], marker.scale),
+                *(sinks, marker.selected, marker.window),
             )
         out = self._heads_linear(node, mixed, values, "mla_values", packed)
         with graph.inserting_before(node):
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)
-        drop_unused(self.module, str(weight_node.target))
+        drop_unused(self.module, str(expansion.weight.target))
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -178,7 +177,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     attentions = find_latent_attention(module)
     if not context.paged or not attentions or not_absorbed_reason(module) is not None:
         return 0
-    latents: Any = attentions[0].expansion.args[0]
+    latents: Any = OpCall(attentions[0].expansion).latent
     layout = latent_layout(attentions)
     dtype = context.cache_dtype or value(latents).dtype
     caches = {

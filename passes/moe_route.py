@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import is_op, value
 from torch_armllm.passes.lib.router import insert_route, recognize_router
@@ -35,15 +36,18 @@ def _without_zeros(results: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _ignores_zero_weights(node: Node) -> bool:
     """True if an expert of weight 0 contributes nothing: it has no biases, which a weighted input keeps."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    return all(given is None for name, given in zip(names, node.args, strict=False) if name.endswith("_bias"))
+    experts = OpCall(node)
+    return all(getattr(experts, name) is None for name in experts.names if name.endswith("_bias"))
 
 
 def _count(node: Node) -> int:
     """Returns the number of experts that a router chooses from: those with weights, and identities."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False))
-    return int(value(given["down"]).shape[0] + given.get("identity_experts", 0))
+    return int(value(OpCall(node).down).shape[0] + OpCall(node).identity_experts)
+
+
+def _is_routed(node: Node) -> bool:
+    """True if a layer's experts are chosen by other nodes."""
+    return isinstance(OpCall(node).expert_ids, Node) and isinstance(OpCall(node).expert_weights, Node)
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -55,9 +59,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):
-        if not is_op(node, *_EXPERTS) or not all(isinstance(argument, Node) for argument in node.args[1:3]):
+        if not is_op(node, *_EXPERTS) or not _is_routed(node):
             continue
-        ids, weights, experts = node.args[1], node.args[2], _count(node)
+        ids, weights, experts = OpCall(node).expert_ids, OpCall(node).expert_weights, _count(node)
         choice = _without_zeros if _ignores_zero_weights(node) else _all
         match = recognize_router(module, (ids, weights), experts, choice)
         if match is None:
@@ -68,8 +72,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
                 num_rewritten += 1
             continue
         region, route, top_k = match
-        for position, result in enumerate(insert_route(module, node, region.entry, route, top_k), 1):
-            node.update_arg(position, result)
+        new_ids, new_weights = insert_route(module, node, region.entry, route, top_k)
+        OpCall(node).replace(expert_ids=new_ids, expert_weights=new_weights)
         region.erase(graph)
         num_rewritten += 1
     graph.eliminate_dead_code()

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, is_op, strip, value
 from torch_armllm.passes.lib.index_keys import index_sizes, selections, write_keys
@@ -76,13 +77,14 @@ class _Selection:
     def _operands(self, marker: Node) -> tuple[Node, Node]:
         """Returns queries ``(T, heads, size)`` and keys ``(T, size)``."""
         graph = self.graph
-        q, k = _match(marker.args[0]), _match(marker.args[1])
+        operands = OpCall(marker).q, OpCall(marker).k
+        q, k = map(_match, operands)
         table = None
         if q and k and q.rotation.angles == k.rotation.angles:
             table = self.tables.get(q.rotation, marker)
         with graph.inserting_before(marker):
             if q is None or k is None or table is None:
-                return tuple(call(graph, aten.select.int, x, 0, 0) for x in marker.args[:2])  # type: ignore[return-value]
+                return tuple(call(graph, aten.select.int, x, 0, 0) for x in operands)  # type: ignore[return-value]
             pairs = q.rotation.interleaved, q.rotation.unzip
             call(graph, armllm.rope_.default, q.rotated(graph), k.rotated(graph), *table, *pairs)
             keys = call(graph, aten.select.int, k.whole, 0, 0)
@@ -114,7 +116,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         return 0
     dtype = value(inputs["k_cache"]).dtype
     if not dtype.is_floating_point:
-        dtype = value(found[0].args[1]).dtype
+        dtype = value(OpCall(found[0]).k).dtype
     rewriting = _Selection(module, inputs, add_index_input(module, found[0], dtype, index_sizes(module)))
     for number, marker in enumerate(found):
         rewriting.select(marker, number)

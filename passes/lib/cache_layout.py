@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from torch_armllm.capture.markers.attention import ahead_of
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import CONVERSIONS, is_op, value
 
 
@@ -44,7 +45,8 @@ def cache_layout(module: fx.GraphModule) -> CacheLayout:
     shapes: dict[int, tuple[int, ...]] = {}
     for node in module.graph.nodes:
         if is_op(node, torch.ops.armllm.attention.default):
-            keys, values, layer = *map(_unconverted, node.args[1:3]), node.args[3]
+            attention = OpCall(node)
+            keys, values, layer = _unconverted(attention.k), _unconverted(attention.v), attention.layer
             kv_heads, head_size, value_size = map(int, (*value(keys).shape[1::2], value(values).shape[3]))
             shapes[layer] = (kv_heads, head_size, value_size)
             owners[layer] = stored.setdefault(shapes[layer] if ahead_of(node) else (keys, values), layer)
@@ -54,10 +56,11 @@ def cache_layout(module: fx.GraphModule) -> CacheLayout:
 def _unconverted(node: Any) -> fx.Node:
     """Returns what a node converts to the dtype and device that it has, as older releases do; or the node."""
     while is_op(node, *CONVERSIONS):
-        before, after = value(node.args[0]), value(node)
+        source = OpCall(node).self
+        before, after = value(source), value(node)
         if (before.dtype, before.device) != (after.dtype, after.device):
             break
-        node = node.args[0]
+        node = source
     assert isinstance(node, fx.Node)
     return node
 

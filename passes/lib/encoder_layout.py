@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from torch_armllm.capture.markers.encoder_states import encoder_attentions
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import value
 
 
@@ -21,8 +22,8 @@ def encoder_sizes(module: fx.GraphModule) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
     sizes = set()
     for node in nodes:
-        keys, values = (value(x).shape for x in node.args[1:3])  # type: ignore[arg-type]
+        keys, values = value(OpCall(node).k).shape, value(OpCall(node).v).shape
         sizes.add((int(keys[1]), int(keys[3]), int(values[3])))
-    if len(sizes) != 1 or sorted(int(n.args[3]) for n in nodes) != list(range(len(nodes))):  # type: ignore[arg-type]
+    if len(sizes) != 1 or sorted(int(OpCall(n).layer) for n in nodes) != list(range(len(nodes))):
         raise ValueError("its layers differ in how they attend to the encoder")
     return (len(nodes), *sizes.pop())

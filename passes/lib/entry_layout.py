@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -11,6 +10,7 @@ from torch.fx.node import Node
 
 from torch_armllm.capture.markers.compression import entry_attentions
 from torch_armllm.capture.probing import module_name
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import is_op, value
 
 armllm = torch.ops.armllm
@@ -61,32 +61,28 @@ def entry_layout(module: fx.GraphModule) -> EntryLayout | None:
     with_entries = entry_attentions(module)
     if not with_entries:
         return None
-    size = int(value(with_entries[0].args[1]).shape[3])  # type: ignore[arg-type]
-    numbers = [n.args[3] for n in with_entries]
+    size = int(value(OpCall(with_entries[0]).kv).shape[3])
+    numbers = [int(OpCall(n).layer) for n in with_entries]
     for node in window_attentions(module):
-        q, k, v, layer, _, window, softcap, _, *others = node.args
-        name = module_name(node)
-        if k is not v or tuple(value(k).shape[1::2]) != (1, size):  # type: ignore[arg-type]
+        attention, name = OpCall(node), module_name(node)
+        if attention.k is not attention.v or tuple(value(attention.k).shape[1::2]) != (1, size):
             raise ValueError(f"{name} caches other keys and values than those of layers with compressed keys")
-        if not window or softcap or any(other is not None for other in others):
+        others = (attention.slopes, attention.factors, attention.selected, attention.biases)
+        if not attention.window or attention.softcap or attention.ahead or any(x is not None for x in others):
             raise ValueError(f"{name} attends beside layers with compressed keys, and not to a window alone")
-        numbers.append(layer)
-    if any(value(n.args[1]).shape[3] != size for n in with_entries):  # type: ignore[arg-type]
+        numbers.append(int(attention.layer))
+    if any(value(OpCall(n).kv).shape[3] != size for n in with_entries):
         raise ValueError("its layers with compressed keys differ in the size of their keys")
     groups: list[tuple[int, int]] = []
     counts: list[int] = []
     places: list[tuple[int, int]] = []
     for node in compressors_of(module):
-        kind = int(value(node).shape[2]), int(_bias(node).shape[0])
+        kind = int(value(node).shape[2]), int(value(OpCall(node).bias).shape[0])
         if kind not in groups:
             groups.append(kind)
             counts.append(0)
         group = groups.index(kind)
         places.append((group, counts[group]))
         counts[group] += 1
-    layers = {layer: number for number, layer in enumerate(sorted(numbers))}  # type: ignore[type-var]
-    return EntryLayout(size, layers, tuple(groups), tuple(places))  # type: ignore[arg-type]
-
-
-def _bias(node: Any) -> torch.Tensor:
-    return value(node.args[2])
+    layers = {layer: number for number, layer in enumerate(sorted(numbers))}
+    return EntryLayout(size, layers, tuple(groups), tuple(places))

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import aten, call, is_op, value
 
 MARKERS = (torch.ops.armllm.selection.default, torch.ops.armllm.block_selection.default)
@@ -27,7 +28,7 @@ def index_sizes(module: fx.GraphModule) -> tuple[int, int]:
         ValueError: the indexers differ in the sizes of their keys.
     """
     found = selections(module)
-    sizes = {int(value(node.args[1]).shape[-1]) for node in found}
+    sizes = {int(value(OpCall(node).k).shape[-1]) for node in found}
     if len(sizes) > 1:
         raise ValueError(f"its indexers differ in the sizes of their keys: {sorted(sizes)}")
     return len(found), sizes.pop() if sizes else 0

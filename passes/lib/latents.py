@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.capture.markers.selection import SELECTED
 from torch_armllm.capture.probing import module_name
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.cache_layout import CacheLayout, layout_of
 from torch_armllm.passes.lib.graph import is_op, value
 
@@ -27,13 +27,13 @@ class LatentAttention:
     @property
     def layer(self) -> int:
         """Number of the layer."""
-        return self.attention.args[3]  # type: ignore[return-value]
+        return int(OpCall(self.attention).layer)
 
     @property
     def sizes(self) -> tuple[int, int]:
         """Elements of a latent, and of the rotated part of a key."""
-        latent, k_rope = self.expansion.args[:2]
-        return int(value(latent).shape[-1]), int(value(k_rope).shape[-1])  # type: ignore[arg-type]
+        expansion = OpCall(self.expansion)
+        return int(value(expansion.latent).shape[-1]), int(value(expansion.k_rope).shape[-1])
 
     @property
     def expanded(self) -> int:
@@ -44,8 +44,8 @@ class LatentAttention:
     @property
     def up(self) -> tuple[int, int, int]:
         """Number of heads, elements of a key without position, and elements of a value."""
-        heads, nope_size, value_size = self.expansion.args[3:6]
-        return int(heads), int(nope_size), int(value_size)  # type: ignore[arg-type]
+        expansion = OpCall(self.expansion)
+        return int(expansion.heads), int(expansion.nope_size), int(expansion.value_size)
 
 
 def find_latent_attention(module: fx.GraphModule) -> list[LatentAttention]:
@@ -54,9 +54,9 @@ def find_latent_attention(module: fx.GraphModule) -> list[LatentAttention]:
     for node in module.graph.nodes:
         if not is_op(node, armllm.attention.default):
             continue
-        sides = node.args[1:3]
-        if all(is_op(s, operator.getitem) and is_op(s.args[0], armllm.expand_kv.default) for s in sides):
-            attentions.append(LatentAttention(node, sides[0].args[0]))
+        parts = [OpCall(x) for x in (OpCall(node).k, OpCall(node).v) if is_op(x, operator.getitem)]
+        if len(parts) == 2 and all(is_op(part.source, armllm.expand_kv.default) for part in parts):
+            attentions.append(LatentAttention(node, parts[0].source))
     return attentions
 
 
@@ -75,9 +75,10 @@ def not_absorbed_reason(module: fx.GraphModule) -> str | None:
             )
     for latent in attentions:
         name = module_name(latent.attention)
-        if latent.attention.args[6]:
+        attention = OpCall(latent.attention)
+        if attention.softcap:
             return f"{name} has latent attention with a softcap, which no fused op has"
-        if latent.attention.args[5] and len(latent.attention.args) > SELECTED:
+        if attention.window and attention.selected is not None:
             return f"{name} attends to selected tokens in a sliding window, which no fused op does"
     return None
 

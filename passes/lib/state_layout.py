@@ -10,6 +10,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.capture.markers.recurrent_ops import markers_of
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import is_op, value
 
 armllm = torch.ops.armllm
@@ -60,13 +61,13 @@ def _state_of(node: Node) -> StateKind:
         channels, taps = map(int, value(inputs[1]).shape)
         return StateKind((taps - 1, channels), value(inputs[0]).dtype, accumulates=False)
     if is_op(node, armllm.scan_channels):
-        states, channels = map(int, value(node.args[2]).shape)  # type: ignore[arg-type]
+        states, channels = map(int, value(OpCall(node).a).shape)
         return StateKind((states, channels), torch.float32, accumulates=True)
     if is_op(node, armllm.window_entries):
-        kv, _, bias = (value(n) for n in node.args[:3])  # type: ignore[arg-type]
+        kv, bias = value(OpCall(node).kv), value(OpCall(node).bias)
         width, rate = int(kv.shape[2]), int(bias.shape[0])
         span = rate * (width // int(value(node).shape[2]))
         return StateKind((span - 1, 2 * width), kv.dtype, accumulates=False)
-    keys, values = (value(n).shape for n in node.args[1:3])  # type: ignore[arg-type]
+    keys, values = value(OpCall(node).k).shape, value(OpCall(node).v).shape
     sizes = int(values[2]), int(keys[3]), int(values[3])
     return StateKind(sizes, torch.float32, accumulates=True)

@@ -42,6 +42,7 @@ from torch_armllm.capture.token_loops import length_dependence
 from torch_armllm.capture.token_mixing import first_mixing_node, mixes_tokens
 from torch_armllm.capture.tracing_memory import forget_inputs
 from torch_armllm.hf.base_model import base_model_of, first_position_of, max_length_of, position_limit
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.system.exclusive import PROCESS_LOCK
 
 _MOST_TOKENS = 1 << 24
@@ -178,7 +179,7 @@ def _vocab_size(base: nn.Module) -> int:
 def _attention_layers(captured: CapturedGraph) -> list[Any]:
     """Returns the layer number of each attention."""
     nodes = captured.graph_module.graph.nodes
-    return [n.args[3] for n in nodes if n.target is torch.ops.armllm.attention.default]
+    return [OpCall(n).layer for n in nodes if n.target is torch.ops.armllm.attention.default]
 
 
 def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
@@ -215,11 +216,11 @@ def _check_attentions(base: nn.Module, captured: CapturedGraph) -> bool:
         nodes = [
             n for n in captured.graph_module.graph.nodes if n.target is torch.ops.armllm.attention.default
         ]
-        if len({(n.args[3], n.args[1]) for n in nodes}) != len(set(layers)):
+        if len({(OpCall(n).layer, OpCall(n).k) for n in nodes}) != len(set(layers)):
             raise CaptureError(f"{kind} runs one layer several times")
         captured.has_other_cache = True
         for number, node in enumerate(nodes):
-            node.update_arg(3, number)
+            OpCall(node).replace(layer=number)
         captured.graph_module.recompile()
     return unsure
 

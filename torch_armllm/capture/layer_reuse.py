@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from torch_armllm.ops.op_call import OpCall
+
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define("layer_begin(Tensor hidden, int number) -> Tensor")
 _library.define("layer_end(Tensor hidden, int number) -> Tensor")
@@ -214,7 +216,7 @@ class LayerReuse:
                 self._insert_copy(graph, node, regions[like], names, weights, (like, number))
         for node in list(graph.nodes):
             if node.target in (torch.ops.armllm.layer_begin.default, torch.ops.armllm.layer_end.default):
-                node.replace_all_uses_with(node.args[0])
+                node.replace_all_uses_with(OpCall(node).hidden)
                 graph.erase_node(node)
         graph.lint()
         module.recompile()
@@ -230,7 +232,7 @@ class LayerReuse:
             if region is not None:
                 region.append(node)
             if node.target is torch.ops.armllm.layer_end.default and region:
-                regions[int(node.args[1])] = region
+                regions[int(OpCall(node).number)] = region
                 region = None
         return regions
 
@@ -244,7 +246,7 @@ class LayerReuse:
         numbers: tuple[int, int],
     ) -> None:
         first, other = (self._layers[n] for n in numbers)
-        copies: dict[fx.Node, fx.Node] = {region[0]: repeat.args[0]}  # type: ignore[dict-item]
+        copies: dict[fx.Node, fx.Node] = {region[0]: OpCall(repeat).hidden}
         read = {n for node in region for n in node.all_input_nodes if n.op == "get_attr"}
         for node in read:
             name = names.get(str(node.target))
@@ -258,13 +260,13 @@ class LayerReuse:
             for node in region[1:-1]:
                 copies[node] = graph.node_copy(node, lambda n: copies.get(n, n))
                 _renumber(copies[node], first.index, other.index)
-        repeat.replace_all_uses_with(copies[region[-1].args[0]])  # type: ignore[index]
+        repeat.replace_all_uses_with(copies[OpCall(region[-1]).hidden])
         graph.erase_node(repeat)
 
 
 def _renumber(node: fx.Node, old: int | None, new: int | None) -> None:
     """Sets the layer number of an attention marker."""
-    schema = getattr(node.target, "_schema", None)
-    for i, argument in enumerate(schema.arguments if schema else ()):
-        if argument.name == "layer" and i < len(node.args) and node.args[i] == old and new is not None:
-            node.update_arg(i, new)
+    if new is None or not hasattr(node.target, "_schema") or "layer" not in OpCall(node).names:
+        return
+    if OpCall(node).layer == old:
+        OpCall(node).replace(layer=new)

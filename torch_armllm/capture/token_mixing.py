@@ -12,7 +12,6 @@ import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.block_selection
 import torch_armllm.capture.markers.compression
 import torch_armllm.capture.markers.recurrent  # noqa: F401  (registers the marker ops)
-from torch_armllm.capture.markers.selection import SELECTED
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _POSITIONS = (5, 4, 17, 0, 11, 2)
@@ -20,31 +19,31 @@ _SUBSET = (1, 2, 0, 3)
 """Two positions of these lie below the number of all tokens, and not below that of the subset."""
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-    """Replaces attention by a function of each token's own query, key and value, and its `_selection`."""
+def _attention(q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None = None, **_: Any) -> Tensor:
+    """Replaces attention by a function of each token's own query, key and value, and its selection."""
     groups = q.shape[1] // k.shape[1]
     steep = torch.linspace(0.5, 1.5, q.shape[-1], dtype=torch.float32)
     share = torch.sigmoid((q.float() * steep).mean(-1, keepdim=True))
     share = share * torch.sigmoid((k.float() * steep).mean(-1, keepdim=True)).repeat_interleave(groups, 1)
-    if (selected := (*rest, *[None] * SELECTED)[SELECTED - 3]) is not None:
+    if selected is not None:
         share = share * selected[:, None, :, None]
     return (share * v.float().repeat_interleave(groups, 1)).to(q.dtype).transpose(1, 2).contiguous()
 
 
-def _selection(q: Tensor, k: Tensor, weights: Tensor, *_: Any) -> Tensor:
+def _selection(q: Tensor, k: Tensor, weights: Tensor, **_: Any) -> Tensor:
     scores = (q.float() * k.float()[:, :, None]).mean(-1)
     return torch.sigmoid((scores * weights.float()).sum(-1))
 
 
-def _block_selection(q: Tensor, k: Tensor, *_: Any) -> Tensor:
+def _block_selection(q: Tensor, k: Tensor, **_: Any) -> Tensor:
     return torch.sigmoid((q.float() * k.float()).mean((1, 3)))
 
 
-def _convolve(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+def _convolve(x: Tensor, weight: Tensor, **_: Any) -> Tensor:
     return x * weight.sum(1, keepdim=True).to(x.dtype)
 
 
-def _delta_rule(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, *_: Any) -> Tensor:
+def _delta_rule(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, **_: Any) -> Tensor:
     repeats = v.shape[2] // k.shape[2]
     share = (q.float() * k.float()).mean(-1).repeat_interleave(repeats, 2)
     factors = gate.float().exp()
@@ -52,27 +51,28 @@ def _delta_rule(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, *_:
     return (share[..., None] * v.float()).to(q.dtype)
 
 
-def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, *_: Any) -> Tensor:
+def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, **_: Any) -> Tensor:
     share = (dt.float()[:, :, None] * a).exp().mean(2)
     for factors in (b, c):
         share = share if factors is None else share * torch.sigmoid(factors.float()).mean(-1, keepdim=True)
     return (share * x.float()).to(x.dtype)
 
 
-def _entries(kv: Tensor, gate: Tensor, bias: Tensor, weight: Tensor, cos: Tensor, *_: Any) -> Tensor:
+def _entries(kv: Tensor, gate: Tensor, bias: Tensor, weight: Tensor, cos: Tensor, **_: Any) -> Tensor:
     parts = (kv.float() * torch.sigmoid(gate.float())).unflatten(-1, (-1, weight.shape[0]))
     turns = torch.sigmoid(cos.float().sum(-1, keepdim=True))
     entries: Tensor = (parts.sum(2) * weight.float() * turns).to(kv.dtype)
     return entries
 
 
-def _entry_selection(q: Tensor, entries: Tensor, weights: Tensor, *_: Any) -> Tensor:
+def _entry_selection(q: Tensor, entries: Tensor, weights: Tensor, **_: Any) -> Tensor:
     return _selection(q, entries, weights)
 
 
-def _attention_to_entries(q: Tensor, kv: Tensor, entries: Tensor, *rest: Any) -> Tensor:
-    shares = (*rest, *[None] * 6)[5]
-    rows = entries if shares is None else entries * shares[..., None]
+def _attention_to_entries(
+    q: Tensor, kv: Tensor, entries: Tensor, selected: Tensor | None = None, **_: Any
+) -> Tensor:
+    rows = entries if selected is None else entries * selected[..., None]
     both = kv + rows[:, None].to(kv.dtype)
     return _attention(q, both, both)
 
@@ -92,7 +92,8 @@ class _TokenByToken(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (stand_in := self.stand_ins.get(target)) is not None:
-            return stand_in(*args)
+            names = (argument.name for argument in target._schema.arguments)
+            return stand_in(**dict(zip(names, args, strict=False)), **kwargs)
         return super().call_function(target, args, kwargs)
 
 

@@ -23,6 +23,7 @@ from torch_armllm.kv_cache.shapes import (
     with_state_sizes,
 )
 from torch_armllm.kv_cache.states import StateGroup, StateShape
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.cache_layout import CacheLayout
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.entry_layout import entry_layout
@@ -72,7 +73,7 @@ def _kv_shape(
     if not nodes:
         output = next(n for n in module.graph.nodes if n.op == "output")
         return StatesOnlyShape(value(output.args[0]).dtype)
-    key_dtypes = {value(n.args[1]).dtype for n in nodes}
+    key_dtypes = {value(OpCall(n).k).dtype for n in nodes}
     if len(key_dtypes) != 1:
         raise CaptureError("its layers differ in the dtype of their keys and values")
     cache_dtype = dtype or key_dtypes.pop()
@@ -83,7 +84,7 @@ def _kv_shape(
     indexers, index_size = _index_sizes(module)
     if indexers and not layout.uniform:
         raise CaptureError("it has indexers, and layers that differ in the shape of their keys and values")
-    index_dtype = cache_dtype if cache_dtype.is_floating_point else value(nodes[0].args[1]).dtype
+    index_dtype = cache_dtype if cache_dtype.is_floating_point else value(OpCall(nodes[0]).k).dtype
     groups[-1] = replace(groups[-1], indexers=indexers, index_size=index_size, index_dtype=index_dtype)
     return _shape_of(groups, layout)
 
@@ -104,7 +105,7 @@ def _compressed_shape(module: fx.GraphModule, dtype: torch.dtype | None) -> Shap
     if layout is None:
         return None
     groups = tuple(EntryGroup(layout.count(i), *kind) for i, kind in enumerate(layout.groups))
-    keys = value(entry_attentions(module)[0].args[1])  # type: ignore[arg-type]
+    keys = value(OpCall(entry_attentions(module)[0]).kv)
     expanded = 2 * len(layout.layers) * layout.size
     return CompressedShape(
         len(layout.layers), layout.size, 0, dtype or keys.dtype, expanded=expanded, groups=groups
@@ -122,7 +123,7 @@ def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | 
         raise CaptureError(reason)
     layers = {latent.layer: latent for latent in attentions}
     layout = latent_layout(attentions)
-    own: torch.dtype = value(attentions[0].expansion.args[0]).dtype  # type: ignore[arg-type]
+    own = value(OpCall(attentions[0].expansion).latent).dtype
     cache_dtype = dtype or own
     groups = []
     for group, (rank, rope_size) in enumerate(layout.sizes):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.markers.compression import found_entries
+from torch_armllm.ops.op_call import OpCall
 
 IMPLEMENTATION = "armllm"
 
@@ -30,15 +31,9 @@ _library.define(
 )
 
 
-AHEAD = 12
-"""Number of the marker's argument ``ahead``."""
-
-
 def ahead_of(node: fx.Node) -> int:
     """Returns how many later positions the tokens of an attention attend to."""
-    ahead = node.args[AHEAD] if len(node.args) > AHEAD else 0
-    assert isinstance(ahead, int)
-    return ahead
+    return int(OpCall(node).ahead)
 
 
 def attentions_ahead(module: fx.GraphModule) -> list[fx.Node]:
@@ -232,10 +227,8 @@ def attention_function(
     if ahead:
         if selected is not None:
             raise UnsupportedAttention(f"{type(module).__name__} selects later tokens")
-        out = torch.ops.armllm.attention(query, key, value, *arguments, *[None] * 4, ahead)
-        return out, None
-    selections = () if selected is None else (None, None, None, selected)
-    return torch.ops.armllm.attention(query, key, value, *arguments, *selections), None
+        return torch.ops.armllm.attention(query, key, value, *arguments, ahead=ahead), None
+    return torch.ops.armllm.attention(query, key, value, *arguments, selected=selected), None
 
 
 def _attention_within_tokens(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.capture.markers.selection import SELECTED, UnknownSelection, is_call, take, uncast
+from torch_armllm.capture.markers.selection import UnknownSelection, is_call, selected_by, take, uncast
 from torch_armllm.capture.markers.selection_limits import Selects
 from torch_armllm.kv_cache.shapes import CacheShape
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.ops.select.blocks import block_scores
 from torch_armllm.ops.select.reference import highest
 
@@ -69,12 +70,11 @@ def mark_block_selections(graph: fx.Graph, selects: Selects) -> None:
     if selects.span % CacheShape.block_size:
         raise UnknownSelection(f"blocks of {selects.span} tokens are no blocks of the cache")
     for node in list(graph.nodes):
-        if node.target is not torch.ops.armllm.attention.default or len(node.args) <= SELECTED:
+        if (indices := selected_by(node)) is None:
             continue
         _check_attention(node)
-        indices = node.args[SELECTED]
         q, k, changed = _operands(indices)
-        heads, kv_heads = (int(x.meta["val"].shape[1]) for x in (q, node.args[1]))
+        heads, kv_heads = (int(x.meta["val"].shape[1]) for x in (q, OpCall(node).k))
         if kv_heads % heads:
             raise UnknownSelection(f"{heads} heads select blocks for {kv_heads} KV heads")
         with graph.inserting_before(indices):
@@ -83,7 +83,7 @@ def mark_block_selections(graph: fx.Graph, selects: Selects) -> None:
         marker.meta = dict(indices.meta)
         with q.meta["val"].fake_mode:
             marker.meta["val"] = _fake(q.meta["val"], k.meta["val"], *arguments[2:])
-        node.update_arg(SELECTED, marker)
+        OpCall(node).replace(selected=marker)
         graph.eliminate_dead_code()
         if changed is not None:  # graphs keep operators that overwrite a tensor, even if none reads it
             graph.erase_node(changed)
@@ -91,28 +91,30 @@ def mark_block_selections(graph: fx.Graph, selects: Selects) -> None:
 
 
 def _check_attention(node: Node) -> None:
-    _, window, softcap, *others = node.args[4:SELECTED]
-    if window or softcap or any(other is not None for other in others):
+    attention = OpCall(node)
+    others = (attention.sinks, attention.slopes, attention.factors, attention.profiles, attention.biases)
+    if attention.window or attention.softcap or any(other is not None for other in others):
         raise UnknownSelection("attention to selected blocks has a window, sinks or a bias")
 
 
 def _operands(indices: Any) -> tuple[Node, Node, Node | None]:
     """Returns queries and keys of the scores whose highest are taken, and what overwrites some of them."""
-    if not is_call(indices, aten.masked_fill.Scalar) or indices.args[2] != -1:
+    if not is_call(indices, aten.masked_fill.Scalar) or OpCall(indices).value != -1:
         raise UnknownSelection(f"{indices} does not mark blocks that are not selected")
-    top = take(indices.args[0], operator.getitem, 1)
+    top = take(OpCall(indices).self, operator.getitem, 1)
     blocks, changed = take(top, aten.topk.default, 1), None
-    if is_call(blocks, aten.scatter_.value) and blocks.args[3] == math.inf:  # the nearest blocks
-        blocks, changed = blocks.args[0], blocks  # type: ignore[assignment]
+    if is_call(blocks, aten.scatter_.value) and OpCall(blocks).value == math.inf:  # the nearest blocks
+        blocks, changed = OpCall(blocks).self, blocks
     scores = take(blocks, aten.amax.default, [-1])
     if is_call(scores, aten.view.default):
-        scores = scores.args[0]  # type: ignore[assignment]
-    if not is_call(scores, aten.masked_fill.Scalar) or scores.args[2] != -math.inf:
+        scores = OpCall(scores).self
+    if not is_call(scores, aten.masked_fill.Scalar) or OpCall(scores).value != -math.inf:
         raise UnknownSelection(f"{scores} does not hide later tokens")
-    products: Any = scores.args[0]
+    products = OpCall(scores).self
     if not is_call(products, aten.matmul.default):
         raise UnknownSelection(f"{products} is no product of queries and keys")
-    q, keys = uncast(products.args[0]), uncast(take(products.args[1], aten.transpose.int, -1, -2))
+    factors = OpCall(products)
+    q, keys = uncast(factors.self), uncast(take(factors.other, aten.transpose.int, -1, -2))
     sizes = [x.meta["val"].shape for x in (q, keys)]
     if [len(size) for size in sizes] != [4, 4] or sizes[1][1] != 1:
         raise UnknownSelection("operands of an indexer of blocks have other dimensions")

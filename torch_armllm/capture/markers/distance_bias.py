@@ -21,6 +21,7 @@ from torch_armllm.capture.markers import key_bias
 from torch_armllm.capture.markers.attention import UnsupportedAttention, mixed_profiles
 from torch_armllm.capture.markers.encoder_states import encoder_attentions
 from torch_armllm.capture.probing import is_op, module_name, tensor_of
+from torch_armllm.ops.op_call import OpCall
 
 _aten = torch.ops.aten
 _library = torch.library.Library("armllm", "FRAGMENT")
@@ -153,7 +154,7 @@ def resolve_biases(graph: fx.Graph) -> bool:
         q, k, v, layer, scale, *arguments, bias, ahead = (*node.args, 0)[:10]
         with graph.inserting_before(node):
             if is_op(bias, torch.ops.armllm.relative_bias):
-                operands, mixed = (q, k), (*[None] * 4, ahead, bias.args[0])
+                operands, mixed = (q, k), (*[None] * 4, ahead, OpCall(bias).biases)
             elif ahead:
                 raise UnsupportedAttention(f"{module_name(node)} attends to later tokens and adds a bias")
             elif (joined := key_bias.joined(graph, q, k, scale, bias)) is not None:
@@ -181,11 +182,11 @@ def _drop_zero_biases(graph: fx.Graph) -> int:
     Raises:
         UnsupportedAttention: a bias is something else; the message names its module.
     """
-    nodes = [n for n in encoder_attentions(graph) if len(n.args) > 5 and n.args[5] is not None]
+    nodes = [n for n in encoder_attentions(graph) if OpCall(n).bias is not None]
     for node in nodes:
-        if not is_op(node.args[5], _aten.zeros):
+        if not is_op(OpCall(node).bias, _aten.zeros):
             raise UnsupportedAttention(f"{module_name(node)} adds a bias to an encoder's tokens")
-        node.args = node.args[:5]
+        OpCall(node).replace(bias=None)
     return len(nodes)
 
 
@@ -197,7 +198,7 @@ def _factors(graph: fx.Graph, bias: Any) -> tuple[Node, Node]:
             scales.append(next(a for a in bias.args if a is not sides[0]))
             bias = sides[0]
         elif is_op(bias, _aten.to, _aten._to_copy, _aten.type_as):
-            bias = bias.args[0]
+            bias = OpCall(bias).self
         else:
             raise _learned_bias(place)
     factors, profiles = bias.args

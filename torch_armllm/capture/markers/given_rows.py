@@ -15,6 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, fx
 
+from torch_armllm.ops.op_call import OpCall
+
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define("given_rows(Tensor input_ids, int columns, ScalarType dtype) -> Tensor")
 
@@ -59,8 +61,8 @@ def sample_of(module: fx.GraphModule, input_ids: Tensor) -> Tensor | None:
     """Returns the rows ``(T, columns)`` or types ``(T,)`` that a graph is given in checks; None if none."""
     for node in module.graph.nodes:
         if node.target is torch.ops.armllm.token_types.default:
-            types: Tensor = torch.ops.armllm.token_types(input_ids, *node.args[1:])
+            types: Tensor = torch.ops.armllm.token_types(input_ids, OpCall(node).count)
             return types[0]
         if node.target is torch.ops.armllm.given_rows.default:
-            return sample_rows(input_ids, *node.args[1:])[0]
+            return sample_rows(input_ids, OpCall(node).columns, OpCall(node).dtype)[0]
     return None

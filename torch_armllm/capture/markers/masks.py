@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from torch_armllm.capture.markers.attention import UnsupportedAttention, ahead_of
 from torch_armllm.capture.markers.replaced_functions import replaced_functions
+from torch_armllm.ops.op_call import OpCall
 
 _FULL, _SLIDING = "create_causal_mask", "create_sliding_window_causal_mask"
 _BOTH_SIDES = "create_bidirectional_sliding_window_mask"
@@ -60,13 +61,13 @@ class MaskedWindows:
             UnsupportedAttention: it is not known which layers the window is for.
         """
         nodes = [n for n in graph.nodes if n.target is torch.ops.armllm.attention.default]
-        told = {n.args[5] for n in nodes if n.args[5] and ahead_of(n)}
+        told = {OpCall(n).window for n in nodes if OpCall(n).window and ahead_of(n)}
         if self.reaches and told != {reach + 1 for reach in self.reaches}:
             raise UnsupportedAttention(
                 f"a mask hides tokens more than {', '.join(map(str, sorted(self.reaches)))} apart, but its "
                 f"attentions are told of windows of {', '.join(map(str, sorted(told))) or 'no'} tokens"
             )
-        if not self.windows or any(n.args[5] for n in nodes):
+        if not self.windows or any(OpCall(n).window for n in nodes):
             return
         if self.full or len(self.windows) > 1:
             raise UnsupportedAttention(
@@ -75,7 +76,7 @@ class MaskedWindows:
             )
         (window,) = self.windows
         for node in nodes:
-            node.update_arg(5, window)
+            OpCall(node).replace(window=window)
 
 
 @contextlib.contextmanager

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.ops.select.reference import highest, index_scores
 
 aten = torch.ops.aten
 
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define("selection(Tensor q, Tensor k, Tensor weights, float scale, int top_k) -> Tensor")
-
-SELECTED = 11
-"""Number of the attention marker's argument for a selection."""
 
 
 class UnknownSelection(RuntimeError):
@@ -68,13 +66,17 @@ def mark_selections(graph: fx.Graph, top_k: int) -> None:
     """
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
-        if node.target is not torch.ops.armllm.attention.default or len(node.args) <= SELECTED:
+        if (indices := selected_by(node)) is None:
             continue
-        indices = node.args[SELECTED]
         if indices not in markers:
             markers[indices] = _marker(graph, indices, top_k)
-        node.update_arg(SELECTED, markers[indices])
+        OpCall(node).replace(selected=markers[indices])
     graph.eliminate_dead_code()
+
+
+def selected_by(node: Node) -> Any:
+    """Returns what an attention is given to select tokens; None for other nodes and attention to all."""
+    return OpCall(node).selected if is_call(node, torch.ops.armllm.attention.default) else None
 
 
 def check_selections(graph: fx.Graph) -> None:
@@ -84,10 +86,11 @@ def check_selections(graph: fx.Graph) -> None:
         UnknownSelection: keys or values of a head are selected.
     """
     for node in graph.nodes:
-        if len(node.args) > SELECTED and is_call(node.args[SELECTED], torch.ops.armllm.selection.default):
-            sides = node.args[1:3]
+        if is_call(selected_by(node), torch.ops.armllm.selection.default):
+            sides = (OpCall(node).k, OpCall(node).v)
             if not all(
-                is_call(side, operator.getitem) and is_call(side.args[0], torch.ops.armllm.expand_kv.default)
+                is_call(side, operator.getitem)
+                and is_call(OpCall(side).source, torch.ops.armllm.expand_kv.default)
                 for side in sides
             ):
                 raise UnknownSelection("keys and values are selected, and only latents can be")
@@ -108,14 +111,16 @@ def _operands(indices: Node) -> tuple[Node, Node, Node, float]:
     """Returns queries, keys, weights and the scale of the scores whose highest are taken."""
     top = take(uncast(indices), operator.getitem, 1)
     scores = take(top, aten.topk.default, 1)
-    if is_call(scores, aten.add.Tensor) and _is_zero(scores.args[1]) and len(scores.kwargs) == 0:
-        scores = scores.args[0]  # type: ignore[assignment]
+    if is_call(scores, aten.add.Tensor) and _is_zero(OpCall(scores).other) and len(scores.kwargs) == 0:
+        scores = OpCall(scores).self
     row_weights, products = _pair(take(scores, aten.squeeze.dim, -2), aten.matmul.default)
     weights = take(row_weights, aten.unsqueeze.default, -2)
     products = take(products, aten.relu.default)
     scale = 1.0
-    if is_call(products, aten.mul.Tensor) and isinstance(products.args[1], float) and products.args[1] > 0:
-        products, scale = products.args  # type: ignore[assignment]
+    if is_call(products, aten.mul.Tensor) and isinstance(OpCall(products).other, float):
+        products, scale = OpCall(products).self, OpCall(products).other
+    if scale <= 0:
+        raise UnknownSelection(f"the scores of an indexer are scaled by {scale}")
     q, keys = _pair(products, aten.matmul.default)
     keys = take(uncast(take(keys, aten.unsqueeze.default, 1)), aten.transpose.int, -1, -2)
     q, weights = uncast(q), uncast(weights)
@@ -136,9 +141,10 @@ def take(node: Any, target: Any, *rest: Any) -> Node:
     Raises:
         UnknownSelection: the node is another call.
     """
-    if not is_call(node, target) or node.args[1:] != rest or not isinstance(node.args[0], Node):
+    source, *others = node.args if is_call(node, target) else (None,)
+    if not isinstance(source, Node) or tuple(others) != rest:
         raise UnknownSelection(f"{node} is not {target} of {rest}")
-    return node.args[0]
+    return source
 
 
 def _pair(node: Any, target: Any) -> tuple[Node, Node]:
@@ -151,12 +157,12 @@ def _pair(node: Any, target: Any) -> tuple[Node, Node]:
 def uncast(node: Node) -> Node:
     """Returns what a node converts to another dtype."""
     while is_call(node, aten.to.dtype, aten._to_copy.default):
-        node = node.args[0]  # type: ignore[assignment]
+        node = OpCall(node).self
     return node
 
 
 def _is_zero(node: Any) -> bool:
     """True if a node shows a tensor of zeros."""
     while is_call(node, aten.slice.Tensor, aten.select.int, aten.to.dtype, aten.to.dtype_layout):
-        node = node.args[0]
+        node = OpCall(node).self
     return is_call(node, aten.zeros.default)
