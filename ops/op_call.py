@@ -65,6 +65,11 @@ class OpCall:
         return places[name]
 
     @property
+    def first(self) -> Any:
+        """The first argument."""
+        return self.node.args[0]
+
+    @property
     def names(self) -> Collection[str]:
         """Names of all arguments of the operator."""
         return _places(self.node.target)

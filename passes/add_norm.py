@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, value
+from torch_armllm.passes.lib.graph import aten, call, match, value
 
 
 def _copy_constant(graph: fx.Graph, operand: Any) -> Any:
@@ -36,17 +36,18 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     for norm in list(graph.nodes):
         if norm.op != "call_function" or norm.target not in fused:
             continue
-        add = norm.args[0]
-        if not is_op(add, aten.add.Tensor) or add.kwargs.get("alpha", 1) != 1:
+        x, *operands = norm.args
+        found = match(x, aten.add.Tensor, alpha=1)
+        if found is None:
             continue
-        a, b = add.args[:2]
+        add, a, b = found.node, found.self, found.other
         if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
             continue
         if value(a).shape != value(b).shape or value(a).dtype != value(b).dtype:
             continue
         with graph.inserting_before(add.next):
             # the norm's other operands are constants, whose nodes may come later in the graph
-            others = [_copy_constant(graph, operand) for operand in norm.args[1:]]
+            others = [_copy_constant(graph, operand) for operand in operands]
             both = call(graph, fused[norm.target], a, b, *others)
         with graph.inserting_before(both.next):
             normed = call(graph, operator.getitem, both, 0)

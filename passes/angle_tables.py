@@ -9,8 +9,19 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, new_constant, strip, value
+from torch_armllm.passes.lib.graph import (
+    CONVERSIONS,
+    aten,
+    call,
+    constant,
+    is_op,
+    match,
+    new_constant,
+    strip,
+    value,
+)
 
 _SHAPES = (*CONVERSIONS, aten.unsqueeze, aten.expand, aten.view)
 
@@ -19,8 +30,9 @@ def _positions(node: Any) -> tuple[Node, int] | None:
     """Returns the graph's positions and what is added to them, at most 0; None for anything else."""
     offset = 0
     node = strip(node, *_SHAPES)
-    if is_op(node, aten.sub.Tensor) and isinstance(node.args[1], int) and not node.kwargs:
-        node, offset = strip(node.args[0], *_SHAPES), -node.args[1]
+    shifted = match(node, aten.sub.Tensor, alpha=1)
+    if shifted is not None and isinstance(shifted.other, int):
+        node, offset = strip(shifted.self, *_SHAPES), -shifted.other
     known = isinstance(node, Node) and node.op == "placeholder" and node.name == "position_ids"
     return (node, offset) if known and offset <= 0 else None
 
@@ -34,10 +46,11 @@ class _Tables:
 
     def get(self, angles: Any) -> Node | None:
         """Returns the table ``(cos, sin)`` of angles; None if they are not of the tokens' positions."""
-        if not is_op(angles, aten.mul.Tensor):
+        product = match(angles, aten.mul.Tensor)
+        if product is None:
             return None
-        positions = _positions(angles.args[0])
-        frequencies = constant(self.module, strip(angles.args[1], *_SHAPES))
+        positions = _positions(product.self)
+        frequencies = constant(self.module, strip(product.other, *_SHAPES))
         if positions is None or frequencies is None or frequencies.dim() != 1:
             return None
         node, offset = positions
@@ -65,7 +78,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     for node in list(graph.nodes):
         if not is_op(node, aten.cos.default, aten.sin.default) or value(node).dtype != torch.float32:
             continue
-        table = tables.get(node.args[0])
+        table = tables.get(OpCall(node).self)
         if table is None:
             continue
         with graph.inserting_before(node):

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, constant, is_op, value
 
@@ -37,9 +38,9 @@ def _update_shapes(changed: Node) -> None:
 
 def _replaces_all(node: Node) -> bool:
     """True if a write overwrites a tensor that nothing else reads, without adding to it."""
-    overwritten: Any
-    overwritten, _, new, *options = node.args
-    return not any(options) and len(overwritten.users) == 1 and value(new).shape == value(node).shape  # type: ignore[arg-type]
+    write = OpCall(node)
+    alone = not write.accumulate and len(write.self.users) == 1
+    return alone and value(write.values).shape == value(node).shape
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -53,14 +54,14 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     for node in list(graph.nodes):
         if not is_op(node, aten.index.Tensor, aten.index_put_.default):
             continue
-        picked = _picks(module, node.args[1])
-        source: Any = node.args[0]
+        picked = _picks(module, OpCall(node).indices)
+        source = OpCall(node).self
         if picked is None or value(source).shape[0] != 1:
             continue
         if is_op(node, aten.index_put_.default):
             if picked and not _replaces_all(node):
                 continue
-            node.replace_all_uses_with(node.args[2] if picked else source)  # type: ignore[arg-type]
+            node.replace_all_uses_with(OpCall(node).values if picked else source)
             graph.erase_node(node)
         elif picked:
             node.replace_all_uses_with(source)

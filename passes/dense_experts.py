@@ -8,27 +8,23 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, only_user, strip, value
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, match, only_user, strip, value
 from torch_armllm.passes.lib.router import insert_route, recognize_router
-
-_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, 0, 7.0, False)
-"""Defaults of int4_moe's arguments after the activation, from its limit to its rotation."""
 
 
 def _scaled_tokens(moe: Node, experts: int) -> tuple[Node, Node] | None:
     """Matches the input ``h.repeat(E, 1) * scores.T.reshape(-1, 1)``; returns h and scores (T, E)."""
-    scaled: Any = moe.args[0]
-    if not is_op(scaled, aten.mul.Tensor):
+    scaled = match(OpCall(moe).x, aten.mul.Tensor)
+    if scaled is None:
         return None
-    sides: list[Any] = list(scaled.args[:2])
-    for repeated, column in (sides, sides[::-1]):
-        if not is_op(repeated, aten.repeat.default) or list(repeated.args[1]) != [experts, 1]:
-            continue
-        column = strip(column, *CONVERSIONS)
-        transposed: Any = column.args[0] if is_op(column, aten.reshape, aten.view) else None
-        if is_op(transposed, aten.transpose.int, aten.t.default) and value(transposed).shape[0] == experts:
-            return repeated.args[0], transposed.args[0]
+    for side, column in ((scaled.self, scaled.other), (scaled.other, scaled.self)):
+        repeated = match(side, aten.repeat.default, repeats=[experts, 1])
+        view = match(strip(column, *CONVERSIONS), aten.reshape, aten.view)
+        transposed = None if view is None else match(view.self, aten.transpose.int, aten.t.default)
+        if repeated is not None and transposed is not None and value(transposed.node).shape[0] == experts:
+            return repeated.self, transposed.self
     return None
 
 
@@ -39,8 +35,8 @@ def _sum_over_experts(moe: Node, experts: int) -> Node | None:
         parts = only_user(parts)
     if not is_op(parts, aten.view, aten.reshape) or value(parts).shape[0] != experts:
         return None
-    total: Any = only_user(parts)
-    return total if is_op(total, aten.sum.dim_IntList) and list(total.args[1]) == [0] else None
+    total = only_user(parts)
+    return total if match(total, aten.sum.dim_IntList, dim=[0]) is not None else None
 
 
 def _nonzero_scores(results: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -61,10 +57,10 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     for node in list(graph.nodes):
         if not is_op(node, torch.ops.armllm.int4_moe.default):
             continue
-        arguments: list[Any] = [*node.args, *_DEFAULTS[len(node.args) - 8 :]]
-        if arguments[9] is not None or arguments[10] is not None or arguments[13]:
+        moe = OpCall(node)
+        if moe.gate_up_bias is not None or moe.down_bias is not None or moe.identity_experts:
             continue
-        experts = int(value(arguments[3]).shape[0])
+        experts = int(value(moe.gate_up).shape[0])
         source, total = _scaled_tokens(node, experts), _sum_over_experts(node, experts)
         if source is None or total is None or value(source[0]).dim() != 2:
             continue
@@ -73,7 +69,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             continue
         region, route, top_k = match
         ids, weights = insert_route(module, node, region.entry, route, top_k)
-        node.args = (source[0], ids, weights, *arguments[3:12], True, *arguments[13:])
+        moe.replace(x=source[0], expert_ids=ids, expert_weights=weights, weigh_input=True)
         node.meta["val"] = value(source[0])
         total.replace_all_uses_with(node)
         graph.eliminate_dead_code()

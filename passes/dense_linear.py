@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, constant, is_op, unwidened
 
@@ -29,7 +30,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             continue
         weights += [None] * (2 - len(weights))
         with graph.inserting_before(node):
-            wide = x is not node.args[0]
+            wide = x is not OpCall(node).input
             linear = call(graph, torch.ops.armllm.dense_linear.default, x, *weights, wide)
         node.replace_all_uses_with(linear)
         graph.erase_node(node)

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, constant, is_op, new_constant, strip, value
+from torch_armllm.passes.lib.graph import aten, constant, is_op, match, new_constant, strip, value
 
 MAX_VALUES = 1 << 20
 
 
 def _folds(module: fx.GraphModule, node: Node) -> bool:
     if node.target is operator.getitem:  # one of the parts of a split constant
-        source: Any = node.args[0]
+        source = OpCall(node).source
         return bool(source.all_input_nodes) and _computes_constant(module, source) and _is_kept(node)
     return _computes_constant(module, node) and isinstance(node.meta.get("val"), Tensor) and _is_kept(node)
 
@@ -61,17 +62,17 @@ def _is_only_read(node: Node) -> bool:
 
 def _shift_positions(module: fx.GraphModule, node: Node) -> bool:
     """Rewrites ``table[positions + n]`` to ``table[n:][positions]``."""
-    table = constant(module, node.args[0])
-    shifted = strip(node.args[1], aten.to)
-    if table is None or not is_op(shifted, aten.add.Tensor) or not isinstance(shifted.args[1], int):
+    look_up = OpCall(node)
+    table = constant(module, look_up.weight)
+    shifted = match(strip(look_up.indices, aten.to), aten.add.Tensor)
+    if table is None or shifted is None or not isinstance(shifted.other, int):
         return False
-    positions, offset = shifted.args[:2]
+    positions, offset = shifted.self, shifted.other
     if not isinstance(positions, Node) or positions.op != "placeholder" or offset < 0:
         return False
     if value(positions).dtype != torch.int64:
         return False
-    node.update_arg(0, new_constant(module, node, "positions", table[offset:]))
-    node.update_arg(1, positions)
+    look_up.replace(weight=new_constant(module, node, "positions", table[offset:]), indices=positions)
     return True
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     aten,
@@ -33,10 +34,11 @@ def _activation(node: Any) -> str | None:
 
 
 def _gate_and_up(node: Node) -> tuple[str, Any, Node] | None:
-    for gate, up in (node.args[:2], node.args[1::-1]):
+    a, b = OpCall(node).self, OpCall(node).other
+    for gate, up in ((a, b), (b, a)):
         name = _activation(gate)
         if name is not None and isinstance(up, Node) and len(gate.users) == 1:
-            return name, gate.args[0], up
+            return name, OpCall(gate).self, up
     return None
 
 

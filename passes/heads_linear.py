@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
 
@@ -17,10 +18,10 @@ def _by_token(graph: fx.Graph, node: fx.Node, weight: Tensor) -> tuple[fx.Node, 
     The last result is a function that gives the product ``(T, n, out)`` the shape of the node's own.
     """
     if is_op(node, aten.bmm.default):
-        by_token = call(graph, aten.transpose.int, node.args[0], 0, 1)
+        by_token = call(graph, aten.transpose.int, OpCall(node).self, 0, 1)
         return by_token, weight.transpose(1, 2), lambda out: call(graph, aten.transpose.int, out, 0, 1)
     columns = call(
-        graph, aten.select.int, call(graph, aten.permute.default, node.args[1], [3, 1, 0, 2]), 1, 0
+        graph, aten.select.int, call(graph, aten.permute.default, OpCall(node).other, [3, 1, 0, 2]), 1, 0
     )
 
     def as_columns(out: fx.Node) -> fx.Node:
@@ -32,9 +33,9 @@ def _by_token(graph: fx.Graph, node: fx.Node, weight: Tensor) -> tuple[fx.Node, 
 def _weight(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
     """Returns the constant of a product with tokens; None if a node is no such product."""
     if is_op(node, aten.bmm.default):
-        tokens, weight = node.args[:2]
+        tokens, weight = OpCall(node).self, OpCall(node).mat2
     elif is_op(node, aten.matmul.default) and value(node).dim() == 4 and value(node).shape[1] == 1:
-        weight, tokens = node.args[:2]
+        weight, tokens = OpCall(node).self, OpCall(node).other
     else:
         return None
     fits = isinstance(tokens, fx.Node) and isinstance(value(tokens).shape[0], int)

@@ -31,6 +31,7 @@ from torch_armllm.passes.lib.graph import (
     constant,
     drop_unused,
     is_op,
+    match,
     new_constant,
     tokens_first,
     value,
@@ -43,27 +44,28 @@ from torch_armllm.passes.lib.latents import (
 )
 from torch_armllm.passes.lib.mla_rope import MlaRopeTables, match_rotation
 from torch_armllm.passes.lib.paged_inputs import BLOCK_SIZE, add_paged_inputs, cache_name
+from torch_armllm.passes.lib.rope_match import joined_parts, joins_last_dim
 
 armllm = torch.ops.armllm
 
 
 def _tokens_first(graph: fx.Graph, node: Any) -> Node:
     """``(1, heads, T, size)`` → ``(T, heads, size)``; parts of a split become slices of its source."""
-    if is_op(node, operator.getitem) and is_op(node.args[0], aten.split_with_sizes.default):
-        source, sizes, *dim = node.args[0].args
-        if dim in ([-1], [3]):
-            begin = sum(sizes[: node.args[1]])
-            tokens = _tokens_first(graph, source)
-            return call(graph, aten.slice.Tensor, tokens, -1, begin, begin + sizes[node.args[1]])
+    part = match(node, operator.getitem)
+    split = None if part is None else match(part.source, aten.split_with_sizes.default)
+    if part is not None and split is not None and split.dim in (-1, 3):
+        begin = sum(split.split_sizes[: part.index])
+        tokens = _tokens_first(graph, split.self)
+        return call(graph, aten.slice.Tensor, tokens, -1, begin, begin + split.split_sizes[part.index])
     return tokens_first(graph, node)
 
 
 def _single_head(graph: fx.Graph, node: Any) -> Node:
     """``(1, 1, T, size)`` → ``(T, size)``."""
     if is_op(node, aten.view.default, aten.reshape.default):
-        source = value(node.args[0])
+        source = value(OpCall(node).self)
         if source.dim() == 3 and source.shape[-1] == value(node).shape[-1]:
-            return call(graph, aten.select.int, node.args[0], 0, 0)
+            return call(graph, aten.select.int, OpCall(node).self, 0, 0)
     return call(graph, aten.select.int, _tokens_first(graph, node), 1, 0)
 
 
@@ -82,8 +84,8 @@ def leads_only_to(x: Node, end: Node) -> bool:
 
 def _split_query(graph: fx.Graph, node: Any, nope_size: int) -> tuple[Node, Any]:
     """Splits queries: without position ``(T, heads, nope_size)``, rotary ``(1, heads, T, rope_size)``."""
-    if is_op(node, aten.cat.default) and len(node.args[0]) == 2 and node.args[1:] in ((-1,), (3,)):
-        nope, rope = node.args[0]
+    if len(parts := joined_parts(node)) == 2 and joins_last_dim(node):
+        nope, rope = parts
         if value(nope).shape[-1] == nope_size:
             return _tokens_first(graph, nope), rope
     size = int(value(node).shape[-1])

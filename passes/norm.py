@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     CONVERSIONS,
@@ -20,6 +21,7 @@ from torch_armllm.passes.lib.graph import (
     call,
     is_op,
     is_weight,
+    match,
     new_constant,
     only_user,
     other_operand,
@@ -48,8 +50,8 @@ def _scaled_by_weight(node: Node) -> tuple[Node, Node, float] | None:
         return None
     other = strip(other_operand(user, node), *CONVERSIONS)
     offset = 0.0
-    if is_op(other, aten.add.Tensor) and other.args[1] in (1, 1.0):
-        other, offset = strip(other.args[0], *CONVERSIONS), 1.0
+    if (added := match(other, aten.add.Tensor, other=1)) is not None:
+        other, offset = strip(added.self, *CONVERSIONS), 1.0
     if not is_weight(other) or value(other).dim() != 1 or value(other).shape[0] != value(node).shape[-1]:
         return None
     return user, other, offset
@@ -62,18 +64,12 @@ def _skip_conversion(node: Node) -> Node:
 
 def _centered(wide: Any) -> Node | None:
     """Matches ``x − mean(x)``; returns x."""
-    if not is_op(wide, aten.sub.Tensor):
+    difference = match(wide, aten.sub.Tensor)
+    mean = None if difference is None else match(difference.other, aten.mean.dim, dim=[-1], keepdim=True)
+    if difference is None or mean is None or mean.self is not difference.self:
         return None
-    x, mean = wide.args[:2]
-    if (
-        is_op(mean, aten.mean.dim)
-        and mean.args[0] is x
-        and list(mean.args[1]) == [-1]
-        and mean.args[2] is True
-    ):
-        assert isinstance(x, Node)
-        return x
-    return None
+    assert isinstance(mean.self, Node)
+    return mean.self
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -82,26 +78,22 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _is_rsqrt(node: Node) -> bool:
-    if is_op(node, aten.pow.Tensor_Scalar):
-        return bool(node.args[1] == -0.5)
-    return is_op(node, aten.rsqrt.default)
+    return match(node, aten.pow.Tensor_Scalar, exponent=-0.5) is not None or is_op(node, aten.rsqrt.default)
 
 
 def _is_power_of_two(node: Any) -> bool:
-    return is_op(node, aten.pow.Tensor_Scalar) and bool(node.args[1] == 2)
+    return match(node, aten.pow.Tensor_Scalar, exponent=2) is not None
 
 
 def _match_rms(rsqrt: Node) -> _RmsNorm | None:
-    add = rsqrt.args[0]
-    if not is_op(add, aten.add.Tensor) or not isinstance(add.args[1], float):
+    add = match(OpCall(rsqrt).self, aten.add.Tensor)
+    mean = None if add is None else match(add.self, aten.mean.dim, dim=[-1], keepdim=True)
+    if add is None or mean is None or not isinstance(add.other, float):
         return None
-    mean: Any = add.args[0]
-    if not is_op(mean, aten.mean.dim) or list(mean.args[1]) != [-1] or mean.args[2] is not True:
-        return None
-    square: Any = mean.args[0]
+    square: Any = mean.self
     if not (is_op(square, aten.square.default) or _is_power_of_two(square)):
         return None
-    wide: Any = square.args[0]
+    wide: Any = OpCall(square).self
     root = _skip_conversion(rsqrt)
     product = only_user(root)
     if product is None or not is_op(product, aten.mul.Tensor):
@@ -124,7 +116,7 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
         return None
     if centered is not None and offset:
         return None
-    return _RmsNorm(x, weight, offset, float(add.args[1]), last, centered is not None)
+    return _RmsNorm(x, weight, offset, add.other, last, centered is not None)
 
 
 def _ones(module: fx.GraphModule, before: Node, x: torch.Tensor) -> Node:
@@ -155,15 +147,15 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             else:
                 rms_norm = torch.ops.armllm.rms_norm.default
                 _replace(module, match.last, rms_norm, match.x, weight, match.eps, match.offset)
-        elif is_op(node, aten.rms_norm.default) and len(node.args) >= 3 and len(node.args[1]) == 1:
-            eps = node.args[3] if len(node.args) > 3 else None
-            if eps is None:
-                eps = torch.finfo(value(node).dtype).eps
-            weight = node.args[2] or _ones(module, node, value(node))
-            _replace(module, node, torch.ops.armllm.rms_norm.default, node.args[0], weight, eps, 0.0)
-        elif is_op(node, aten.layer_norm.default) and len(node.args[1]) == 1:
-            weight, bias, eps = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
-            _replace(module, node, torch.ops.armllm.layer_norm.default, node.args[0], weight, bias, eps)
+        elif is_op(node, aten.rms_norm.default) and len(OpCall(node).normalized_shape) == 1:
+            norm = OpCall(node)
+            eps = torch.finfo(value(node).dtype).eps if norm.eps is None else norm.eps
+            weight = norm.weight or _ones(module, node, value(node))
+            _replace(module, node, torch.ops.armllm.rms_norm.default, norm.input, weight, eps, 0.0)
+        elif is_op(node, aten.layer_norm.default) and len(OpCall(node).normalized_shape) == 1:
+            norm = OpCall(node)
+            options = norm.weight, norm.bias, norm.eps
+            _replace(module, node, torch.ops.armllm.layer_norm.default, norm.input, *options)
         else:
             continue
         num_rewritten += 1

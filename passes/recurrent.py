@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.capture.markers.recurrent_ops import markers_of
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.entry_layout import PLACE, entries_name
 from torch_armllm.passes.lib.graph import as_float32, aten, call, constant, is_op, new_constant, value
@@ -28,6 +29,11 @@ def _sequence(graph: fx.Graph, node: Any) -> Node:
     return call(graph, aten.select.int, node, 0, 0)
 
 
+def _swaps_channels(node: Any) -> bool:
+    """True if a node swaps channels and tokens."""
+    return is_op(node, aten.transpose.int) and {OpCall(node).dim0, OpCall(node).dim1} == {1, 2}
+
+
 def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...], saves: Node) -> Node:
     x, weight, bias, silu = node.args
     taps, offsets = constant(module, weight), constant(module, bias)
@@ -37,8 +43,8 @@ def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node
         bias = new_constant(module, node, "conv_bias", offsets.float())
     graph = module.graph
     with graph.inserting_before(node):
-        if is_op(x, aten.transpose.int) and set(x.args[1:]) == {1, 2}:
-            rows = _sequence(graph, x.args[0])
+        if _swaps_channels(x):
+            rows = _sequence(graph, OpCall(x).self)
         else:
             rows = _sequence(graph, call(graph, aten.transpose.int, x, 1, 2))
         conv = armllm.causal_conv.default
@@ -46,7 +52,7 @@ def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node
         by_token = call(graph, aten.unsqueeze.default, out, 0)
         by_channel = call(graph, aten.transpose.int, by_token, 1, 2)
     for user in list(node.users):
-        if is_op(user, aten.transpose.int) and set(user.args[1:]) == {1, 2}:
+        if _swaps_channels(user):
             user.replace_all_uses_with(by_token)
             graph.erase_node(user)
     return by_channel
@@ -55,7 +61,9 @@ def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node
 def _delta_rule(
     module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...], saves: Node
 ) -> Node:
-    rows, options = node.args[:5], node.args[5:]
+    marker = OpCall(node)
+    rows = marker.q, marker.k, marker.v, marker.gate, marker.beta
+    options = marker.scale, marker.normalize, marker.delta
     graph, rule = module.graph, armllm.gated_delta_rule.default
     with graph.inserting_before(node):
         own = [_sequence(graph, x) for x in rows]

@@ -11,8 +11,9 @@ import operator
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, is_op, value
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, is_op, match, value
 
 
 class _Different(Exception):
@@ -42,7 +43,8 @@ class _EqualRows:
             if any(n in self._rows for n in inputs):
                 self._follow_rows(node)
             elif any(n in self._picked for n in inputs) and is_op(node, aten.slice.Tensor):
-                self._parts[node] = (self._picked[inputs[0]], *node.args[1:])
+                part = OpCall(node)
+                self._parts[node] = (self._picked[inputs[0]], part.dim, part.start, part.end, part.step)
             elif any(n in self._parts for n in inputs):
                 target, source = (self._parts.get(n) for n in inputs[:2]) if len(inputs) > 1 else (None, 0)
                 if not is_op(node, aten.copy_.default) or node.users or target != source:
@@ -60,13 +62,13 @@ class _EqualRows:
         source = node.all_input_nodes[0]
         if source not in self._rows:
             raise _Different
-        row, arguments = self._rows[source], node.args[1:]
-        if is_op(node, aten.split_with_sizes.default) and arguments[1:] == (-1,):
+        row, found = self._rows[source], OpCall(node)
+        if match(node, aten.split_with_sizes.default, dim=-1):
             with self._graph.inserting_before(node):
-                self._rows[node] = call(self._graph, node.target, row, *arguments)
+                self._rows[node] = call(self._graph, node.target, *found.arguments(self=row))
             return
         after = value(node)
-        if is_op(node, aten.select.int) and arguments[0] == 0:
+        if match(node, aten.select.int, dim=0):
             self._picked[node] = row
             return
         if is_op(node, aten.slice.Tensor, aten.expand.default):
@@ -76,13 +78,13 @@ class _EqualRows:
             return
         with self._graph.inserting_before(node):
             if is_op(node, operator.getitem):
-                new = call(self._graph, operator.getitem, row, *arguments)
-            elif is_op(node, aten.unsqueeze.default) and int(arguments[0]) > 0:  # type: ignore[arg-type]
-                new = call(self._graph, node.target, row, int(arguments[0]) - 1)  # type: ignore[arg-type]
+                new = call(self._graph, operator.getitem, row, found.index)
+            elif is_op(node, aten.unsqueeze.default) and found.dim > 0:
+                new = call(self._graph, node.target, row, found.dim - 1)
             elif is_op(node, *CONVERSIONS, aten.cos.default, aten.sin.default):
-                new = call(self._graph, node.target, row, *arguments, **node.kwargs)
-            elif is_op(node, aten.mul.Tensor) and self._is_smaller(arguments[0], row):
-                new = call(self._graph, node.target, row, *arguments)
+                new = call(self._graph, node.target, *found.arguments(self=row), **node.kwargs)
+            elif is_op(node, aten.mul.Tensor) and self._is_smaller(found.other, row):
+                new = call(self._graph, node.target, row, found.other)
             else:
                 raise _Different
         if value(new).shape != after.shape[1:]:
@@ -99,13 +101,14 @@ class _EqualRows:
 def _join_parts(graph: fx.Graph) -> None:
     """Replaces all parts of a split that are joined again by what was split."""
     for node in graph.find_nodes(op="call_function", target=aten.cat.default):
-        parts = node.args[0]
-        split = parts[0].args[0] if is_op(parts[0], operator.getitem) else None
-        if not is_op(split, aten.split_with_sizes.default) or split.args[2:] != node.args[1:]:
+        joined = OpCall(node)
+        parts = [OpCall(part) for part in joined.tensors if is_op(part, operator.getitem)]
+        split = match(parts[0].source, aten.split_with_sizes.default, dim=joined.dim) if parts else None
+        if split is None:
             continue
-        numbers = [part.args[1] for part in parts if is_op(part, operator.getitem) and part.args[0] is split]
-        if numbers == list(range(len(split.args[1]))) and len(numbers) == len(parts):
-            node.replace_all_uses_with(split.args[0])
+        numbers = [part.index for part in parts if part.source is split.node]
+        if numbers == list(range(len(split.split_sizes))) and len(numbers) == len(joined.tensors):
+            node.replace_all_uses_with(split.self)
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -117,12 +120,11 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     graph = module.graph
     found = 0
     for node in list(graph.nodes):
-        source = node.args[0] if is_op(node, aten.expand.default) else None
-        if not is_op(source, aten.unsqueeze.default) or source.args[1] != 0:  # type: ignore[union-attr]
+        expanded = match(node, aten.expand.default)
+        source = None if expanded is None else match(expanded.self, aten.unsqueeze.default, dim=0)
+        if source is None or value(node).shape[1:] != value(source.node).shape[1:]:
             continue
-        if value(node).shape[1:] != value(source).shape[1:]:  # type: ignore[arg-type]
-            continue
-        rows = _EqualRows(graph, node, source.args[0])  # type: ignore[union-attr, arg-type]
+        rows = _EqualRows(graph, node, source.self)
         try:
             rows.follow()
         except _Different:

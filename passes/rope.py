@@ -10,9 +10,10 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, unwidened, value
-from torch_armllm.passes.lib.rope_match import RopeTables, match_rope
+from torch_armllm.passes.lib.graph import aten, call, is_op, match, unwidened, value
+from torch_armllm.passes.lib.rope_match import RopeTables, joined_parts, match_rope
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
 _READERS = (torch.ops.armllm.attention.default, torch.ops.armllm.block_selection.default)
@@ -45,10 +46,11 @@ def _before_norms(operand: Any) -> _Heads | None:
     heads = _Heads(end, end)
     while True:
         node = heads.node
+        swapped = match(node, aten.transpose.int, dim0=1, dim1=2)
         if is_op(node, *_NORMS):
-            heads = _Heads(node.args[0], end, (*heads.norms, node), heads.by_token)
-        elif is_op(node, aten.transpose.int) and node.args[1:] == (1, 2) and is_op(node.args[0], *_NORMS):
-            heads = _Heads(node.args[0], end, heads.norms, not heads.by_token)
+            heads = _Heads(OpCall(node).x, end, (*heads.norms, node), heads.by_token)
+        elif swapped is not None and is_op(swapped.self, *_NORMS):
+            heads = _Heads(swapped.self, end, heads.norms, not heads.by_token)
         else:
             return heads
         if len(heads.node.users) != 1:
@@ -58,9 +60,9 @@ def _before_norms(operand: Any) -> _Heads | None:
 def _without_bias(operand: Any) -> Any:
     """Returns queries or keys without the element of a key's bias, if nothing else reads them."""
     if is_op(operand, aten.constant_pad_nd.default):
-        source = operand.args[0]
-    elif is_op(operand, aten.cat.default) and operand.args[1:] == (-1,) and len(operand.args[0]) == 2:
-        source, added = operand.args[0]
+        source = OpCall(operand).self
+    elif len(parts := joined_parts(operand)) == 2 and OpCall(operand).dim == -1:
+        source, added = parts
         if value(added).shape[-1] != 1 or value(source).shape[-1] == 1:
             return operand
     else:
@@ -143,7 +145,7 @@ class _RopeRewriter:
 
     def rewrite(self, node: Node) -> bool:
         """Inserts the op before one marker; returns False if its operands are no known rotations."""
-        q, k = node.args[:2]
+        q, k = OpCall(node).q, OpCall(node).k
         if q in self.rotated:  # before an earlier attention to the same keys
             return True
         longer = [x for x in (q, k) if isinstance(x, Node) and _without_bias(x) is not x]
@@ -181,7 +183,7 @@ class _RopeRewriter:
                     if value(heads).dtype != dtype:
                         heads = call(graph, aten.to.dtype, heads, dtype)
                     for norm in reversed(side.heads.norms):
-                        heads = call(graph, norm.target, heads, *norm.args[1:])
+                        heads = call(graph, norm.target, *OpCall(norm).arguments(x=heads))
                     rotated = call(graph, aten.transpose.int, heads, 1, 2)
                     side.heads.end.replace_all_uses_with(rotated)
                     self.rotated.add(rotated)

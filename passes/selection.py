@@ -17,10 +17,11 @@ from torch.fx.node import Node
 
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, strip, value
+from torch_armllm.passes.lib.graph import aten, call, match, strip, value
 from torch_armllm.passes.lib.index_keys import index_sizes, selections, write_keys
 from torch_armllm.passes.lib.mla_rope import MlaRopeTables, MlaRotation, match_rotation
 from torch_armllm.passes.lib.paged_inputs import add_index_input, paged_inputs
+from torch_armllm.passes.lib.rope_match import joined_parts, joins_last_dim
 from torch_armllm.passes.mla import leads_only_to
 
 armllm = torch.ops.armllm
@@ -47,21 +48,20 @@ def _match(node: Any) -> _Rotated | None:
     """Matches the two parts of a split joined again, of which one is rotated."""
     end = node
     node = strip(node, aten.squeeze.dim)
-    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2 or node.args[1:] not in ((-1,), (3,)):
+    joined = joined_parts(node)
+    if len(joined) != 2 or not joins_last_dim(node):
         return None
-    for number, part in enumerate(node.args[0]):
+    for number, part in enumerate(joined):
         rotation = match_rotation(part)
-        parts = [node.args[0][1 - number], rotation and rotation.x]
-        if not all(
-            is_op(x, operator.getitem) and is_op(x.args[0], aten.split_with_sizes.default) for x in parts
-        ):
+        other = match(joined[1 - number], operator.getitem, index=1 - number)
+        own = None if rotation is None else match(rotation.x, operator.getitem, index=number)
+        if rotation is None or other is None or own is None or own.source is not other.source:
             continue
-        split = parts[0].args[0]
-        if [x.args for x in parts] != [(split, 1 - number), (split, number)] or len(split.args[1]) != 2:
+        split = match(own.source, aten.split_with_sizes.default)
+        if split is None or len(split.split_sizes) != 2 or split.dim not in (-1, 3):
             continue
-        whole, sizes, *dim = split.args
-        if rotation is not None and dim in ([-1], [3]) and leads_only_to(whole, end):
-            return _Rotated(whole, rotation, sum(sizes[:number]))
+        if leads_only_to(split.self, end):
+            return _Rotated(split.self, rotation, sum(split.split_sizes[:number]))
     return None
 
 

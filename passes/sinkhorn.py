@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, value
+from torch_armllm.passes.lib.graph import aten, call, is_op, match, value
 
 MOST_ROWS = 8
 """Rows and columns of a matrix, as in ``ops/pointwise/pointwise.h``."""
@@ -54,15 +55,13 @@ class _Division:
 def _division(node: Any) -> _Division | None:
     if not is_op(node, aten.div.Tensor):
         return None
-    x, divisor = node.args
-    if not is_op(divisor, aten.add.Tensor) or not isinstance(divisor.args[1], float):
+    x, divisor = OpCall(node).self, match(OpCall(node).other, aten.add.Tensor)
+    total = None if divisor is None else match(divisor.self, aten.sum.dim_IntList, keepdim=True)
+    if divisor is None or total is None or not isinstance(divisor.other, float) or total.self is not x:
         return None
-    total = divisor.args[0]
-    if not is_op(total, aten.sum.dim_IntList) or total.args[0] is not x or total.args[2:] != (True,):
+    if len(total.dim) != 1 or len(total.node.users) != 1 or len(divisor.node.users) != 1:
         return None
-    if len(total.args[1]) != 1 or len(total.users) != 1 or len(divisor.users) != 1:
-        return None
-    return _Division(x, int(total.args[1][0]) % value(x).dim() - value(x).dim(), divisor.args[1])
+    return _Division(x, int(total.dim[0]) % value(x).dim() - value(x).dim(), divisor.other)
 
 
 def _following(node: Node) -> Node | None:

@@ -6,8 +6,9 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
+from torch_armllm.passes.lib.graph import aten, call, constant, is_op, match, new_constant, value
 
 _UNTAGGED = (aten.where, aten.__or__, aten.__and__)
 """Elementwise ops without PyTorch's pointwise tag."""
@@ -29,10 +30,10 @@ def _functions(module: fx.GraphModule, ids: Node) -> list[Node]:
 
 def _table_rows(module: fx.GraphModule, user: Node, ids: Node) -> int | None:
     """Returns the number of rows of the embedding that reads the ids; None if the node is no embedding."""
-    if is_op(user, aten.embedding.default) and user.args[1] is ids:
-        table = constant(module, user.args[0])
-    elif is_op(user, torch.ops.armllm.split_embedding.default) and user.args[0] is ids:
-        table = constant(module, user.args[2])
+    if is_op(user, aten.embedding.default) and OpCall(user).indices is ids:
+        table = constant(module, OpCall(user).weight)
+    elif is_op(user, torch.ops.armllm.split_embedding.default) and OpCall(user).ids is ids:
+        table = constant(module, OpCall(user).rest)
     else:
         return None
     return None if table is None else table.shape[0]
@@ -87,7 +88,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             looked_up = call(graph, aten.embedding.default, weight, ids)
             result = call(graph, aten.gt.Scalar, looked_up, 0.5) if is_mask else looked_up
             for user in list(node.users):  # plans keep no masks, so none is between this and what reads it
-                if is_mask and is_op(user, aten.unsqueeze.default) and user.args[1] == -1:
+                if is_mask and match(user, aten.unsqueeze.default, dim=-1):
                     user.replace_all_uses_with(result)
             node.replace_all_uses_with(call(graph, aten.squeeze.dim, result, -1))
     graph.eliminate_dead_code()

@@ -6,15 +6,14 @@ opposite angles.  The pass ``rope`` rewrites the rotations before other attentio
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, only_user, value
-from torch_armllm.passes.lib.rope_match import RopeTables
+from torch_armllm.passes.lib.graph import aten, call, is_op, match, only_user, value
+from torch_armllm.passes.lib.rope_match import RopeTables, joined_parts
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
 armllm = torch.ops.armllm
@@ -30,29 +29,28 @@ _PRODUCERS = (
 
 def _split(node: Node) -> tuple[Node, Node, Node] | None:
     """Matches ``cat([x[..., :-n], f(x[..., -n:])], -1)``; returns x, its last elements and ``f`` of them."""
-    parts: Any = node.args[0] if is_op(node, aten.cat.default) else ()
-    if len(parts) != 2:
+    parts = joined_parts(node)
+    first = match(parts[0], aten.slice.Tensor) if len(parts) == 2 else None
+    if first is None or value(node).dim() != 4:
         return None
-    first, rotated = parts
-    if not is_op(first, aten.slice.Tensor) or value(node).dim() != 4:
+    x = first.self
+    others = [user for user in x.users if user is not first.node]
+    last = match(others[0], aten.slice.Tensor) if len(others) == 1 else None
+    if last is None:
         return None
-    x: Any = first.args[0]
-    others = [user for user in x.users if user is not first]
-    if len(others) != 1 or not is_op(others[0], aten.slice.Tensor):
-        return None
-    last: Any = others[0]
-    kept, size = value(first).shape[-1], value(x).shape[-1]
-    trailing = value(last).shape[-1] + kept == size and last.args[1] in (-1, 3)
-    leading = first.args[1] in (-1, 3) and first.args[2] in (0, None)
+    kept, size = value(first.node).shape[-1], value(x).shape[-1]
+    trailing = value(last.node).shape[-1] + kept == size and last.dim in (-1, 3)
+    leading = first.dim in (-1, 3) and first.start in (0, None)
     same = value(node).shape == value(x).shape and value(node).dtype == value(x).dtype
-    starts = trailing and last.args[2] % size == kept
-    return (x, last, rotated) if starts and leading and same and only_user(first) is node else None
+    starts = trailing and last.start % size == kept
+    alone = only_user(first.node) is node
+    return (x, last.node, parts[1]) if starts and leading and same and alone else None
 
 
 def _is_own(x: Node) -> bool:
     """True if nothing else reads the memory of a tensor."""
     while is_op(x, *_VIEWS):
-        x = x.args[0]  # type: ignore[assignment]
+        x = OpCall(x).self
         if len(x.users) != 1:
             return False
     return is_op(x, *_PRODUCERS)

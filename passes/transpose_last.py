@@ -13,36 +13,42 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, value
+from torch_armllm.passes.lib.graph import aten, call, is_op, match, value
 
 _NORMS = (torch.ops.armllm.rms_norm.default, torch.ops.armllm.layer_norm.default)
 _SPLITS = (aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default)
 
 
 def _splits_last_dim(node: Any) -> bool:
-    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    return is_op(node, *_SPLITS) and dim in (-1, 3)
+    return is_op(node, *_SPLITS) and OpCall(node).dim in (-1, 3)
 
 
 def _split_first(graph: fx.Graph, node: Node, heads: Node) -> None:
     """Splits heads before their transpose; each part is transposed."""
     with graph.inserting_before(node):
-        parts = call(graph, node.target, heads, *node.args[1:], **node.kwargs)
+        parts = _of_heads(graph, node, heads)
         for user in list(node.users):
-            part = call(graph, operator.getitem, parts, user.args[1])
+            part = call(graph, operator.getitem, parts, OpCall(user).index)
             user.replace_all_uses_with(call(graph, aten.transpose.int, part, 1, 2))
             graph.erase_node(user)
 
 
+def _of_heads(graph: fx.Graph, node: Node, heads: Node) -> Node:
+    """Inserts the call of a node for other heads."""
+    _, *others = node.args
+    return call(graph, node.target, heads, *others, **node.kwargs)
+
+
 def _is_scaled(node: Any) -> bool:
     """True for a tensor multiplied by a number."""
-    return is_op(node, aten.mul.Tensor) and isinstance(node.args[1], float | int)
+    return is_op(node, aten.mul.Tensor) and isinstance(OpCall(node).other, float | int)
 
 
 def _compute_first(graph: fx.Graph, node: Node, heads: Node) -> None:
     with graph.inserting_before(node):
-        result = call(graph, node.target, heads, *node.args[1:])
+        result = _of_heads(graph, node, heads)
         node.replace_all_uses_with(call(graph, aten.transpose.int, result, 1, 2))
 
 
@@ -63,12 +69,10 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     num_rewritten = 0
     for node in list(graph.nodes):
         move = _move_of(node)
-        if move is None or not is_op(node.args[0], aten.transpose.int):
+        transposed = None if move is None else match(OpCall(node).first, aten.transpose.int, dim0=1, dim1=2)
+        if move is None or transposed is None or value(transposed.node).dim() != 4:
             continue
-        transposed = node.args[0]
-        if tuple(transposed.args[1:]) != (1, 2) or value(transposed).dim() != 4:
-            continue
-        move(graph, node, transposed.args[0])
+        move(graph, node, transposed.self)
         graph.erase_node(node)
         num_rewritten += 1
     graph.eliminate_dead_code()

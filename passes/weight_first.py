@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import fx
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, is_weight, value
+from torch_armllm.passes.lib.graph import aten, call, is_op, is_weight, match, value
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -17,9 +18,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):
-        if not is_op(node, aten.matmul.default) or not is_weight(node.args[0]):
+        if not is_op(node, aten.matmul.default) or not is_weight(OpCall(node).self):
             continue
-        weight, tokens = node.args
+        weight, tokens = OpCall(node).self, OpCall(node).other
         if value(weight).dim() != 2 or value(tokens).dim() != 3:
             continue
         with graph.inserting_before(node):
@@ -40,8 +41,7 @@ def _linear(graph: fx.Graph, x: fx.Node, weight: fx.Node) -> fx.Node:
 
 def _transposed(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """``(1, a, b)`` → ``(1, b, a)``; undoes an existing transpose instead of adding one."""
-    if is_op(node, aten.transpose.int) and tuple(node.args[1:]) == (1, 2):
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        return source
+    if (swapped := match(node, aten.transpose.int, dim0=1, dim1=2)) is not None:
+        assert isinstance(swapped.self, fx.Node)
+        return swapped.self
     return call(graph, aten.transpose.int, node, 1, 2)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
+
 aten = torch.ops.aten
 CONVERSIONS = (aten.to, aten.type_as, aten._to_copy)
 
@@ -21,6 +23,14 @@ def is_op(node: Any, *targets: Any) -> bool:
     return node.target in targets or (packet is not None and packet in targets)
 
 
+def match(node: Any, *targets: Any, **arguments: Any) -> OpCall | None:
+    """Returns the call of a node; None unless it calls one of the operators with these arguments."""
+    if not is_op(node, *targets):
+        return None
+    found = OpCall(node)
+    return found if all(getattr(found, name) == wanted for name, wanted in arguments.items()) else None
+
+
 def value(node: Node) -> Tensor:
     """Returns the fake tensor of a node's result, which has its shape and dtype."""
     result = node.meta["val"]
@@ -30,7 +40,7 @@ def value(node: Node) -> Tensor:
 
 def other_operand(node: Node, operand: Node) -> Any:
     """Returns the other operand of a binary node."""
-    a, b = node.args[:2]
+    a, b = OpCall(node).self, OpCall(node).other
     return b if a is operand else a
 
 
@@ -97,7 +107,7 @@ def _erase_where_unused(node: Node) -> None:
 def writes_to(node: Node, target: Node) -> bool:
     """True if a node changes the result of another one in place."""
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable) and node.args[0] is target
+    return schema is not None and bool(schema.is_mutable) and OpCall(node).first is target
 
 
 def keep_results(graph: fx.Graph) -> None:
@@ -203,10 +213,8 @@ def _described(value: Any) -> Any:
 
 def tokens_first(graph: fx.Graph, node: Any) -> Node:
     """``(1, heads, T, size)`` → ``(T, heads, size)``; undoes an existing transpose instead of adding one."""
-    if is_op(node, aten.transpose.int) and tuple(node.args[1:]) == (1, 2):
-        source = node.args[0]
-    else:
-        source = call(graph, aten.transpose.int, node, 1, 2)
+    swapped = match(node, aten.transpose.int, dim0=1, dim1=2)
+    source = call(graph, aten.transpose.int, node, 1, 2) if swapped is None else swapped.self
     return call(graph, aten.select.int, source, 0, 0)
 
 
@@ -215,15 +223,15 @@ def unwidened(node: Any) -> Any:
     while (
         is_op(node, *CONVERSIONS)
         and value(node).dtype == torch.float32
-        and value(node.args[0]).is_floating_point()
-        and value(node.args[0]).dtype.itemsize <= 4
+        and value(OpCall(node).self).is_floating_point()
+        and value(OpCall(node).self).dtype.itemsize <= 4
     ):
-        node = node.args[0]
+        node = OpCall(node).self
     return node
 
 
 def strip(node: Any, *targets: Any) -> Any:
     """Follows first arguments through the given operators."""
     while is_op(node, *targets):
-        node = node.args[0]
+        node = OpCall(node).first
     return node

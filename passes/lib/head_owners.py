@@ -38,7 +38,7 @@ _OF_ALL_RANKS = (
     *("k_cache", "v_cache", "k_scales", "v_scales"),  # a rank's caches have its own heads
 )
 """Its arguments that are the same for all ranks."""
-_PLACED = {"q", *_OF_QUERY_HEADS, *_OF_ALL_RANKS, "group_size", "skipped_heads"}
+PLACED = {"q", *_OF_QUERY_HEADS, *_OF_ALL_RANKS, "group_size", "skipped_heads"}
 """All that can be shared out; an attention that is given any other argument is not."""
 
 
@@ -122,7 +122,7 @@ def _attentions(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwne
     kept: dict[int, list[int]] = {}
     for node in attentions:
         attention, written = OpCall(node), writes.get(_cache_of(node))
-        if written is None or any(attention.gives(name) for name in attention.names if name not in _PLACED):
+        if written is None or any(attention.gives(name) for name in attention.names if name not in PLACED):
             return {}
         query, inputs = attention.q, (OpCall(written).k, OpCall(written).v)
         query_heads, key_heads = (int(value(x).shape[-2]) for x in (query, inputs[0]))

@@ -11,17 +11,25 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import (
     CONVERSIONS,
     aten,
     call,
     constant,
     is_op,
+    match,
     new_constant,
     strip,
     value,
 )
-from torch_armllm.passes.lib.rope_match import RopeMatch, RopeTables, is_rotate_half, product_factors
+from torch_armllm.passes.lib.rope_match import (
+    RopeMatch,
+    RopeTables,
+    is_rotate_half,
+    product_factors,
+    rotated_halves,
+)
 
 
 @dataclass(frozen=True)
@@ -52,38 +60,32 @@ def _halves(node: Any) -> MlaRotation | None:
         return None
     if not is_op(cos, aten.unsqueeze.default) or not is_op(sin, aten.unsqueeze.default):
         return None
-    return MlaRotation(x, cos.args[0], sin.args[0], False, False)
+    return MlaRotation(x, OpCall(cos).self, OpCall(sin).self, False, False)
 
 
 def _every_other(node: Any, first: int) -> Any:
     """Matches a slice of every other element from ``first`` on; returns its source."""
-    if not is_op(node, aten.slice.Tensor) or tuple(node.args[1:]) != (3, first, sys.maxsize, 2):
-        return None
-    return node.args[0]
+    part = match(node, aten.slice.Tensor, dim=3, start=first, end=sys.maxsize, step=2)
+    return None if part is None else part.self
 
 
 def _first_half(node: Any) -> Any:
     """Matches ``unsqueeze(a[..., :half], 1)``; returns a."""
-    if not is_op(node, aten.unsqueeze.default) or not is_op(node.args[0], aten.slice.Tensor):
+    row = match(node, aten.unsqueeze.default)
+    part = None if row is None else match(row.self, aten.slice.Tensor, start=0, step=1)
+    if part is None or part.dim not in (2, -1) or 2 * part.end != value(part.self).shape[-1]:
         return None
-    source, dim, begin, end, *step = node.args[0].args
-    size = value(source).shape[-1]
-    return source if dim in (2, -1) and begin == 0 and 2 * end == size and not step else None
+    return part.self
 
 
 def _unzipped(node: Any) -> MlaRotation | None:
     """Matches ``cat([a·cos − b·sin, b·cos + a·sin])`` of the even and odd elements a and b."""
-    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2 or node.args[1:] not in ((-1,), (3,)):
+    factors = rotated_halves(node)
+    if factors is None:
         return None
-    first, second = (
-        product_factors(node.args[0][0], aten.sub.Tensor),
-        product_factors(node.args[0][1], aten.add.Tensor),
-    )
-    if not first or not second:
-        return None
-    a, cos, b, sin = first
+    a, b, cos, sin = factors
     x = _every_other(a, 0)
-    if x is None or x is not _every_other(b, 1) or second != (b, cos, a, sin):
+    if x is None or x is not _every_other(b, 1):
         return None
     angles = _first_half(cos), _first_half(sin)
     return None if None in angles else MlaRotation(x, *angles, True, True)
@@ -92,13 +94,14 @@ def _unzipped(node: Any) -> MlaRotation | None:
 def _complex(node: Any) -> MlaRotation | None:
     """Matches ``view_as_real(view_as_complex(pairs of x) · polar)``."""
     node = strip(node, *CONVERSIONS, aten.flatten, aten.view, aten.reshape)
-    if not is_op(node, aten.view_as_real.default) or not is_op(node.args[0], aten.mul.Tensor):
+    real = match(node, aten.view_as_real.default)
+    product = None if real is None else match(real.self, aten.mul.Tensor)
+    pairs = None if product is None else match(product.self, aten.view_as_complex.default)
+    view = None if pairs is None else match(pairs.self, aten.reshape, aten.view)
+    if product is None or view is None:
         return None
-    pairs, polar = node.args[0].args[:2]
-    if not is_op(pairs, aten.view_as_complex.default) or not is_op(pairs.args[0], aten.reshape, aten.view):
-        return None
-    x, polar = strip(pairs.args[0].args[0], *CONVERSIONS), strip(polar, aten.unsqueeze, *CONVERSIONS)
-    if not isinstance(polar, Node) or value(x).dim() != 4 or value(pairs).dim() != 4:
+    x, polar = strip(view.self, *CONVERSIONS), strip(product.other, aten.unsqueeze, *CONVERSIONS)
+    if not isinstance(polar, Node) or value(x).dim() != 4 or value(product.self).dim() != 4:
         return None
     return MlaRotation(x, polar, polar, True, False)
 
@@ -115,14 +118,13 @@ def match_rotation(node: Any) -> MlaRotation | None:
 def _polar_angles(module: fx.GraphModule, polar: Node) -> tuple[Node, torch.Tensor, float] | None:
     """Matches ``polar(1, positions · inv_freq) · scale``; returns positions, frequencies and scale."""
     scale = 1.0
-    if is_op(polar, aten.mul.Tensor) and isinstance(polar.args[1], float):
-        polar, scale = polar.args[0], polar.args[1]  # type: ignore[assignment]
-    if not is_op(polar, aten.polar.default) or not is_op(polar.args[0], aten.ones_like.default):
+    if is_op(polar, aten.mul.Tensor) and isinstance(OpCall(polar).other, float):
+        polar, scale = OpCall(polar).self, OpCall(polar).other
+    found = match(polar, aten.polar.default)
+    angle = None if found is None else match(found.angle, aten.mul.Tensor)
+    if found is None or angle is None or not is_op(found.abs, aten.ones_like.default):
         return None
-    angle: Any = polar.args[1]
-    if not is_op(angle, aten.mul.Tensor):
-        return None
-    positions, frequencies = (strip(a, *CONVERSIONS, aten.unsqueeze) for a in angle.args[:2])
+    positions, frequencies = (strip(a, *CONVERSIONS, aten.unsqueeze) for a in (angle.self, angle.other))
     inv_freq = constant(module, frequencies)
     if inv_freq is None or inv_freq.dim() != 1 or positions.op != "placeholder":
         return None

@@ -10,12 +10,14 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import (
     CONVERSIONS,
     aten,
     call,
     constant,
     is_op,
+    match,
     new_constant,
     strip,
     value,
@@ -38,69 +40,73 @@ class RopeMatch:
 
 def is_rotate_half(node: Any, x: Node) -> bool:
     """True if ``node`` is ``cat([-x[..., h:], x[..., :h]])``."""
-    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2:
+    parts = joined_parts(node)
+    if len(parts) != 2:
         return False
-    negated, first = node.args[0]
     half = value(x).shape[-1] // 2
-    if not (is_op(negated, aten.neg.default) and is_op(first, aten.slice.Tensor)):
-        return False
-    second = negated.args[0]
-    return (
-        is_op(second, aten.slice.Tensor)
-        and second.args[0] is x
-        and first.args[0] is x
-        and second.args[2] == half
-        and first.args[2] == 0
-        and first.args[3] == half
-    )
+    negated, first = match(parts[0], aten.neg.default), match(parts[1], aten.slice.Tensor, start=0, end=half)
+    second = match(negated.self, aten.slice.Tensor, start=half) if negated is not None else None
+    return first is not None and second is not None and first.self is x and second.self is x
+
+
+def joined_parts(node: Any) -> list[Any]:
+    """Returns what a concatenation joins; empty for other nodes."""
+    return list(OpCall(node).tensors) if is_op(node, aten.cat.default) else []
+
+
+def joins_last_dim(node: Any) -> bool:
+    """True if a node joins elements of heads, which are the last of four dimensions."""
+    return is_op(node, aten.cat.default) and OpCall(node).dim in (-1, 3)
 
 
 def product_factors(node: Any, op: Any) -> tuple[Any, ...]:
     """Returns the four factors of ``a·b ± c·d``; empty if the node has another form."""
-    if not is_op(node, op) or not all(is_op(side, aten.mul.Tensor) for side in node.args[:2]):
-        return ()
-    return (*node.args[0].args[:2], *node.args[1].args[:2])
+    both = match(node, op)
+    sides = () if both is None else (match(both.self, aten.mul.Tensor), match(both.other, aten.mul.Tensor))
+    products = [side for side in sides if side is not None]
+    return tuple(x for each in products for x in (each.self, each.other)) if len(products) == 2 else ()
 
 
 def _match_halves(node: Any) -> RopeMatch | None:
     """Matches ``cat([a·cos − b·sin, b·cos + a·sin])`` of the halves a and b, as in gpt-oss."""
-    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2 or node.args[1:] not in ((-1,), (3,)):
+    factors = rotated_halves(node)
+    if factors is None:
         return None
-    first, second = (
-        product_factors(node.args[0][0], aten.sub.Tensor),
-        product_factors(node.args[0][1], aten.add.Tensor),
-    )
-    if not first or not second:
+    a, b, cos, sin = factors
+    first, second = match(a, operator.getitem, index=0), match(b, operator.getitem, index=1)
+    if first is None or second is None or first.source is not second.source:
+        return None
+    halves = match(first.source, aten.chunk.default, chunks=2)
+    x = match(halves.self, aten.transpose.int, dim0=1, dim1=2) if halves and halves.dim in (-1, 3) else None
+    if x is None or not (is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default)):
+        return None
+    return RopeMatch(x.self, OpCall(cos).self, OpCall(sin).self, halved=True)
+
+
+def rotated_halves(node: Any) -> tuple[Any, Any, Any, Any] | None:
+    """Returns a, b, cos and sin of ``cat([a·cos − b·sin, b·cos + a·sin])``; None for any other node."""
+    parts = joined_parts(node)
+    if len(parts) != 2 or not joins_last_dim(node):
+        return None
+    first = product_factors(parts[0], aten.sub.Tensor)
+    if not first:
         return None
     a, cos, b, sin = first
-    if second != (b, cos, a, sin) or not (is_op(a, operator.getitem) and is_op(b, operator.getitem)):
-        return None
-    halves: Any = a.args[0]
-    if b.args[0] is not halves or (a.args[1], b.args[1]) != (0, 1):
-        return None
-    if not is_op(halves, aten.chunk.default) or halves.args[1:] not in ((2, -1), (2, 3)):
-        return None
-    x = halves.args[0]
-    if not is_op(x, aten.transpose.int) or x.args[1:] != (1, 2):
-        return None
-    if not (is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default)):
-        return None
-    return RopeMatch(x.args[0], cos.args[0], sin.args[0], halved=True)
+    same = product_factors(parts[1], aten.add.Tensor) == (b, cos, a, sin)
+    return (a, b, cos, sin) if same else None
 
 
 def match_rope(node: Any) -> RopeMatch | None:
     """Matches ``x·cos + rotate_half(x)·sin`` or its form on halves; None if neither fits."""
     if not is_op(node, aten.add.Tensor):
         return _match_halves(node)
-    for cos_term, sin_term in (node.args[:2], node.args[1::-1]):
-        if not (is_op(cos_term, aten.mul.Tensor) and is_op(sin_term, aten.mul.Tensor)):
-            continue
-        x, cos = cos_term.args[:2]
-        rotated, sin = sin_term.args[:2]
-        if not is_rotate_half(rotated, x) or not is_op(x, aten.transpose.int) or x.args[1:] != (1, 2):
+    factors = product_factors(node, aten.add.Tensor)
+    for x, cos, rotated, sin in (factors, factors[2:] + factors[:2]) if factors else ():
+        swapped = match(x, aten.transpose.int, dim0=1, dim1=2)
+        if swapped is None or not is_rotate_half(rotated, x):
             continue
         if is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default):
-            return RopeMatch(x.args[0], cos.args[0], sin.args[0])
+            return RopeMatch(swapped.self, OpCall(cos).self, OpCall(sin).self)
     return None
 
 
@@ -113,21 +119,20 @@ class _RopeAngles:
 
 def _once(node: Any) -> tuple[Any, bool]:
     """Returns x of ``cat([x, x])`` and True; any other node and False."""
-    twice = is_op(node, aten.cat.default) and len(node.args[0]) == 2 and node.args[0][0] is node.args[0][1]
-    return (node.args[0][0], True) if twice else (node, False)
+    parts = joined_parts(node)
+    twice = len(parts) == 2 and parts[0] is parts[1]
+    return (parts[0], True) if twice else (node, False)
 
 
 def _angle_factors(angle: Any) -> tuple[Any, Any] | None:
     """Returns positions and frequencies of ``f``, a product by element or that of a column and a row."""
     if is_op(angle, aten.mul.Tensor):
-        return angle.args[0], angle.args[1]
-    if not is_op(angle, aten.transpose.int) or angle.args[1:] != (1, 2):
+        return OpCall(angle).self, OpCall(angle).other
+    swapped = match(angle, aten.transpose.int, dim0=1, dim1=2)
+    product = None if swapped is None else match(swapped.self, aten.matmul.default)
+    if product is None or value(product.self).shape[-1] != 1:
         return None
-    product = angle.args[0]
-    if not is_op(product, aten.matmul.default) or value(product.args[0]).shape[-1] != 1:
-        return None
-    frequencies, positions = product.args
-    return positions, frequencies
+    return product.other, product.self
 
 
 def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) -> _RopeAngles | None:
@@ -140,11 +145,11 @@ def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) ->
     for node, function in ((cos, aten.cos.default), (sin, aten.sin.default)):
         node, joined = _once(strip(node, *CONVERSIONS))
         node, scaling = strip(node, *CONVERSIONS), 1.0
-        if is_op(node, aten.mul.Tensor) and isinstance(node.args[1], float):
-            node, scaling = node.args[0], node.args[1]
+        if is_op(node, aten.mul.Tensor) and isinstance(OpCall(node).other, float):
+            node, scaling = OpCall(node).self, OpCall(node).other
         if not is_op(node, function):
             return None
-        angle, joined_before = _once(node.args[0])
+        angle, joined_before = _once(OpCall(node).self)
         if joined + joined_before != (0 if halved else 1):
             return None
         angles.append((angle, scaling))

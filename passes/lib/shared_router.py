@@ -14,7 +14,8 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.moe import reference_moe_route
-from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, is_op, strip, value
+from torch_armllm.ops.op_call import OpCall
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, match, strip, value
 from torch_armllm.passes.lib.probe import Region, regions
 from torch_armllm.passes.lib.router import Route, by_id, insert_route, probe_constant, probe_logits
 
@@ -61,8 +62,7 @@ class SharedRouter:
             if value(shares).dtype != torch.float32:
                 new = call(graph, aten.to.dtype, new, value(shares).dtype)
         shares.replace_all_uses_with(new)
-        moe.update_arg(1, ids)
-        moe.update_arg(2, of_routed)
+        OpCall(moe).replace(expert_ids=ids, expert_weights=of_routed)
         self.region.erase(graph)
 
 
@@ -70,10 +70,10 @@ def recognize_shared_router(
     module: fx.GraphModule, ids: Node, weights: Any, experts: int
 ) -> SharedRouter | None:
     """Returns the router of this kind that computes ids and weights of routed experts; None if none does."""
-    shares = strip(weights, aten.contiguous, *CONVERSIONS)
-    if not is_op(shares, aten.slice.Tensor) or shares.args[2] != 0:
+    first = match(strip(weights, aten.contiguous, *CONVERSIONS), aten.slice.Tensor, start=0)
+    if first is None:
         return None
-    shares, top_k = shares.args[0], int(value(ids).shape[-1])
+    shares, top_k = first.self, int(value(ids).shape[-1])
     if value(shares).dim() != 2 or value(shares).shape[-1] <= top_k:
         return None
     columns = experts + int(value(shares).shape[-1]) - top_k

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.moe import SCORINGS, reference_moe_route
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, new_constant, strip, value
 from torch_armllm.passes.lib.probe import Region, regions
 from torch_armllm.passes.lib.router import logits_of, probe_logits
@@ -46,18 +47,17 @@ class TableRouter:
             by_id = {"token_ids": self.token_ids, "choices": choices}
             routed = call(graph, torch.ops.armllm.moe_route.default, logits, *options, **by_id)
             weights, ids = (call(graph, operator.getitem, routed, i) for i in range(2))
-        moe.update_arg(1, ids)
-        moe.update_arg(2, weights)
+        OpCall(moe).replace(expert_ids=ids, expert_weights=weights)
         self.region.erase(graph)
 
 
 def _looked_up(module: fx.GraphModule, ids: Any) -> tuple[Tensor, Node] | None:
     """Returns a table of experts and the token ids by which it is read; None if ids come from elsewhere."""
     node = strip(ids, *CONVERSIONS, aten.view.default, aten.reshape.default, aten.select.int)
-    if is_op(node, aten.index.Tensor) and len(node.args[1]) == 1:
-        source, tokens = node.args[0], node.args[1][0]
+    if is_op(node, aten.index.Tensor) and len(OpCall(node).indices) == 1:
+        source, (tokens,) = OpCall(node).self, OpCall(node).indices
     elif is_op(node, aten.embedding.default):
-        source, tokens = node.args[:2]
+        source, tokens = OpCall(node).weight, OpCall(node).indices
     else:
         return None
     table = constant(module, source)

@@ -14,6 +14,7 @@ from tests.support.ranks import at_once, communicators
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.parallel.rank_group import HeadShares, RankGroup
+from torch_armllm.passes.lib.head_owners import PLACED
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.sample_steps import sample_hidden
 from torch_armllm.quant.inplace import quantize
@@ -207,3 +208,9 @@ def test_heads_that_form_no_groups_are_not_shared_out() -> None:
     assert HeadShares.balanced(2, 1, 3) is None
     assert HeadShares.of(8, 2, 3) is None
     assert HeadShares.of(6, 2, 4) is None
+
+
+def test_every_argument_of_attention_has_a_place_among_ranks() -> None:
+    schema = torch.ops.armllm.paged_attention.default._schema
+    kept_together = {argument.name for argument in schema.arguments} - PLACED
+    assert kept_together == {"relative", "profiles", "biases"}

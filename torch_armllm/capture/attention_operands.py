@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.capture.probing import is_op, tensor_of
+from torch_armllm.ops.op_call import OpCall
 
 _aten = torch.ops.aten
 VIEWS = (_aten.view, _aten.reshape, _aten._unsafe_view, _aten.squeeze)
@@ -24,7 +25,7 @@ def by_head(graph: fx.Graph, node: Node) -> Node:
         return node
     source: Any = node
     while is_op(source, *VIEWS) and tensor_of(source).dim() == 3:
-        source = source.args[0]
+        source = OpCall(source).self
         other = tensor_of(source).shape
         if len(other) == 4 and other[0] == 1 and other[1] == shape[0] and other[3] == shape[2]:
             return source  # type: ignore[no-any-return]
@@ -34,14 +35,12 @@ def by_head(graph: fx.Graph, node: Node) -> Node:
 def untransposed(graph: fx.Graph, node: Node) -> Node:
     """Returns keys ``(…, size, T)`` as ``(…, T, size)``; an existing transposition is undone."""
     dim = tensor_of(node).dim()
-    source: Any = node.args[0]
-    if is_op(node, _aten.transpose):
-        args: Any = node.args[1:3]
-        if {int(d) % dim for d in args} == {dim - 2, dim - 1}:
-            return source  # type: ignore[no-any-return]
+    source = OpCall(node).first
+    dims = (OpCall(node).dim0, OpCall(node).dim1) if is_op(node, _aten.transpose) else ()
+    if {int(d) % dim for d in dims} == {dim - 2, dim - 1}:
+        return source  # type: ignore[no-any-return]
     if is_op(node, _aten.permute):
-        dims: Any = node.args[1]
-        order = [int(d) % dim for d in dims]
+        order = [int(d) % dim for d in OpCall(node).dims]
         order[-2:] = order[:-3:-1]
         return insert_call(graph, _aten.permute.default, source, order)
     return insert_call(graph, _aten.transpose.int, node, -2, -1)
@@ -50,7 +49,7 @@ def untransposed(graph: fx.Graph, node: Node) -> Node:
 def unwidened(node: Node, dtype: torch.dtype) -> Node:
     """Returns what a node converted to float32, if it has the given dtype; else the node."""
     if is_op(node, _aten.to, _aten._to_copy) and tensor_of(node).dtype == torch.float32 != dtype:
-        source: Any = node.args[0]
+        source = OpCall(node).self
         return source if tensor_of(source).dtype == dtype else node
     return node
 

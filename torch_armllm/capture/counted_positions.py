@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from torch_armllm.capture.probing import is_op, tensor_of
+from torch_armllm.ops.op_call import OpCall
 
 _aten = torch.ops.aten
 
@@ -54,8 +55,8 @@ def _counts_tokens(node: fx.Node) -> bool:
         return False
     if not value.shape[0].node.expr.is_symbol:  # for example one more than the tokens
         return False
-    steps = node.args[1:] if node.target is not _aten.arange.default else ()
-    return node.target is _aten.arange.default or (node.args[0] == 0 and steps[1:] in ((), (1,)))
+    counted = OpCall(node)
+    return all(getattr(counted, n) == usual for n, usual in (("start", 0), ("step", 1)) if n in counted.names)
 
 
 def _becomes_float(node: fx.Node) -> bool:
@@ -63,6 +64,8 @@ def _becomes_float(node: fx.Node) -> bool:
     readers = [user for user in node.users if not is_op(user, _aten._assert_tensor_metadata)]
     return bool(readers) and all(
         (is_op(user, _aten.to, _aten._to_copy) and tensor_of(user).is_floating_point())
-        or (is_op(user, _aten.add, _aten.sub) and isinstance(user.args[1], int) and _becomes_float(user))
+        or (
+            is_op(user, _aten.add, _aten.sub) and isinstance(OpCall(user).other, int) and _becomes_float(user)
+        )
         for user in readers
     )

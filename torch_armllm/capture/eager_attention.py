@@ -24,6 +24,7 @@ from torch_armllm.capture.attention_operands import (
 from torch_armllm.capture.attention_probe import Parameters, Sizes, find_parameters
 from torch_armllm.capture.markers.attention import UnsupportedAttention
 from torch_armllm.capture.probing import evaluate, is_op, is_size, module_name, number, tensor_of
+from torch_armllm.ops.op_call import OpCall
 
 IMPLEMENTATION = "eager"
 """transformers' attention that computes its masks and products in plain operators."""
@@ -214,7 +215,7 @@ def _weighted_sum(softmax: Node) -> Node:
     node = softmax
     while len(node.users) == 1:
         user = next(iter(node.users))
-        if is_op(user, *_MATMULS) and user.args[0] is node:
+        if is_op(user, *_MATMULS) and OpCall(user).self is node:
             return user
         if not _is_square(user):
             break

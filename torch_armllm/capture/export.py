@@ -254,7 +254,8 @@ def weights_as_attributes(program: torch.export.ExportedProgram) -> CapturedGrap
         node.replace_all_uses_with(constant)
         graph.erase_node(node)
     output = next(n for n in graph.nodes if n.op == "output")
-    output.args = (output.args[0][0],)
+    ((result, *_),) = output.args
+    output.args = (result,)
     for node in graph.nodes:
         if node.op == "placeholder":
             node.target = node.name

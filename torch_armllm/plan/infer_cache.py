@@ -72,7 +72,8 @@ def _kv_shape(
     nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
     if not nodes:
         output = next(n for n in module.graph.nodes if n.op == "output")
-        return StatesOnlyShape(value(output.args[0]).dtype)
+        (result,) = output.args
+        return StatesOnlyShape(value(result).dtype)  # type: ignore[arg-type]
     key_dtypes = {value(OpCall(n).k).dtype for n in nodes}
     if len(key_dtypes) != 1:
         raise CaptureError("its layers differ in the dtype of their keys and values")

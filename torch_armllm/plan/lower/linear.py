@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import aten, is_op
 from torch_armllm.plan.add_adapters import add_adapters
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
@@ -139,7 +140,7 @@ def _lora_linear(
 
 def _is_own(base: Node) -> bool:
     """True if one node reads a quantized layer's result, or those columns of a merged layer's."""
-    layer = base.args[0] if is_op(base, aten.slice.Tensor) else base
+    layer = OpCall(base).self if is_op(base, aten.slice.Tensor) else base
     layers = armllm.int4_linear.default, armllm.int8_linear.default, armllm.gather_columns.default
     return len(base.users) == 1 and any(is_op(layer, op) for op in layers)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, constant, is_op, only_user
 from torch_armllm.plan.expression import Expression, apply, count_values, number
 from torch_armllm.plan.lowering import FLOATS, Lowering, Unlowerable, Writer
@@ -222,7 +223,7 @@ def _shared_queries(low: Lowering, query: Any) -> torch.Tensor | None:
     while isinstance(query, Node) and query.op == "call_function":
         if query.target not in _SHAPES_AND_TYPES:
             return None
-        query = query.args[0]
+        query = OpCall(query).first
     tensor = constant(low.module, query)
     return None if tensor is None else tensor.detach().float().view(-1, tensor.shape[-1])
 
