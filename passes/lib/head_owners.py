@@ -24,17 +24,8 @@ RECURRENT = (armllm.gated_delta_rule.default, armllm.selective_scan.default, arm
 _OF_QUERY_HEADS = ("sinks", "alibi_slopes")
 """Arguments of ``paged_attention`` with one number for each query head."""
 _OF_ALL_RANKS = (
-    *(
-        "block_table",
-        "query_start",
-        "seq_lens",
-        "max_seq_len",
-        "scale",
-        "window",
-        "softcap",
-        "ahead",
-        "later",
-    ),
+    *("block_table", "query_start", "seq_lens", "max_seq_len"),
+    *("scale", "window", "softcap", "ahead", "later"),
     *("k_cache", "v_cache", "k_scales", "v_scales"),  # a rank's caches have its own heads
 )
 """Its arguments that are the same for all ranks."""
