@@ -12,7 +12,7 @@ from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.entry_layout import PLACE, entries_name
-from torch_armllm.passes.lib.graph import as_float32, aten, call, constant, is_op, new_constant, value
+from torch_armllm.passes.lib.graph import as_float32, aten, call, constant, match, new_constant, value
 from torch_armllm.passes.lib.paged_inputs import (
     BLOCK_SIZE,
     add_paged_inputs,
@@ -29,9 +29,10 @@ def _sequence(graph: fx.Graph, node: Any) -> Node:
     return call(graph, aten.select.int, node, 0, 0)
 
 
-def _swaps_channels(node: Any) -> bool:
-    """True if a node swaps channels and tokens."""
-    return is_op(node, aten.transpose.int) and {OpCall(node).dim0, OpCall(node).dim1} == {1, 2}
+def _swap(node: Any) -> OpCall | None:
+    """Returns the call of a node that swaps channels and tokens; None for any other node."""
+    found = match(node, aten.transpose.int)
+    return found if found is not None and {found.dim0, found.dim1} == {1, 2} else None
 
 
 def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...], saves: Node) -> Node:
@@ -43,16 +44,15 @@ def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node
         bias = new_constant(module, node, "conv_bias", offsets.float())
     graph = module.graph
     with graph.inserting_before(node):
-        if _swaps_channels(x):
-            rows = _sequence(graph, OpCall(x).self)
-        else:
-            rows = _sequence(graph, call(graph, aten.transpose.int, x, 1, 2))
+        swap = _swap(x)
+        by_rows = call(graph, aten.transpose.int, x, 1, 2) if swap is None else swap.self
+        rows = _sequence(graph, by_rows)
         conv = armllm.causal_conv.default
         out = call(graph, conv, rows, weight, bias, state, *steps, silu, save_slots=saves)
         by_token = call(graph, aten.unsqueeze.default, out, 0)
         by_channel = call(graph, aten.transpose.int, by_token, 1, 2)
     for user in list(node.users):
-        if _swaps_channels(user):
+        if _swap(user) is not None:
             user.replace_all_uses_with(by_token)
             graph.erase_node(user)
     return by_channel

@@ -27,6 +27,7 @@ from torch_armllm.passes.lib.graph import (
     constant,
     drop_unused,
     is_op,
+    match,
     new_constant,
     only_user,
     recompute,
@@ -70,8 +71,8 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     which are then whole blocks of their factors; those of the columns of a merged layer to what is gathered.
     """
     size: int = OpCall(node).out_features
-    user = only_user(node)
-    adapted = user if is_op(user, armllm.lora_linear.default) and OpCall(user).base is node else None
+    added = match(only_user(node), armllm.lora_linear.default)
+    adapted = added.node if added is not None and added.base is node else None
     panels = _panels(size, group, 1 if adapted is None else BLOCK // PANEL)
     if panels is None:
         return 0
