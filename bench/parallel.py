@@ -36,6 +36,7 @@ from torch_armllm.benchmark.random_model import save_random_model
 from torch_armllm.ops.collective import open_communicator
 from torch_armllm.parallel.shared_memory import BUFFER_BYTES, GroupMemory
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.program import Operand, Program
 
 LOADS = {"prompt 512": (1, 512, 1), "decode 1": (1, 16, 64), "decode 8": (8, 16, 64)}
@@ -135,7 +136,7 @@ def exchange(rank: int, file: int, rounds: int) -> dict[int, float]:
             program.emit("gather_columns", x=rows, out=out, communicator=handle, parts=parts)
         assert out.storage is not None
         program.outputs.append(out.storage)
-        plan = NativePlan(program.encode())
+        plan = NativePlan(lay_out(program))
         times = []
         for _ in range(rounds):
             began = time.perf_counter()

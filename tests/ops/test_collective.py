@@ -17,6 +17,7 @@ from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.ops.moe import int4_moe
 from torch_armllm.ops.sample import best_tokens
 from torch_armllm.parallel.rank_group import shares
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.program import Operand, Program
 from torch_armllm.quant.packing import quantize_matrices
 from torch_armllm.quant.schemes.registry import scheme_named
@@ -93,8 +94,7 @@ def best_of_rank(own: Tensor, first: int, communicator: int, rows: int) -> list[
     program.emit("best_tokens", logits=logits, ids=best, vocab_size=own.shape[1], **ranks)
     assert best.storage is not None
     program.outputs.append(best.storage)
-    encoded = program.encode()
-    plan = torch.ops.armllm.plan_create(encoded.constants, encoded.integers, encoded.floats)
+    plan = torch.ops.armllm.plan_create(*lay_out(program).encode())
     (found,) = torch.ops.armllm.plan_run(plan, [torch.arange(rows)], rows)
     torch.ops.armllm.plan_free(plan)
     return list(map(int, found[:, 0]))

@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 import torch
 
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.program import NOTHING, Operand, Program, Storage
 
 create = torch.ops.armllm.plan_create
@@ -39,8 +40,7 @@ def program() -> tuple[list[torch.Tensor], list[int], list[float]]:
     p.emit("best_tokens", logits=y, ids=best, vocab_size=8, communicator=0, first=0)
     assert best.storage is not None
     p.outputs.append(best.storage)
-    encoded = p.encode()
-    return encoded.constants, encoded.integers, encoded.floats
+    return lay_out(p).encode()
 
 
 def test_valid_program_runs() -> None:
@@ -99,8 +99,7 @@ def route(weights_column: int) -> None:
     )  # fmt: skip
     assert x.storage is not None
     p.outputs.append(x.storage)
-    encoded = p.encode()
-    torch.ops.armllm.plan_free(create(encoded.constants, encoded.integers, encoded.floats))
+    torch.ops.armllm.plan_free(create(*lay_out(p).encode()))
 
 
 def test_results_that_overlap_raise() -> None:
@@ -117,9 +116,8 @@ def test_writing_to_constants_and_inputs_raises(space: Literal["constant", "inpu
     out = Operand(space, 0, torch.float32, (8,))
     p.emit("embed", out=out, ids=ids, table=table, width=8, vocab_size=10)
     p.outputs.append(Storage(8, torch.float32))
-    encoded = p.encode()
     with pytest.raises(RuntimeError, match="writes to a constant or to an input"):
-        create(encoded.constants, encoded.integers, encoded.floats)
+        create(*lay_out(p).encode())
 
 
 def by_position(operand: Operand, constant: torch.Tensor | None = None) -> int:
@@ -134,8 +132,7 @@ def by_position(operand: Operand, constant: torch.Tensor | None = None) -> int:
     p.emit("pointwise", out=out, **sizes, operands=[read], steps=[step])
     assert out.storage is not None
     p.outputs.append(out.storage)
-    encoded = p.encode()
-    handle: int = create(encoded.constants, encoded.integers, encoded.floats)
+    handle: int = create(*lay_out(p).encode())
     return handle
 
 

@@ -14,7 +14,6 @@ from torch_armllm import patch  # noqa: E402
 from torch_armllm.checkpoint.load import load_model  # noqa: E402
 from torch_armllm.parallel.rank_place import RankPlace  # noqa: E402
 from torch_armllm.patching.divided_model import divided_model  # noqa: E402
-from torch_armllm.plan.encoded_fields import places  # noqa: E402
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -23,5 +22,5 @@ def test_stages_of_paligemma_are_causal_as_its_plan_is(stage: int, tmp_path: Pat
     model = load_model(str(picture_folder(tmp_path, "paligemma")), dtype=torch.float32)
     assert patch(model, None, progress=False).captured
     program = divided_model(model, None, RankPlace(stage, 1, 2), None).part.plan.program
-    (attention,) = places(program, "attention")
-    assert program.integers[attention["ahead"]] == 0
+    (attention,) = program.named("attention")
+    assert attention.integer("ahead") == 0

@@ -15,6 +15,7 @@ import torch
 from tests.support.ranks import communicators
 from torch_armllm.ops import linear
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.program import NOTHING, Operand, Program
 
 IDS = Operand("input", 0, torch.int64)
@@ -35,7 +36,7 @@ def begun() -> tuple[Program, Operand]:
 def run(program: Program, result: Operand) -> torch.Tensor:
     assert result.storage is not None
     program.outputs.append(result.storage)
-    plan = NativePlan(program.encode())
+    plan = NativePlan(lay_out(program))
     found: torch.Tensor = plan._run(plan._handle, [torch.arange(3)[None]], 3)[0]
     return found
 
@@ -277,7 +278,7 @@ def attention(**damage: Any) -> NativePlan:
     program.emit("attention", **{**fields, **given})
     assert out.storage is not None
     program.outputs.append(out.storage)
-    return NativePlan(program.encode())
+    return NativePlan(lay_out(program))
 
 
 def test_biases_of_distances_must_cover_their_reach() -> None:

@@ -8,6 +8,7 @@ import torch
 from tests.support.models import tiny, token_ids
 from torch_armllm import patch
 from torch_armllm.plan import fuse_norms, program
+from torch_armllm.plan.placed_program import Encoded, PlacedProgram
 
 
 def opcodes_and_logits(
@@ -15,14 +16,14 @@ def opcodes_and_logits(
 ) -> tuple[list[str], torch.Tensor]:
     """Returns the opcodes of a patched model's plan, and its logits, with or without fusion."""
     opcodes: list[str] = []
-    encode = program.Program.encode
+    encode = PlacedProgram.encode
 
-    def record(self: program.Program) -> tuple[list[int], list[float]]:
+    def record(self: PlacedProgram) -> Encoded:
         opcodes.extend(i.opcode for i in self.instructions)
         return encode(self)
 
     with monkeypatch.context() as patch_context:
-        patch_context.setattr(program.Program, "encode", record)
+        patch_context.setattr(PlacedProgram, "encode", record)
         if not fused:
             patch_context.setattr("torch_armllm.plan.lower.fuse_norms", lambda _: 0)
         model = tiny(family, torch.bfloat16)

@@ -16,6 +16,7 @@ from torch_armllm.capture.export import weights_as_attributes
 from torch_armllm.ops import variants
 from torch_armllm.plan.lower import lower
 from torch_armllm.plan.lowering import STEP_INPUTS, Unlowerable
+from torch_armllm.plan.placed_program import lay_out
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -134,7 +135,7 @@ def plan(name: str, dtype: torch.dtype) -> int:
     result, end = (next(n for n in module.graph.nodes if n.name == name) for name in (nodes[name], "output"))
     end.args = (result,)
     module.graph.eliminate_dead_code()
-    program = lower(module).encode()
+    program = lay_out(lower(module)).encode()
     handle: int = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
     return handle
 

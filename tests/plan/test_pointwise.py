@@ -15,6 +15,7 @@ from torch_armllm.capture.export import weights_as_attributes
 from torch_armllm.ops import variants
 from torch_armllm.plan.lower import lower
 from torch_armllm.plan.lowering import STEP_INPUTS
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.program import Operand, Program
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -214,7 +215,7 @@ def program_of(name: str, dtype: torch.dtype) -> Program:
 
 @functools.cache
 def plan(name: str, dtype: torch.dtype) -> int:
-    program = program_of(name, dtype).encode()
+    program = lay_out(program_of(name, dtype)).encode()
     handle: int = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
     return handle
 
@@ -309,7 +310,7 @@ def plan_of_extremes() -> int:
         exported = torch.export.export(
             Extremes(), (torch.arange(3)[None],), dynamic_shapes=({1: tokens},), strict=False
         )
-    program = lower(weights_as_attributes(exported).graph_module).encode()
+    program = lay_out(lower(weights_as_attributes(exported).graph_module)).encode()
     handle: int = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
     return handle
 

@@ -16,6 +16,7 @@ from tests.support.ranks import at_once, communicators
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.program import Instruction, Operand, Program
 from torch_armllm.plan.sample_steps import sample_hidden
 from torch_armllm.plan.share_rows import share_rows
@@ -58,7 +59,7 @@ def test_results_of_other_instructions_are_copied(handles: list[int]) -> None:
     program.emit("rms_norm", **norm(whole, out))
     program.outputs.append(out.storage)  # type: ignore[arg-type]
     assert share_rows(program) == 0, "an activation may read what it overwrites"
-    assert "meet" not in program.encode().opcodes
+    assert "meet" not in lay_out(program).opcodes
 
 
 @torch.no_grad()
@@ -100,14 +101,14 @@ def test_a_step_that_needs_more_than_ranks_share_is_refused() -> None:
     with communicators(1, shared_bytes=1 << 10) as (_, (handle,)):
         sizes = {"communicator": handle, "bytes_per_token": 512}
         program.instructions.insert(0, Instruction("meet", sizes))
-        plan = NativePlan(program.encode())
+        plan = NativePlan(lay_out(program))
         ids = torch.zeros(1, 3, dtype=torch.int64)
         assert plan._run(plan._handle, [ids[:, :2]], 2)[0].shape == (2, WIDTH)
         with pytest.raises(RuntimeError, match="set max_num_batched_tokens lower"):
             plan._run(plan._handle, [ids], 3)
         program.instructions.insert(1, Instruction("meet", sizes))
         with pytest.raises(RuntimeError, match="ranks meet twice"):
-            NativePlan(program.encode())
+            NativePlan(lay_out(program))
         program.instructions[:2] = [Instruction("meet", sizes | {"bytes_per_token": 0})]
         with pytest.raises(RuntimeError, match="bytes of a token that ranks share is 0"):
-            NativePlan(program.encode())
+            NativePlan(lay_out(program))

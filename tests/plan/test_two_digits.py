@@ -24,6 +24,7 @@ from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.patching import patch
 from torch_armllm.plan import program
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import PlacedProgram, lay_out
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.skeleton import describe_modules
 
@@ -68,13 +69,13 @@ def logits(model: Any, tokens: int = 13) -> Tensor:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[program.Instruction]:
     """Returns a list that gets the instructions of all plans that are compiled from now on."""
     instructions: list[program.Instruction] = []
-    encode = program.Program.encode
+    encode = PlacedProgram.encode
 
-    def record(self: program.Program) -> Any:
+    def record(self: PlacedProgram) -> Any:
         instructions.extend(self.instructions)
         return encode(self)
 
-    monkeypatch.setattr(program.Program, "encode", record)
+    monkeypatch.setattr(PlacedProgram, "encode", record)
     monkeypatch.setattr(patch, "fault_of", lambda *_: None)  # the trial's `generate` compiles a head
     return instructions
 
@@ -175,7 +176,7 @@ def test_program_with_other_digits_is_refused() -> None:
     assert out.storage is not None
     instructions.outputs.append(out.storage)
     with pytest.raises(RuntimeError, match="has 3 digits; it can have 1 or 2"):
-        NativePlan(instructions.encode())
+        NativePlan(lay_out(instructions))
 
 
 def test_saved_models_keep_their_digits(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_armllm.plan.program import NOTHING, Instruction, Operand, Program
+from torch_armllm.plan.program import NOTHING, Instruction, Program
 
 _FUSED = {"linear": "norm_linear", "gated_linear": "norm_gated_linear"}
 
@@ -12,9 +12,9 @@ def _fused(program: Program, number: int) -> Instruction | None:
     norm, layer = program.instructions[number : number + 2]
     if norm.opcode != "rms_norm" or layer.opcode not in _FUSED or norm.fields["rows_per_token"] != 1:
         return None
-    out, x = norm.fields["out"], layer.fields["x"]
-    assert isinstance(out, Operand) and isinstance(x, Operand) and out.storage is not None
+    out, x = norm.operand("out"), layer.operand("x")
     storage = out.storage
+    assert storage is not None
     readers = [operand for operand in layer.operands if operand.storage is storage]
     unread_later = storage.last == number + 1 and all(storage is not output for output in program.outputs)
     whole_rows = x.storage is storage and (x.column, x.width) == (0, out.width)
@@ -40,8 +40,7 @@ def fuse_norms(program: Program) -> int:
             instructions.append(program.instructions[number])
             number += 1
             continue
-        out = program.instructions[number].fields["out"]
-        assert isinstance(out, Operand)
+        out = program.instructions[number].operand("out")
         program.storages = [s for s in program.storages if s is not out.storage]
         instructions.append(fused)
         number, count = number + 2, count + 1

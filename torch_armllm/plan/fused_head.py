@@ -9,6 +9,7 @@ from torch_armllm.ops.collective import gather_columns
 from torch_armllm.plan.add_adapters import add_adapters
 from torch_armllm.plan.expression import Expression, apply, number, pointwise_fields
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
 from torch_armllm.plan.program import NOTHING, Operand, Program
 from torch_armllm.plan.shared_buffer import SharedBuffer
@@ -47,7 +48,7 @@ class FusedHead:
         columns = body.program.columns if hidden_size is None else hidden_size
         self._kept = kept
         program = _program(body, head, min(drawable, head.out_features), columns, kept)
-        self._head = NativePlan(program.encode())
+        self._head = NativePlan(lay_out(program))
         self._replay = body.replay(self._head)
         self._logits, self._dtype = head.own_features, body.program.dtype
         self._ranks = head.ranks

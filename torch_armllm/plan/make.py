@@ -10,6 +10,7 @@ from torch_armllm.capture.markers.given_rows import giving
 from torch_armllm.plan.lower import lower
 from torch_armllm.plan.lowering import Unlowerable
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.step import Plan, StepInputs
 
 
@@ -24,8 +25,14 @@ class GraphPlan:
         i = inputs
         with nullcontext() if i.given is None else giving(i.given):
             out: Tensor = self._module(
-                *(i.input_ids, i.position_ids, i.slots, i.block_table),
-                *(i.query_start, i.seq_lens, i.max_seq_len, *i.caches),
+                i.input_ids,
+                i.position_ids,
+                i.slots,
+                i.block_table,
+                i.query_start,
+                i.seq_lens,
+                i.max_seq_len,
+                *i.caches,
             )
         return out[0]
 
@@ -40,6 +47,6 @@ def make_plan(module: fx.GraphModule, native: bool = True) -> tuple[Plan, str | 
     if not native:
         return GraphPlan(module), "its native plan computes other values"
     try:
-        return NativePlan(lower(module).encode()), None
+        return NativePlan(lay_out(lower(module))), None
     except Unlowerable as reason:
         return GraphPlan(module), str(reason)

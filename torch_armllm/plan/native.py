@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_armllm.ops import LIBRARY
 from torch_armllm.plan.expert_store import ExpertStore
-from torch_armllm.plan.program import Encoded
+from torch_armllm.plan.placed_program import PlacedProgram
 from torch_armllm.plan.step import StepInputs
 from torch_armllm.system.forks import prepare_for_forks
 
@@ -25,13 +25,13 @@ class NativePlan:
         experts: the store of those constants that are on disk; None: all are in memory.
     """
 
-    def __init__(self, program: Encoded, experts: ExpertStore | None = None) -> None:
+    def __init__(self, program: PlacedProgram, experts: ExpertStore | None = None) -> None:
         prepare_for_forks()
         self.program = program
         self.experts = experts
-        self.instructions = len(program.opcodes)
+        self.instructions = len(program.instructions)
         self.opcodes = program.opcodes
-        self._handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
+        self._handle = torch.ops.armllm.plan_create(*program.encode())
         self._run = torch.ops.armllm.plan_run.default
         self._run_then = torch.ops.armllm.plan_run_then.default
         weakref.finalize(self, _free(), self._handle)

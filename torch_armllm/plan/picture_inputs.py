@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from torch_armllm.ops.rope import reference_rope_table
-from torch_armllm.ops.tables import ENUMS
-from torch_armllm.plan.encoded_fields import (
-    INDEX,
-    SPACE,
-    Placed,
-    instructions,
-    is_nothing,
-    new_view,
-    places,
-    reads_input,
-    records,
-    set_view,
-    view_of,
-    with_instruction,
-)
 from torch_armllm.plan.lowering import STEP_INPUTS
-from torch_armllm.plan.program import Encoded
+from torch_armllm.plan.placed_program import PlacedProgram
+from torch_armllm.plan.program import NOTHING, Field, Instruction, Operand
 
 _IDS, _POSITIONS = 0, 1
 """Numbers of the inputs that hold the id and the position of each token."""
-_CHOICE = {ENUMS["PointwiseOp"][name] for name in ("number", "greater", "select", "multiply")}
+_CHOICE: set[Field] = {"number", "greater", "select", "multiply"}
 """Steps of a formula that multiplies embeddings, and takes those of some tokens from other tables."""
 _ROUNDING = 1e-2
 """Largest relative error of a factor that a model has in its own dtype."""
 
 
-def with_rotary_axes(program: Encoded, axes: Tensor, number: int) -> Encoded:
+def with_rotary_axes(program: PlacedProgram, axes: Tensor, number: int) -> PlacedProgram:
     """Returns a program that rotates by several numbers of each token (M-RoPE).
 
     Args:
@@ -46,18 +31,16 @@ def with_rotary_axes(program: Encoded, axes: Tensor, number: int) -> Encoded:
     Raises:
         ValueError: the program has no table of angles with these frequencies, or several.
     """
-    (table,) = _tables(program)
-    integers = list(program.integers)
-    if integers[table["half"]] != len(axes):
-        raise ValueError(f"it rotates by {integers[table['half']]} frequencies, not by {len(axes)}")
+    half = _table(program).integer("half")
+    if half != len(axes):
+        raise ValueError(f"it rotates by {half} frequencies, not by {len(axes)}")
     count = int(axes.max()) + 1
-    set_view(integers, table["positions"], "input", number, count)
-    set_view(integers, table["axes"], "constant", len(program.constants), len(axes))
-    integers[table["numbers"]] = count
-    return replace(program, constants=[*program.constants, axes.contiguous()], integers=integers)
+    program, held = program.with_constant(axes.contiguous(), stride=len(axes))
+    positions = Operand("input", number, torch.int64, stride=count)
+    return program.changed("rope_table", positions=positions, axes=held, numbers=count)
 
 
-def angles_of(program: Encoded, positions: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
+def angles_of(program: PlacedProgram, positions: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the cosines and sines ``(T, half)`` by which a program would rotate with these axes.
 
     Args:
@@ -68,23 +51,26 @@ def angles_of(program: Encoded, positions: Tensor, axes: Tensor) -> tuple[Tensor
     Raises:
         ValueError: see `with_rotary_axes`.
     """
-    (table,) = _tables(program)
-    integers = program.integers
-    frequencies = program.constants[integers[table["inv_freq"] + INDEX]]
+    table = _table(program)
+    frequencies = program.constants[table.operand("inv_freq").index]
     if len(frequencies) != len(axes):
         raise ValueError(f"it rotates by {len(frequencies)} frequencies, not by {len(axes)}")
-    scaling = program.floats[integers[table["scaling"]]]
-    return reference_rope_table(positions, frequencies, scaling, -integers[table["before"]], axes)
+    scaling, offset = table.real("scaling"), -table.integer("before")
+    return reference_rope_table(positions, frequencies, scaling, offset, axes)
 
 
-def _tables(program: Encoded) -> list[dict[str, int]]:
-    found = places(program, "rope_table")
-    if len(found) != 1 or not reads_input(program.integers, found[0]["positions"], _POSITIONS):
+def _table(program: PlacedProgram) -> Instruction:
+    found = program.named("rope_table")
+    if len(found) != 1 or not _reads_input(found[0].operand("positions"), _POSITIONS):
         raise ValueError(f"its plan has {len(found)} tables of angles, and M-RoPE needs one")
-    return found
+    return found[0]
 
 
-def with_given_angles(program: Encoded, number: int) -> Encoded:
+def _reads_input(operand: Operand, number: int) -> bool:
+    return operand.space == "input" and operand.index == number
+
+
+def with_given_angles(program: PlacedProgram, number: int) -> PlacedProgram:
     """Returns a program that rotates by angles of each token that it is given.
 
     Args:
@@ -94,12 +80,9 @@ def with_given_angles(program: Encoded, number: int) -> Encoded:
     Raises:
         ValueError: the program has no table of angles, or several.
     """
-    (table,) = _tables(program)
-    integers = list(program.integers)
-    for fields in places(program, "rope"):
-        for which, name in enumerate(("cos", "sin")):
-            set_view(integers, fields[name], "input", number + which, integers[table["half"]], torch.float32)
-    return replace(program, integers=integers)
+    half = _table(program).integer("half")
+    cos, sin = (Operand("input", number + which, torch.float32, stride=half) for which in range(2))
+    return program.changed("rope", cos=cos, sin=sin)
 
 
 def input_after(cache: Iterable[Tensor | None], states: int = 0) -> int:
@@ -112,7 +95,7 @@ def input_after(cache: Iterable[Tensor | None], states: int = 0) -> int:
     return len(STEP_INPUTS) + sum(tensor is not None for tensor in cache) + (states + 2 if states else 0)
 
 
-def with_later_tokens(program: Encoded, number: int, only_windows: bool = False) -> Encoded:
+def with_later_tokens(program: PlacedProgram, number: int, only_windows: bool = False) -> PlacedProgram:
     """Returns a program whose attentions see as many later tokens as an input says.
 
     Args:
@@ -123,14 +106,17 @@ def with_later_tokens(program: Encoded, number: int, only_windows: bool = False)
     Raises:
         ValueError: the program has other attentions too.
     """
-    integers = list(program.integers)
-    for fields in places(program, "attention"):
-        if integers[fields["window"]] > 0 or not only_windows:
-            set_view(integers, fields["later"], "input", number, 1)
     others = {"mla_attention", "block_attention", "entry_attention"} & set(program.opcodes)
     if others:
         raise ValueError(f"its plan has {', '.join(sorted(others))}, which is causal")
-    return replace(program, integers=integers)
+    later = Operand("input", number, torch.int64, stride=1)
+
+    def looks_ahead(each: Instruction) -> Instruction:
+        if each.opcode != "attention" or (only_windows and each.integer("window") <= 0):
+            return each
+        return each.changed(later=later)
+
+    return program.map(looks_ahead)
 
 
 def given_columns(hidden: int, layers: int) -> int:
@@ -139,8 +125,8 @@ def given_columns(hidden: int, layers: int) -> int:
 
 
 def with_given_rows(
-    program: Encoded, hidden: int, dtype: torch.dtype, number: int, layers: int, scale: float = 1.0
-) -> Encoded:
+    program: PlacedProgram, hidden: int, dtype: torch.dtype, number: int, layers: int, scale: float = 1.0
+) -> PlacedProgram:
     """Returns a program that is given the embeddings of some tokens.
 
     It reads an input of ``given_columns(hidden, layers)``: the embedding of a token, what is added to the
@@ -158,98 +144,91 @@ def with_given_rows(
         ValueError: the program has no such places.
     """
     columns = given_columns(hidden, layers)
+
+    def given(column: int) -> Operand:
+        return Operand("input", number, dtype, column=column, stride=columns)
+
     for layer in reversed(range(layers)):  # from the last on, as places move
-        following = _first_norm(program, layer + 1)
-        part = _norm_in(following)
-        rows = view_of(program.integers, following.fields[f"{part}x"])
-        if rows[SPACE] == ENUMS["Space"]["shared"]:
+        at, norm = _first_norm(program, layer + 1)
+        rows = norm.operand("x")
+        if rows.space == "shared":
             raise ValueError("its ranks share the rows that features of pictures are added to")
-        if program.integers[following.fields[f"{part}width"]] != hidden:
+        if norm.integer("width") != hidden:
             raise ValueError(f"its plan keeps hidden states of another size than {hidden}")
         # Where the norm adds the last layer's result itself, this is that result: the sum is the same.
-        added = new_view("input", number, columns, dtype, (1 + layer) * hidden)
-        program = _with_sum(program, added, rows, new_view("none", 0, 0, dtype), hidden, following)
-    rows, following = _embeddings(program, hidden, scale)
-    given = new_view("input", number, columns, dtype)
-    return _with_sum(
-        program, given, rows, new_view("input", number, columns, dtype, columns - 1), hidden, following
-    )
+        program = program.inserted(at, _sum(given((1 + layer) * hidden), rows, NOTHING, hidden))
+    at, rows = _embeddings(program, hidden, scale)
+    return program.inserted(at, _sum(given(0), rows, given(columns - 1), hidden))
 
 
-def _with_sum(
-    program: Encoded, a: list[int], b: Sequence[int], factor: list[int], width: int, before: Placed
-) -> Encoded:
-    """Returns a program that adds ``a`` to ``b``, of which a factor of each token is taken, in place."""
-    if b[-1] != a[-1]:
+def _sum(a: Operand, b: Operand, row_factor: Operand, width: int) -> Instruction:
+    """Returns the instruction that adds ``a`` to ``b``, times a factor of each token, in place."""
+    if b.dtype != a.dtype:
         raise ValueError("its plan keeps hidden states in another dtype than the embeddings")
-    body = [*a, *b, *b, *factor, width, len(program.floats)]
-    program = replace(program, floats=[*program.floats, 1.0])
-    return with_instruction(program, "add", body, before)
+    fields: dict[str, Field] = {"a": a, "b": b, "out": b, "row_factor": row_factor}
+    return Instruction("add", {**fields, "width": width, "factor": 1.0})
 
 
-def _embeddings(program: Encoded, hidden: int, scale: float) -> tuple[Sequence[int], Placed]:
-    """Returns the view of the embeddings, and the first instruction that reads them as they are given."""
-    integers, all_of_them = program.integers, instructions(program)
+def _embeddings(program: PlacedProgram, hidden: int, scale: float) -> tuple[int, Operand]:
+    """Returns the embeddings, and the number of the first instruction that reads them as they are given."""
+    instructions = program.instructions
     tables = [
         at
-        for at, placed in enumerate(all_of_them)
-        if placed.opcode in ("embed", "split_embed") and integers[placed.fields["width"]] == hidden
+        for at, each in enumerate(instructions)
+        if each.opcode in ("embed", "split_embed") and each.integer("width") == hidden
     ]
     found = tables
     if len(tables) > 1:  # the others look up tokens of pictures, whose ids are counted from 0 there
-        found = [at for at in tables if reads_input(integers, all_of_them[at].fields["ids"], _IDS)]
+        found = [at for at in tables if _reads_input(instructions[at].operand("ids"), _IDS)]
     if len(found) != 1:
         raise ValueError(f"its plan has {len(found)} tables of embeddings")
     at = found[0]
-    rows = view_of(integers, all_of_them[at].fields["out"])
-    if scale == 1.0:
-        return rows, _after_adapters(all_of_them, at)
+    rows = instructions[at].operand("out")
+    if scale != 1.0:
+        at = _multiplied(program, at, rows, scale)
+        rows = instructions[at].operand("out")
+    adapters = instructions[at + 1].opcode == "lora_embed"  # which pictures lack
+    return at + (2 if adapters else 1), rows
+
+
+def _multiplied(program: PlacedProgram, at: int, rows: Operand, scale: float) -> int:
+    """Returns the number of the instruction that multiplies the rows that another one looks up."""
     if (chosen := _choice(program, rows, at)) is not None:
-        return view_of(integers, all_of_them[chosen].fields["out"]), _after_adapters(all_of_them, chosen)
-    fields = all_of_them[at + 1].fields
+        return chosen
+    factor = program.instructions[at + 1]
     if (
-        all_of_them[at + 1].opcode != "add"
-        or not all(is_nothing(integers, fields[name]) for name in ("a", "row_factor"))
-        or view_of(integers, fields["b"]) != rows
-        or abs(program.floats[integers[fields["factor"]]] / scale - 1) > _ROUNDING
+        factor.opcode != "add"
+        or any(factor.operand(name).space != "none" for name in ("a", "row_factor"))
+        or factor.operand("b") != rows
+        or abs(factor.real("factor") / scale - 1) > _ROUNDING
     ):
         raise ValueError("its plan multiplies embeddings at another place")
-    return view_of(integers, fields["out"]), _after_adapters(all_of_them, at + 1)
+    return at + 1
 
 
-def _after_adapters(all_of_them: list[Placed], at: int) -> Placed:
-    """Returns the instruction after another one, and one that adds adapters, which pictures lack."""
-    following = all_of_them[at + 1]
-    return all_of_them[at + 2] if following.opcode == "lora_embed" else following
-
-
-def _choice(program: Encoded, rows: Sequence[int], after: int) -> int | None:
+def _choice(program: PlacedProgram, rows: Operand, after: int) -> int | None:
     """Returns the number of the formula that multiplies embeddings and chooses others for some tokens."""
-    integers = program.integers
-    for at, placed in enumerate(instructions(program)):
-        if at <= after or placed.opcode != "pointwise":
+    for at, each in enumerate(program.instructions):
+        if at <= after or each.opcode != "pointwise":
             continue
-        if any(view_of(integers, operand["x"]) == rows for operand in records(program, placed, "operands")):
-            ops = {integers[step["op"]] for step in records(program, placed, "steps")}
-            return at if ops <= _CHOICE and ENUMS["PointwiseOp"]["select"] in ops else None
+        if any(operand.operand("x") == rows for operand in each.records("operands")):
+            ops = {step.fields["op"] for step in each.records("steps")}
+            return at if ops <= _CHOICE and "select" in ops else None
     return None
 
 
-def _norm_in(placed: Placed) -> str:
-    return "norm." if "norm.x" in placed.fields else ""
+def _norm_of(instruction: Instruction) -> Instruction:
+    """Returns the norm that an instruction begins with, or the instruction itself."""
+    return instruction.part("norm") if "norm" in instruction.fields else instruction
 
 
-def _first_norm(program: Encoded, layer: int) -> Placed:
-    """Returns the norm that a layer begins with."""
-    all_of_them = instructions(program)
-    ends = [at for at, placed in enumerate(all_of_them) if placed.opcode == "attention"]
+def _first_norm(program: PlacedProgram, layer: int) -> tuple[int, Instruction]:
+    """Returns the norm that a layer begins with, and its instruction's number."""
+    ends = [at for at, each in enumerate(program.instructions) if each.opcode == "attention"]
     if layer >= len(ends):
         raise ValueError(f"its plan has {len(ends)} attentions, and layer {layer} has none")
-    norms = []
-    for placed in all_of_them[ends[layer - 1] : ends[layer]]:
-        rows = placed.fields.get(f"{_norm_in(placed)}rows_per_token")
-        if rows is not None and program.integers[rows] == 1:
-            norms.append(placed)
+    between = ((at, _norm_of(program.instructions[at])) for at in range(ends[layer - 1], ends[layer]))
+    norms = [(at, norm) for at, norm in between if norm.fields.get("rows_per_token") == 1]
     if len(norms) != 2:
         raise ValueError(f"its plan has {len(norms)} norms of rows between two attentions, and not 2")
     return norms[1]

@@ -1,11 +1,10 @@
-"""The program of a native plan: instructions, the arena's layout, and the integers that C++ reads.
+"""The program of a native plan while it is written: named instructions over rows that have no place yet.
 
-Opcodes, fields and enumerations come from the compiled library (`torch_armllm.ops.tables`).
+Opcodes and fields come from the compiled library (`torch_armllm.ops.tables`).
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -13,17 +12,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torch_armllm.ops import tables
-from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS, RECORDS
+from torch_armllm.ops.tables import INSTRUCTIONS
 
 Space = Literal["none", "arena", "constant", "input", "output", "shared"]
 """Memory of an operand."""
-TYPES = {getattr(torch, name): number for name, number in ENUMS["ElementType"].items()}
-TYPES |= dict.fromkeys(
-    (torch.int8, torch.uint8), TYPES[torch.float32]
-)  # packed: addressed by their first byte
-_VIEW_INTEGERS = 5
-"""Integers of an encoded operand."""
 _LINE = 64
 """Bytes of a cache line; rows of the arena begin on one."""
 
@@ -114,8 +106,45 @@ NOTHING = Operand("none", 0, torch.float32)
 Field: TypeAlias = "Operand | int | float | str | Mapping[str, Field] | Sequence[Mapping[str, Field]]"
 
 
+class Fields:
+    """Values of fields by name, with their kinds checked."""
+
+    fields: Mapping[str, Field]
+
+    def operand(self, name: str) -> Operand:
+        """Returns the operand in a field; raises a TypeError if it holds something else."""
+        value = self.fields[name]
+        if not isinstance(value, Operand):
+            raise self._other(name, "operand")
+        return value
+
+    def integer(self, name: str) -> int:
+        """Returns the integer in a field; raises a TypeError if it holds something else."""
+        value = self.fields[name]
+        if not isinstance(value, int):
+            raise self._other(name, "integer")
+        return value
+
+    def real(self, name: str) -> float:
+        """Returns the number in a field; raises a TypeError if it holds something else."""
+        value = self.fields[name]
+        if not isinstance(value, (int, float)):
+            raise self._other(name, "number")
+        return float(value)
+
+    def _other(self, name: str, kind: str) -> TypeError:
+        return TypeError(f"field {name!r} holds no {kind}: {self.fields[name]!r}")
+
+
+@dataclass(frozen=True)
+class Record(Fields):
+    """An entry of an instruction's list."""
+
+    fields: Mapping[str, Field]
+
+
 @dataclass
-class Instruction:
+class Instruction(Fields):
     """An opcode and its fields by name.
 
     Raises:
@@ -136,6 +165,25 @@ class Instruction:
                 f"instruction {self.opcode!r}: missing fields {missing}, unknown fields {unknown}; "
                 f"its fields are: {', '.join(names)}"
             )
+
+    def part(self, name: str) -> Instruction:
+        """Returns the instruction that is a part of this one; raises a TypeError if the field is none."""
+        value = self.fields[name]
+        if not isinstance(value, Mapping):
+            raise self._other(name, "part")
+        (kind,) = (f.type for f in INSTRUCTIONS[self.opcode].fields if f.name == name)
+        return Instruction(kind, value)
+
+    def records(self, name: str) -> list[Record]:
+        """Returns the entries of a list; raises a TypeError if the field holds something else."""
+        value = self.fields[name]
+        if not isinstance(value, list):
+            raise self._other(name, "list")
+        return list(map(Record, value))
+
+    def changed(self, **fields: Field) -> Instruction:
+        """Returns the instruction with other values of some fields."""
+        return Instruction(self.opcode, {**self.fields, **fields})
 
     @property
     def operands(self) -> Iterator[Operand]:
@@ -164,74 +212,9 @@ def layout(storages: Iterable[Storage]) -> int:
     return total
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Input of a native plan.
-
-    Attributes:
-        constants: tensors that instructions refer to.
-        integers: the program, see ``ops/plan/plan.h``.
-        floats: numbers that the program refers to.
-        opcodes: names of the instructions, for profiles.
-        columns: elements per token of the first output.
-        dtype: of the first output.
-    """
-
-    constants: list[Tensor]
-    integers: list[int]
-    floats: list[float]
-    opcodes: list[str]
-    columns: int
-    dtype: torch.dtype
-
-
-def schemes_of(program: Encoded) -> set[str]:
-    """Returns the schemes of all quantized weights that a program multiplies by."""
-    names = {number: name for name, number in ENUMS["Scheme"].items()}
-    return {names[program.integers[at]] for at, entry in _plain_fields(program) if entry.type == "Scheme"}
-
-
-def without_handles(program: Encoded) -> list[int]:
-    """Returns a program's integers with 0 for handles of communicators, which are a process's own."""
-    integers = list(program.integers)
-    for at, entry in _plain_fields(program):
-        if entry.name == "communicator":
-            integers[at] = 0
-    return integers
-
-
-def _plain_fields(program: Encoded) -> list[tuple[int, tables.Field]]:
-    """Returns the fields that are one integer, with their places among the integers."""
-    formats = {form.opcode: form.fields for form in INSTRUCTIONS.values()}
-    found: list[tuple[int, tables.Field]] = []
-
-    def read(fields: Sequence[tables.Field], at: int) -> int:
-        """Returns the place after some fields, which begin at ``at``."""
-        for entry in fields:
-            if entry.kind == "view":
-                at += _VIEW_INTEGERS
-            elif entry.kind == "part":
-                at = read(INSTRUCTIONS[entry.type].fields, at)
-            elif entry.kind == "list":
-                count, at = program.integers[at], at + 1
-                for _ in range(count):
-                    at = read(RECORDS[entry.type], at)
-            else:
-                found.append((at, entry))
-                at += 1
-        return at
-
-    outputs = program.integers[1]
-    at = 3 + 2 * outputs
-    for _ in range(program.integers[at - 1]):
-        read(formats[program.integers[at]], at + 2)
-        at += 2 + program.integers[at + 1]
-    return found
-
-
 @dataclass
 class Program:
-    """Instructions with their constants, storages and outputs: the input of `encode`."""
+    """Instructions with their constants, storages and outputs; `lay_out` gives the rows their places."""
 
     instructions: list[Instruction] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
@@ -262,62 +245,3 @@ class Program:
             if operand.storage is not None:
                 operand.storage.last = len(self.instructions)
         self.instructions.append(instruction)
-
-    def encode(self) -> Encoded:
-        """Lays out the arena and returns the input of a native plan."""
-        for number, storage in enumerate(self.outputs):
-            storage.is_output, storage.offset = True, number
-        own = (s for s in self.storages if not (s.is_output or s.is_shared or s.inside))
-        integers = [layout(own), len(self.outputs)]
-        for storage in self.outputs:
-            integers += [storage.columns, TYPES[storage.dtype]]
-        integers.append(len(self.instructions))
-        floats: list[float] = []
-        for instruction in self.instructions:
-            formats = INSTRUCTIONS[instruction.opcode].fields
-            body = _encode_fields(instruction.opcode, formats, instruction.fields, floats)
-            integers += [INSTRUCTIONS[instruction.opcode].opcode, len(body), *body]
-        opcodes = [instruction.opcode for instruction in self.instructions]
-        first = self.outputs[0]
-        return Encoded(self.constants, integers, floats, opcodes, first.columns, first.dtype)
-
-
-def _encode_fields(
-    opcode: str, entries: Sequence[tables.Field], values: Mapping[str, Field], floats: list[float]
-) -> list[int]:
-    """Returns fields as integers, in the table's order; reals are appended to ``floats``."""
-    body: list[int] = []
-    for entry in entries:
-        value = values[entry.name]
-        if isinstance(value, Operand) and entry.kind == "view":
-            body += _encode_operand(value)
-        elif isinstance(value, Mapping) and entry.kind == "part":
-            body += _encode_fields(entry.type, INSTRUCTIONS[entry.type].fields, value, floats)
-        elif isinstance(value, list) and entry.kind == "list":
-            body.append(len(value))
-            for record in value:
-                body += _encode_fields(opcode, RECORDS[entry.type], record, floats)
-        elif isinstance(value, str) and entry.kind == "enum":
-            body.append(ENUMS[entry.type][value])
-        elif isinstance(value, (int, float)) and entry.kind == "real":
-            body.append(len(floats))
-            floats.append(float(value))
-        elif isinstance(value, int) and entry.kind in ("int", "flag"):
-            body.append(operator.index(value))
-        else:
-            raise TypeError(
-                f"field {entry.name!r} of instruction {opcode!r} is not a valid {entry.kind}: {value!r}"
-            )
-    return body
-
-
-def _encode_operand(operand: Operand) -> list[int]:
-    space, index, column, stride = operand.space, operand.index, operand.column, operand.stride
-    storage = operand.storage
-    if storage is not None and storage.inside is not None:
-        storage, first = storage.inside
-        column, stride = column + first, storage.columns
-    if storage is not None:
-        space = "output" if storage.is_output else "shared" if storage.is_shared else "arena"
-        index = storage.offset
-    return [ENUMS["Space"][space], index, column, stride, TYPES[operand.dtype]]

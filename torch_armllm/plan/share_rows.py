@@ -30,20 +30,16 @@ def share_rows(program: Program) -> int:
     shared: list[Storage] = []
     communicator = 0
     for at in gathers:
-        fields = program.instructions[at].fields
-        own, whole = fields["x"], fields["out"]
-        assert isinstance(own, Operand) and isinstance(whole, Operand)
-        handle = fields["communicator"]
-        assert isinstance(handle, int)
+        gather = program.instructions[at]
+        own, whole = gather.operand("x"), gather.operand("out")
+        handle = gather.integer("communicator")
         if not shared_bytes_of(handle) or communicator not in (0, handle):
             continue
         if not _can_share(program, uses, at, own, whole):
             continue
         assert own.storage is not None and whole.storage is not None
         communicator = handle
-        parts = fields["parts"]
-        assert isinstance(parts, list)
-        first = sum(part["columns"] for part in parts[: rank_of(handle)])
+        first = sum(part.integer("columns") for part in gather.records("parts")[: rank_of(handle)])
         own.storage.inside, whole.storage.is_shared = (whole.storage, first), True
         # numbers of instructions as they are now, which for other storages are those before any fusion
         whole.storage.first = uses[id(own.storage)][0][0]

@@ -25,7 +25,7 @@ from tests.fuzz.ops.recorded import VOCABULARY, Recorded, head, models, pieces
 from tests.fuzz.ops.recorded import step_inputs as draw_inputs
 from tests.fuzz.ops.target import Finding, check_message
 from torch_armllm.plan import native
-from torch_armllm.plan.program import Encoded
+from torch_armllm.plan.placed_program import PlacedProgram
 
 _EXPECTED = (RuntimeError, ValueError, TypeError)
 _MOST_MEMORY = 3 << 30
@@ -99,9 +99,9 @@ def _damaged_constants(constants: list[Tensor], draw: Random) -> list[Tensor]:
     return constants
 
 
-def _damaged(program: Encoded, draw: Random) -> tuple[list[Tensor], list[int], list[float], str]:
+def _damaged(program: PlacedProgram, draw: Random) -> tuple[list[Tensor], list[int], list[float], str]:
     """Returns arguments of `plan_create`, and the kind of damage."""
-    constants, integers, floats = program.constants, program.integers, program.floats
+    constants, integers, floats = program.encode()
     kind = draw.choices(("program", "constants", "floats", "nothing"), (50, 6, 4, 40))[0]
     if kind == "program":
         integers = _damaged_integers(integers, draw)
@@ -202,7 +202,7 @@ class _Step:
         """Runs an output layer on the results, then repeats the step on other values."""
         program = self.recorded.program
         following = head(program.columns, program.dtype).program
-        other = _armllm.plan_create(following.constants, following.integers, following.floats)
+        other = _armllm.plan_create(*following.encode())
         try:
             rows = self.tokens if 0 < self.tokens < 64 else 1
             shapes = ((rows, VOCABULARY), program.dtype), ((rows, 1), torch.int64)

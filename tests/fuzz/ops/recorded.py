@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
@@ -18,7 +18,8 @@ from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.ops import linear
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.program import NOTHING, Encoded, Operand, Program
+from torch_armllm.plan.placed_program import PlacedProgram, lay_out
+from torch_armllm.plan.program import NOTHING, Operand, Program
 
 _MODELS: tuple[tuple[str, str | None, torch.dtype, str | None], ...] = (
     ("llama", "int4", torch.float32, None),
@@ -51,12 +52,12 @@ class Recorded:
     """A program, and the shape of the cache that it uses."""
 
     name: str
-    program: Encoded
+    program: PlacedProgram
     shape: Shape | None
     memory: GuardedMemory = field(repr=False, compare=False)
 
 
-def _guarded(program: Encoded) -> tuple[Encoded, GuardedMemory]:
+def _guarded(program: PlacedProgram) -> tuple[PlacedProgram, GuardedMemory]:
     """Moves the constants to memory between guard pages, at the end of it."""
     sizes = [_extent(t) for t in program.constants]
     largest = max(size * t.element_size() for size, t in zip(sizes, program.constants, strict=True))
@@ -66,8 +67,7 @@ def _guarded(program: Encoded) -> tuple[Encoded, GuardedMemory]:
         flat, _ = memory.take(size, tensor.dtype, at_end=True)
         flat.copy_(tensor.as_strided((size,), (1,)))
         constants.append(flat.as_strided(tensor.shape, tensor.stride()))
-    parts = (program.integers, program.floats, program.opcodes, program.columns, program.dtype)
-    return Encoded(constants, *parts), memory
+    return replace(program, constants=constants), memory
 
 
 def _extent(tensor: Tensor) -> int:
@@ -108,7 +108,7 @@ def head(columns: int, dtype: torch.dtype) -> Recorded:
     p.emit("best_tokens", logits=logits, ids=best, vocab_size=VOCABULARY, communicator=0, first=0)
     assert logits.storage is not None and best.storage is not None
     p.outputs += [logits.storage, best.storage]
-    program, memory = _guarded(p.encode())
+    program, memory = _guarded(lay_out(p))
     return Recorded("head", program, None, memory)
 
 
@@ -181,7 +181,7 @@ def pieces() -> Recorded:
     p.emit("best_tokens", logits=norm, ids=best, vocab_size=10, communicator=0, first=0)
     assert norm.storage is not None and best.storage is not None
     p.outputs += [norm.storage, best.storage]
-    program, memory = _guarded(p.encode())
+    program, memory = _guarded(lay_out(p))
     return Recorded("pieces", program, None, memory)
 
 

@@ -17,7 +17,6 @@ from torch_armllm.kv_cache.disk.rows import Bytes, Rows
 from torch_armllm.ops import variants
 from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.program import without_handles
 
 _SAMPLES = 16
 """Places of a tensor that are read."""
@@ -50,7 +49,7 @@ def fingerprint(executor: StepExecutor, blocks: Rows, states: Rows) -> str:
         "shape": repr(executor.shape),
         "block": [executor.block_size, *blocks.description],
         "states": states.description,
-        "program": [program.opcodes, without_handles(program), program.floats],
+        "program": program.without_handles().encode()[1:],
         "first_position": executor.model.first_position,
     }
     digest.update(json.dumps(known, default=str).encode())

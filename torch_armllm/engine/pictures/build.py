@@ -21,8 +21,8 @@ from torch_armllm.plan.picture_inputs import (
     with_later_tokens,
     with_rotary_axes,
 )
+from torch_armllm.plan.placed_program import PlacedProgram
 from torch_armllm.plan.plan_model import PlanModel
-from torch_armllm.plan.program import Encoded
 
 FAMILIES: dict[str, Callable[[], TokenNumbers] | None] = {
     "llava": None,
@@ -166,7 +166,7 @@ def picture_steps(
     return PictureSteps(NativePlan(program, plan.experts), rows, token, layers, numbers)
 
 
-def _with_numbers(program: Encoded, numbers: TokenNumbers, base: Any, number: int) -> Encoded:
+def _with_numbers(program: PlacedProgram, numbers: TokenNumbers, base: Any, number: int) -> PlacedProgram:
     """Returns a program that reads numbers of each token as a further input, by its number.
 
     Raises:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from torch_armllm.plan.picture_inputs import angles_of
-from torch_armllm.plan.program import Encoded
+from torch_armllm.plan.placed_program import PlacedProgram
 
 _AXES, _TOKENS, _POSITIONS = 3, 64, 4096
 
 
 @torch.no_grad()
-def rotary_axes(decoder: Any, program: Encoded) -> Tensor:
+def rotary_axes(decoder: Any, program: PlacedProgram) -> Tensor:
     """Returns the axis of each frequency of a language model, int64 ``(half,)``.
 
     The model's own rotary embedding shows them, and the program must rotate by its angles for any positions.

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +24,9 @@ from torch_armllm.llm.plan_cache.shapes import describe_shape, shape_of
 from torch_armllm.plan.expert_layers import with_strides
 from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import PlacedProgram, decode
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling, PlanModel
-from torch_armllm.plan.program import Encoded
 from torch_armllm.plan.sample_steps import plan_error, sample_hidden
-from torch_armllm.system.dtypes import dtype_name
 from torch_armllm.system.files import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -67,11 +67,11 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
     if not _files_hold(tensors, sources, values, folder):
         return "its weights differ from the checkpoint's files"
     generation = servable.generation_config
+    _, integers, floats = program.encode()
     metadata = {
         "name": servable.name,
         "sources": stamps(_sources(model)),
-        "program": {"integers": program.integers, "floats": program.floats, "opcodes": program.opcodes},
-        "result": {"columns": program.columns, "dtype": dtype_name(program.dtype)},
+        "program": {"integers": integers, "floats": floats},
         "constants": sources,
         "head": {
             "count": len(product.tensors),
@@ -131,17 +131,9 @@ def lookup(
 def _model(
     metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey, limit: MemoryLimit | None, free: int
 ) -> PlanModel:
-    tensors, integers, experts = _constants(metadata, values, Path(key["folder"]), limit, free)
+    program, tensors, experts = _program(metadata, values, Path(key["folder"]), limit, free)
     weight, *bias = tensors[-metadata["head"]["count"] :]
-    result, scaling = metadata["result"], metadata["head"]["scaling"]
-    program = Encoded(
-        tensors[: -metadata["head"]["count"]],
-        integers,
-        metadata["program"]["floats"],
-        metadata["program"]["opcodes"],
-        result["columns"],
-        getattr(torch, result["dtype"]),
-    )
+    scaling = metadata["head"]["scaling"]
     generation = metadata["generation"]
     return PlanModel(
         name=metadata["name"],
@@ -153,8 +145,11 @@ def _model(
         position_limit=metadata["position_limit"],
         stated_positions=metadata["stated_positions"],
         head=HeadWeights(
-            *(weight, bias[0] if bias else None, metadata["head"]["scheme"]),
-            *(metadata["head"]["out_features"], scaling and LogitScaling(*scaling)),
+            weight=weight,
+            bias=bias[0] if bias else None,
+            scheme=metadata["head"]["scheme"],
+            out_features=metadata["head"]["out_features"],
+            scaling=scaling and LogitScaling(*scaling),
             digits=metadata["head"]["digits"],
             rotated=metadata["head"]["rotated"],
         ),
@@ -162,22 +157,29 @@ def _model(
     )
 
 
-def _constants(
+def _program(
     metadata: dict[str, Any],
     values: dict[str, Tensor],
     folder: Path,
     limit: MemoryLimit | None,
     free: int,
-) -> tuple[list[Tensor], list[int], ExpertStore | None]:
-    """Returns the constants, the program's integers, and the store of the experts that stay on disk."""
-    sources, integers = metadata["constants"], metadata["program"]["integers"]
+) -> tuple[PlacedProgram, list[Tensor], ExpertStore | None]:
+    """Returns the program, its constants and the head's, and the store of the experts that stay on disk."""
+    sources, stored = metadata["constants"], metadata["program"]
+    own = len(sources) - metadata["head"]["count"]
+    program = decode([], stored["integers"], stored["floats"])
+
+    def whole() -> tuple[PlacedProgram, list[Tensor], None]:
+        tensors = constants.rebuild(sources, values, folder)
+        return replace(program, constants=tensors[:own]), tensors, None
+
     if limit is None or (total := constants.total_bytes(sources, values, folder)) <= limit.weights:
-        return constants.rebuild(sources, values, folder), integers, None
-    on_disk = disk_experts(integers, sources, folder)
+        return whole()
+    on_disk = disk_experts(program, sources, folder)
     if on_disk is None:
         if not limit.is_chosen:
             limit.check(total, 0, free)
-        return constants.rebuild(sources, values, folder), integers, None
+        return whole()
     fixed = total - on_disk.nbytes
     limit.check(fixed, max(on_disk.layer_bytes()), free)
     tensors = constants.rebuild(sources, values, folder, on_disk.names)
@@ -189,9 +191,12 @@ def _constants(
     logger.info(
         "%s of the model's %s stay on disk: experts are read when a step needs them, and up to %s of them "
         "are kept in memory",
-        *(format_bytes(on_disk.nbytes), format_bytes(total), format_bytes(budget)),
+        format_bytes(on_disk.nbytes),
+        format_bytes(total),
+        format_bytes(budget),
     )
-    return tensors, with_strides(integers, on_disk.changed, tensors), store
+    program = with_strides(replace(program, constants=tensors[:own]), on_disk.changed, tensors)
+    return program, tensors, store
 
 
 def _check_values(model: Any, plan: NativePlan) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_armllm.llm.plan_cache.tensor_files import TensorLocation, tensor_locations
 from torch_armllm.plan.expert_layers import ExpertLayer, expert_layers
 from torch_armllm.plan.expert_store import ExpertStore, StoredWeight, stored_bytes
+from torch_armllm.plan.placed_program import PlacedProgram
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ class DiskExperts:
 
 
 def disk_experts(
-    integers: Sequence[int], sources: Sequence[Mapping[str, Any]], folder: Path
+    program: PlacedProgram, sources: Sequence[Mapping[str, Any]], folder: Path
 ) -> DiskExperts | None:
     """Finds the layers whose experts may stay in files: their weights are there as kernels read them.
 
     Args:
-        integers: the program.
+        program: the plan's.
         sources: of its constants and of others; see `torch_armllm.llm.plan_cache.constants.describe`.
         folder: of the files.
 
@@ -76,10 +77,10 @@ def disk_experts(
         None if there are none.
     """
     files = tensor_locations(folder)
-    layers = expert_layers(integers)
-    pairs = {layer: tuple(_whole(sources[i], files) for i in layer[:2]) for layer in layers}
+    layers = expert_layers(program)
+    pairs = {layer: tuple(_whole(sources[i], files) for i in layer) for layer in layers}
     used = Counter(name for pair in set(pairs.values()) for name in pair)
-    indices = {i for layer in layers for i in layer[:2]}
+    indices = {i for layer in layers for i in layer}
     others = {source.get("name") for i, source in enumerate(sources) if i not in indices}
     fitting = {
         layer: (first, second)

@@ -16,7 +16,7 @@ import torch
 from torch_armllm.hf.names import METHOD
 from torch_armllm.ops import LIBRARY_PATH, variants
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the entry format; part of the key, so a new version never reads old entries."""
 _SIBLINGS = ("ops", "passes")
 """Folders inside the installed package, and next to it in a checkout."""
