@@ -32,6 +32,27 @@ def _defaults(target: Any) -> tuple[Any, ...]:
     )
 
 
+def in_order(target: Any, named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns an operator's arguments in their order, up to the last one that differs from its default.
+
+    Raises:
+        TypeError: the operator has no argument of a name, or needs one that is left out.
+    """
+    places, defaults = _places(target), _defaults(target)
+    if unknown := named.keys() - places.keys():
+        raise TypeError(f"{target} has no argument {min(unknown)}; it has {', '.join(places)}")
+    for name, argument in zip(places, target._schema.arguments, strict=True):
+        if name not in named and not argument.has_default_value():
+            raise TypeError(f"{target} needs {name}")
+    found = [named.get(name, defaults[place]) for name, place in places.items()]
+    while found and target._schema.arguments[len(found) - 1].has_default_value():
+        default = defaults[len(found) - 1]
+        if type(found[-1]) is not type(default) or found[-1] != default:
+            break
+        found.pop()
+    return tuple(found)
+
+
 class OpCall:
     """A node that calls an operator: ``OpCall(node).window`` is the argument of that name.
 

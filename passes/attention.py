@@ -17,6 +17,7 @@ from torch_armllm.passes.lib.graph import (
     as_float32,
     aten,
     call,
+    call_op,
     constant,
     is_op,
     new_constant,
@@ -92,19 +93,33 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
                 keys, values = (tokens_first(graph, x) for x in (marker.k, marker.v))
                 write = torch.ops.armllm.kv_write.default
                 call(graph, write, keys, values, k_cache, v_cache, inputs["slots"], *scales)
-            queries = tokens_first(graph, marker.q)
-            steps = [inputs[name] for name in STEPS]
-            some_scales = scales if scales else (None, None)
+            arguments = {name: inputs[name] for name in STEPS}
+            arguments |= {"q": tokens_first(graph, marker.q), "k_cache": k_cache, "v_cache": v_cache}
+            arguments |= dict(zip(SCALES, scales, strict=True)) if scales else {}
             if marker.selected is None:
-                op = torch.ops.armllm.paged_attention.default
-                options = (marker.scale, marker.window, marker.softcap, sinks, *some_scales)
-                biases = (marker.slopes, relative, bank, marker.ahead, marker.biases)
-                arguments = (k_cache, v_cache, *steps, *options, *biases)
+                out = call_op(
+                    graph,
+                    torch.ops.armllm.paged_attention.default,
+                    **arguments,
+                    scale=marker.scale,
+                    window=marker.window,
+                    softcap=marker.softcap,
+                    sinks=sinks,
+                    alibi_slopes=marker.slopes,
+                    relative=relative,
+                    profiles=bank,
+                    ahead=marker.ahead,
+                    biases=marker.biases,
+                )
             else:
-                op = torch.ops.armllm.block_attention.default
-                span = OpCall(marker.selected).span
-                arguments = (k_cache, v_cache, marker.selected, span, *steps, marker.scale, *some_scales)
-            out = call(graph, op, queries, *arguments)
+                out = call_op(
+                    graph,
+                    torch.ops.armllm.block_attention.default,
+                    **arguments,
+                    chosen=marker.selected,
+                    span=OpCall(marker.selected).span,
+                    scale=marker.scale,
+                )
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)
     graph.eliminate_dead_code()

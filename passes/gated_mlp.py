@@ -13,6 +13,7 @@ from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     aten,
     call,
+    call_op,
     constant,
     drop_unused,
     is_op,
@@ -57,11 +58,18 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
     context.on_new_weight(up_name, pairs[:, 1])
     weight = new_constant(module, node, f"{gate_name}_and_up", merged)
     with module.graph.inserting_before(node):
-        fused = call(
+        fused = call_op(
             module.graph,
             torch.ops.armllm.int4_gated_linear.default,
-            *(gate_layer.x, weight, gate_layer.out_features, gate_layer.scheme, name),
-            *(gate_layer.bias, up_layer.bias, gate_layer.digits, gate_layer.rotated),
+            x=gate_layer.x,
+            weight=weight,
+            out_features=gate_layer.out_features,
+            scheme=gate_layer.scheme,
+            activation=name,
+            gate_bias=gate_layer.bias,
+            up_bias=up_layer.bias,
+            digits=gate_layer.digits,
+            rotated=gate_layer.rotated,
         )
     node.replace_all_uses_with(fused)
     drop_unused(module, gate_name, up_name)

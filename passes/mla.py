@@ -28,6 +28,7 @@ from torch_armllm.passes.lib.graph import (
     as_float32,
     aten,
     call,
+    call_op,
     constant,
     drop_unused,
     is_op,
@@ -156,12 +157,18 @@ class _Absorption:
             cache = call(graph, aten.select.int, cache_input, 0, layer)
             rows = _single_head(graph, expansion.latent)
             call(graph, armllm.mla_write.default, rows, rotated, cache, self.inputs["slots"])
-            mixed = call(
+            sequences = ("block_table", "query_start", "seq_lens", "max_seq_len")
+            mixed = call_op(
                 graph,
                 armllm.mla_attention.default,
-                *(q_latent, queries, cache, self.inputs["block_table"], self.inputs["query_start"]),
-                *(self.inputs["seq_lens"], self.inputs["max_seq_len"], marker.scale),
-                *(sinks, marker.selected, marker.window),
+                **{name: self.inputs[name] for name in sequences},
+                q_latent=q_latent,
+                q_rope=queries,
+                cache=cache,
+                scale=marker.scale,
+                sinks=sinks,
+                selected=marker.selected,
+                window=marker.window,
             )
         out = self._heads_linear(node, mixed, values, "mla_values", packed)
         with graph.inserting_before(node):

@@ -15,11 +15,13 @@ from torch.fx.node import Node
 
 from torch_armllm.capture.markers.experts import expert_layout
 from torch_armllm.ops.linear import GROUP, interleave_panels
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     CONVERSIONS,
     aten,
     call,
+    call_op,
     constant,
     drop_unused,
     is_op,
@@ -29,8 +31,6 @@ from torch_armllm.quant.packing import quantize_matrices
 from torch_armllm.quant.schemes.registry import scheme_named
 
 _VIEWS = (aten.view, aten.reshape, aten.slice, aten.select, aten.unsqueeze, aten.squeeze, *CONVERSIONS)
-_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, False, 0, 7.0)
-"""Defaults of the marker op's last arguments."""
 _ROUTING_OPS = (aten.softmax, aten.sigmoid, aten.topk, torch.ops.armllm.moe_route)
 
 
@@ -82,37 +82,42 @@ def _quantize_linear(module: fx.GraphModule, node: Node, scheme: str) -> bool:
 
 
 def _quantize_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
-    arguments: list[Any] = list(node.args)
-    x, ids, weights, gate_up_node, down_node, activation, *further = arguments
-    gate_up, down = _float_matrix(module, gate_up_node, 3), _float_matrix(module, down_node, 3)
+    experts = OpCall(node)
+    gate_up, down = _float_matrix(module, experts.gate_up, 3), _float_matrix(module, experts.down, 3)
     if gate_up is None or down is None:
         return False
-    assert isinstance(gate_up_node, Node)
-    assert isinstance(down_node, Node)
-    limit, bias_node, down_bias, gated, transposed, interleaved, identities, up_limit = (
-        *further,
-        *_DEFAULTS[len(further) :],
-    )
+    bias_node, layout = experts.gate_up_bias, expert_layout(experts)
     bias = constant(module, bias_node)
-    layout = expert_layout(activation, limit, bias, gated, transposed, interleaved, identities, up_limit)
     handler = scheme_named(scheme)
     parts = [quantize_matrices(part, handler)[0] for part in layout.inner(gate_up)]
     downs = layout.outer(down)
-    packed = interleave_panels(*parts) if gated else parts[0]
-    first = new_constant(module, node, f"{gate_up_node.target}_packed", packed)
-    second = new_constant(module, node, f"{down_node.target}_packed", quantize_matrices(downs, handler)[0])
+    packed = interleave_panels(*parts) if layout.gated else parts[0]
+    first = new_constant(module, node, f"{experts.gate_up.target}_packed", packed)
+    second = new_constant(module, node, f"{experts.down.target}_packed", quantize_matrices(downs, handler)[0])
     if bias is not None:
         assert isinstance(bias_node, Node)
         bias_node = new_constant(module, node, f"{bias_node.target}_halves", layout.inner_bias(bias))
     with module.graph.inserting_before(node):
-        moe = call(
+        moe = call_op(
             module.graph,
             torch.ops.armllm.int4_moe.default,
-            *(x, ids, weights, first, second, downs[0].shape[1], scheme, activation, limit),
-            *(bias_node, down_bias, gated, False, identities, up_limit),
+            x=experts.x,
+            expert_ids=experts.expert_ids,
+            expert_weights=experts.expert_weights,
+            gate_up=first,
+            down=second,
+            intermediate=downs[0].shape[1],
+            scheme=scheme,
+            activation=layout.activation,
+            limit=layout.limit,
+            gate_up_bias=bias_node,
+            down_bias=experts.down_bias,
+            gated=layout.gated,
+            identity_experts=layout.identity_experts,
+            up_limit=layout.up_limit,
         )
     node.replace_all_uses_with(moe)
-    drop_unused(module, str(gate_up_node.target), str(down_node.target))
+    drop_unused(module, str(experts.gate_up.target), str(experts.down.target))
     return True
 
 

@@ -122,7 +122,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         ids = next(n for n in graph.nodes if n.op == "placeholder")
         inputs = add_paged_inputs(module, nodes[0], value(ids).shape[1], {})
     states = add_state_inputs(
-        *(module, nodes[0], value(inputs["slots"]).shape[0]),
+        module,
+        nodes[0],
+        value(inputs["slots"]).shape[0],
         [(kind.dtype, (layout.count(i), 4, *kind.sizes)) for i, kind in enumerate(layout.groups)],
     )
     steps = (states.slots, inputs["query_start"], inputs["seq_lens"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.ops.op_call import OpCall
+from torch_armllm.ops.op_call import OpCall, in_order
 
 aten = torch.ops.aten
 CONVERSIONS = (aten.to, aten.type_as, aten._to_copy)
@@ -151,6 +151,11 @@ def fake_mode(near: Node) -> Any:
             return result[0].fake_mode
         node = node.prev
         assert node.op != "root", "no fake tensor in this graph"
+
+
+def call_op(graph: fx.Graph, target: Any, **arguments: Any) -> Node:
+    """Inserts a call of an operator, whose arguments are given by name; see `call`."""
+    return call(graph, target, *in_order(target, arguments))
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.moe import SCORINGS, reference_moe_route
-from torch_armllm.passes.lib.graph import aten, call, constant, new_constant, unwidened, value
+from torch_armllm.passes.lib.graph import aten, call, call_op, constant, new_constant, unwidened, value
 from torch_armllm.passes.lib.probe import Region, regions
 
 _ROWS = 96
@@ -154,12 +154,18 @@ def insert_route(
     if bias_tensor is not None and (bias_tensor.dtype != torch.float32 or bias_tensor.dim() != 1):
         bias = new_constant(module, before, "correction_bias", bias_tensor.float().flatten())
     with graph.inserting_before(before):
-        routed = call(
+        routed = call_op(
             graph,
             torch.ops.armllm.moe_route.default,
-            *(logits_of(graph, entry), top_k, route.scoring, route.renormalize),
-            *(route.scale, bias, route.groups, route.top_k_groups),
-            *(() if route.epsilon == _EPSILON else (route.epsilon,)),
+            logits=logits_of(graph, entry),
+            top_k=top_k,
+            scoring=route.scoring,
+            renormalize=route.renormalize,
+            scale=route.scale,
+            correction_bias=bias,
+            groups=route.groups,
+            top_k_groups=route.top_k_groups,
+            epsilon=route.epsilon,
         )
         weights = call(graph, operator.getitem, routed, 0)
         return call(graph, operator.getitem, routed, 1), weights

@@ -92,7 +92,7 @@ def recognize_table_router(
         for scoring in SCORINGS:
             for renormalize in (False, True):
                 expected, _ = reference_moe_route(
-                    *(logits, table.shape[1], scoring, renormalize), token_ids=rows, choices=choices
+                    logits, table.shape[1], scoring, renormalize, token_ids=rows, choices=choices
                 )
                 scale = float((result.double().sum() / expected.double().sum()).item())
                 scale = round(scale, 4) if abs(scale - round(scale, 4)) < _RTOL * abs(scale) else scale

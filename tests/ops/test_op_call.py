@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 import torch_armllm.ops  # noqa: F401  (registers the operators)
-from torch_armllm.ops.op_call import OpCall
+from torch_armllm.ops.op_call import OpCall, in_order
 from torch_armllm.passes.lib.graph import match
 
 aten = torch.ops.aten
@@ -61,3 +61,18 @@ def test_a_match_compares_arguments_by_name() -> None:
     assert match(node, aten.neg.default) is None
     assert match(x, aten.transpose.int) is None
     assert match(None, aten.transpose.int) is None
+
+
+def test_arguments_by_name_are_put_in_order() -> None:
+    op = torch.ops.armllm.rms_norm.default
+    assert in_order(op, {"eps": 3.0, "x": 1, "weight": 2}) == (1, 2, 3.0)
+    assert in_order(op, {"eps": 3.0, "x": 1, "weight": 2, "weight_offset": 0.0}) == (1, 2, 3.0)
+    assert in_order(op, {"eps": 3.0, "x": 1, "weight": 2, "weight_offset": 1.0}) == (1, 2, 3.0, 1.0)
+    attention = torch.ops.armllm.paged_attention.default
+    needed = ("q", "k_cache", "v_cache", "block_table", "query_start", "seq_lens", "max_seq_len", "scale")
+    named = dict.fromkeys(needed, 1)
+    assert in_order(attention, {**named, "sinks": 7}) == (*[1] * 8, 0, 0.0, 7)
+    with pytest.raises(TypeError, match="has no argument sink; it has q, k_cache"):
+        in_order(attention, {**named, "sink": 7})
+    with pytest.raises(TypeError, match="needs scale"):
+        in_order(attention, {name: 1 for name in needed if name != "scale"})

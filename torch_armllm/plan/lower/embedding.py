@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.fx.node import Node
 
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import aten, constant
 from torch_armllm.plan.add_adapters import add_embedding_adapters
 from torch_armllm.plan.expression import Expression
+from torch_armllm.plan.lower.call import write_call, writers
 from torch_armllm.plan.lowering import Lowering, Writer
 from torch_armllm.plan.program import Operand
 
@@ -43,45 +45,21 @@ def _ids_by_id(low: Lowering, table: Tensor, ids: Node) -> Operand:
     return Operand(halves.space, halves.index, torch.int64, (1,), 0, 1, halves.storage)
 
 
-def _split_embedding(
-    low: Lowering,
-    node: Node,
-    ids: Node,
-    table: Node,
-    rest: Node,
-    dtype: str,
-    scheme: str = "i8",
-    rotated: bool = False,
-) -> Operand:
-    packed, further = low.weight(table), low.weight(rest)
-    out = low.new(node)
-    vocab_size = low.program.constants[further.index].shape[0]
-    low.emit(
-        "split_embed",
-        out=out,
-        ids=low.rows(ids),
-        weight=packed,
-        rest=further,
-        panel_stride=packed.stride,
-        scheme=scheme,
-        width=out.width,
-        vocab_size=vocab_size,
-        rotated=rotated,
-    )
-    return out
+def _split_embedding(low: Lowering, call: OpCall) -> Operand:
+    packed, vocab_size = low.weight(call.weight), low.held(call.rest).shape[0]
+    sizes = {"width": int(call.node.meta["val"].shape[-1]), "vocab_size": vocab_size}
+    return write_call(low, call, "split_embed", weight=packed, panel_stride=packed.stride, **sizes)
 
 
-def _lora_embedding(
-    low: Lowering, node: Node, base: Node, ids: Any, a: Any, b: Any, ranks: Any, adapters: Any
-) -> Operand:
+def _lora_embedding(low: Lowering, call: OpCall) -> Operand:
     """Adds to the rows of an embedding, in place, if nothing else reads them, or to a copy of them."""
-    rows = low.rows(base)
-    places = (place for node, place in low.locations.items() if node is not base)
+    rows = low.rows(call.base)
+    places = (place for node, place in low.locations.items() if node is not call.base)
     shared = any(isinstance(place, Operand) and place.storage is rows.storage for place in places)
-    if rows.storage is None or shared or len(base.users) > 1:
+    if rows.storage is None or shared or len(call.base.users) > 1:
         rows = low.compute(Expression(rows.inner, rows.dtype, operand=rows))
-    factors = (low.held(each) for each in (a, b, ranks, adapters))
-    add_embedding_adapters(low.program, low.rows(ids), rows, *factors)
+    factors = (low.held(each) for each in (call.a, call.b, call.ranks, call.adapters))
+    add_embedding_adapters(low.program, low.rows(call.ids), rows, *factors)
     return rows
 
 
@@ -97,8 +75,12 @@ def _token_types(low: Lowering, node: Node, ids: Node, count: int) -> Operand:
 
 WRITERS: dict[Any, Writer] = {
     aten.embedding.default: _embedding,
-    armllm.split_embedding.default: _split_embedding,
-    armllm.lora_embedding.default: _lora_embedding,
     armllm.given_rows.default: _given_rows,
     armllm.token_types.default: _token_types,
+    **writers(
+        {
+            armllm.split_embedding.default: _split_embedding,
+            armllm.lora_embedding.default: _lora_embedding,
+        }
+    ),
 }

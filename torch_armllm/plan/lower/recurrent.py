@@ -2,141 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.fx.node import Node
 
-from torch_armllm.plan.lowering import CacheLayer, Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import NOTHING, Operand
+from torch_armllm.ops.op_call import OpCall
+from torch_armllm.plan.lower.call import write_call, writers
+from torch_armllm.plan.lowering import CacheLayer, Lowering, Unlowerable
+from torch_armllm.plan.program import Operand
 
 armllm = torch.ops.armllm
 
 
-def step_fields(
-    low: Lowering, state: Node, slots: Node, starts: Node, lengths: Node, saves: Node | None
-) -> dict[str, int]:
-    """Returns the fields that name the states and the sequences of a step."""
-    layer = low.locations.get(state)
+def step_fields(low: Lowering, call: OpCall) -> dict[str, int]:
+    """Returns the fields that name the states of a step."""
+    layer = low.locations.get(call.state)
     if not isinstance(layer, CacheLayer):
         raise Unlowerable("reads a state that is no layer of the cache")
-    assert saves is not None
-    inputs = low.inputs.index
-    return {
-        "state": layer.input,
-        "layer": layer.layer,
-        "state_slots": inputs(slots.name),
-        "save_slots": inputs(saves.name),
-        "query_start": inputs(starts.name),
-        "seq_lens": inputs(lengths.name),
-    }
+    assert call.save_slots is not None
+    return {"state": layer.input, "layer": layer.layer}
 
 
-def _causal_conv(
-    low: Lowering,
-    node: Node,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    state: Node,
-    slots: Node,
-    starts: Node,
-    lengths: Node,
-    silu: bool = False,
-    save_slots: Node | None = None,
-) -> Operand:
-    rows = low.rows(x)
-    out = low.new(node)
-    low.emit(
-        "causal_conv",
-        x=rows,
-        out=out,
-        weight=low.weight(weight),
-        bias=low.weight(bias),
-        **step_fields(low, state, slots, starts, lengths, save_slots),
-        channels=out.width,
-        taps=int(weight.meta["val"].shape[0]),
-        silu=silu,
-    )
-    return out
+def _causal_conv(low: Lowering, call: OpCall) -> Operand:
+    taps, channels = call.weight.meta["val"].shape[0], low.rows(call.x).width
+    sizes = {"taps": int(taps), "channels": channels}
+    return write_call(low, call, "causal_conv", **step_fields(low, call), **sizes)
 
 
-def _gated_delta_rule(
-    low: Lowering,
-    node: Node,
-    q: Any,
-    k: Any,
-    v: Any,
-    gate: Any,
-    beta: Any,
-    state: Node,
-    slots: Node,
-    starts: Node,
-    lengths: Node,
-    scale: float,
-    normalize: bool = False,
-    delta: bool = True,
-    save_slots: Node | None = None,
-) -> Operand:
-    queries, keys, values, decays, shares = (low.rows(x) for x in (q, k, v, gate, beta))
-    out = low.new(node)
-    low.emit(
+def _gated_delta_rule(low: Lowering, call: OpCall) -> Operand:
+    keys, values, decays = low.rows(call.k), low.rows(call.v), low.rows(call.gate)
+    return write_call(
+        low,
+        call,
         "gated_delta_rule",
-        q=queries,
         k=keys,
         v=values,
         gate=decays,
-        beta=shares,
-        out=out,
-        **step_fields(low, state, slots, starts, lengths, save_slots),
+        **step_fields(low, call),
         key_heads=keys.inner[0],
         value_heads=values.inner[0],
         key_size=keys.inner[1],
         value_size=values.inner[1],
         gate_per_channel=len(decays.inner) == 2,
-        normalize=normalize,
-        delta=delta,
-        scale=scale,
     )
-    return out
 
 
-def _selective_scan(
-    low: Lowering,
-    node: Node,
-    x: Any,
-    dt: Any,
-    a: Any,
-    b: Any,
-    c: Any,
-    state: Node,
-    slots: Node,
-    starts: Node,
-    lengths: Node,
-    normalize: bool = False,
-    save_slots: Node | None = None,
-) -> Operand:
-    rows, steps = low.rows(x), low.rows(dt)
-    added, read = (NOTHING if factors is None else low.rows(factors) for factors in (b, c))
-    out = low.new(node)
-    low.emit(
-        "selective_scan",
-        x=rows,
-        dt=steps,
-        a=low.weight(a, torch.float32),
-        b=added,
-        c=read,
-        out=out,
-        **step_fields(low, state, slots, starts, lengths, save_slots),
-        channels=out.width,
-        states=int(a.meta["val"].shape[0]),
-        normalize=normalize,
-    )
-    return out
+def _selective_scan(low: Lowering, call: OpCall) -> Operand:
+    states, channels = call.a.meta["val"].shape[0], low.rows(call.x).width
+    sizes = {"states": int(states), "channels": channels}
+    return write_call(low, call, "selective_scan", torch.float32, **step_fields(low, call), **sizes)
 
 
-WRITERS: dict[Any, Writer] = {
-    armllm.causal_conv.default: _causal_conv,
-    armllm.gated_delta_rule.default: _gated_delta_rule,
-    armllm.selective_scan.default: _selective_scan,
-}
+WRITERS = writers(
+    {
+        armllm.causal_conv.default: _causal_conv,
+        armllm.gated_delta_rule.default: _gated_delta_rule,
+        armllm.selective_scan.default: _selective_scan,
+    }
+)
