@@ -110,7 +110,9 @@ def select(name: str) -> str:
 def _say_what_triton_runs(ops: str, backend: str, compiled: str) -> None:
     _logger.warning(
         "%s runs the ops %s; other ops, and the plans of patched models and engines, run the kernels of %s",
-        *(backend, ops, compiled),
+        backend,
+        ops,
+        compiled,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.tables import ENUMS
 
 __all__ = ["ACTIVATIONS", "FUNCTIONS", "gated_act", "reference_gated_act"]
@@ -43,6 +44,7 @@ Only clamped and softcapped activations use limit, and only the latter use up_li
 assert tuple(FUNCTIONS) == ACTIVATIONS
 
 
+@op(lambda a: a.gate.new_empty(a.gate.shape))
 def gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """Computes ``act(gate) · up``.
 
@@ -61,15 +63,8 @@ def gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     Raises:
         RuntimeError: shapes or dtypes differ, or the activation is unknown.
     """
-    out: Tensor = torch.ops.armllm.gated_act(gate, up, activation)
-    return out
 
 
 def reference_gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """:func:`gated_act` in plain torch, in float64 because torch's float32 GELU cancels in the left tail."""
     return FUNCTIONS[activation](gate.double(), up.double(), LIMIT, LIMIT).to(gate.dtype)
-
-
-@torch.library.register_fake("armllm::gated_act")
-def _(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    return gate.new_empty(gate.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from torch_armllm.ops.attention.cache_layout import (
@@ -22,6 +21,7 @@ from torch_armllm.ops.attention.cache_layout import (
 )
 from torch_armllm.ops.attention.chosen_blocks import block_attention, reference_block_attention
 from torch_armllm.ops.attention.reference import reference_kv_write, reference_paged_attention
+from torch_armllm.ops.declare import op
 
 __all__ = [
     "BLOCK_SIZES",
@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 
+@op()
 def kv_write(
     k: Tensor,
     v: Tensor,
@@ -72,9 +73,9 @@ def kv_write(
     Raises:
         RuntimeError: shapes or dtypes do not match, or a slot is past the end of the cache.
     """
-    torch.ops.armllm.kv_write(k, v, k_cache, v_cache, slots, k_scales, v_scales)
 
 
+@op(lambda a: a.q.new_empty(a.q.shape[0], a.q.shape[1], value_size_of(a.v_cache)))
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -148,49 +149,3 @@ def paged_attention(
     Source: PagedAttention (arXiv 2309.06180).  Splits are merged by an online softmax, as in FlashDecoding.
     ``alibi_slopes`` are those of ALiBi (arXiv 2108.12409).
     """
-    result: Tensor = torch.ops.armllm.paged_attention(
-        *(q, k_cache, v_cache, block_table, query_start, seq_lens, max_seq_len, scale, window, softcap),
-        *(sinks, k_scales, v_scales, alibi_slopes, relative, profiles, ahead, biases, later),
-        *(group_size, skipped_heads),
-    )
-    return result
-
-
-@torch.library.register_fake("armllm::kv_write")
-def _kv_write_fake(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> None:
-    return None
-
-
-@torch.library.register_fake("armllm::paged_attention")
-def _paged_attention_fake(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    relative: Tensor | None = None,
-    profiles: Tensor | None = None,
-    ahead: int = 0,
-    biases: Tensor | None = None,
-    later: Tensor | None = None,
-    group_size: int = 0,
-    skipped_heads: int = 0,
-) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,10 @@ from torch_armllm.ops.attention.cache_layout import (
     value_size_of,
     values_by_token,
 )
+from torch_armllm.ops.declare import op, reference
 
 
+@op(lambda a: a.q.new_empty(a.q.shape[0], a.q.shape[1], value_size_of(a.v_cache)))
 def block_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -58,63 +62,28 @@ def block_attention(
 
     Source: MiniMax-M3 (block-sparse attention with one choice of key blocks for each KV head).
     """
-    result: Tensor = torch.ops.armllm.block_attention(
-        *(q, k_cache, v_cache, chosen, span, block_table, query_start, seq_lens, max_seq_len, scale),
-        *(k_scales, v_scales),
-    )
-    return result
 
 
-@torch.library.register_fake("armllm::block_attention")
-def _block_attention_fake(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    chosen: Tensor,
-    span: int,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))
-
-
-def reference_block_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    chosen: Tensor,
-    span: int,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
+@reference("block_attention")
+def reference_block_attention(a: Any) -> Tensor:
     """Attends in float32, token by token and KV head by KV head; see :func:`block_attention`."""
-    keys, values = keys_by_token(k_cache, k_scales), values_by_token(v_cache, v_scales)
-    block_size, kv_heads = block_size_of(k_cache), k_cache.shape[1]
-    group, shared = q.shape[1] // kv_heads, kv_heads // chosen.shape[1]
-    out = q.new_empty(q.shape[0], q.shape[1], value_size_of(v_cache))
-    bounds = query_start.tolist()
-    for index, length in enumerate(seq_lens.tolist()):
+    keys, values = keys_by_token(a.k_cache, a.k_scales), values_by_token(a.v_cache, a.v_scales)
+    block_size, kv_heads = block_size_of(a.k_cache), a.k_cache.shape[1]
+    group, shared = a.q.shape[1] // kv_heads, kv_heads // a.chosen.shape[1]
+    out: Tensor = a.q.new_empty(a.q.shape[0], a.q.shape[1], value_size_of(a.v_cache))
+    bounds = a.query_start.tolist()
+    for index, length in enumerate(a.seq_lens.tolist()):
         for token in range(bounds[index], bounds[index + 1]):
             seen = torch.arange(length - bounds[index + 1] + token + 1)
             for head in range(kv_heads):
                 at = seen
-                if length > chosen.shape[2] * span:
-                    at = seen[torch.isin(seen // span, chosen[token, head // shared])]
+                if length > a.chosen.shape[2] * a.span:
+                    at = seen[torch.isin(seen // a.span, a.chosen[token, head // shared])]
                 blocks, heads = (
-                    block_table[index, at // block_size].long(),
+                    a.block_table[index, at // block_size].long(),
                     slice(head * group, (head + 1) * group),
                 )
                 k, v = (x[blocks, head, at % block_size].float() for x in (keys, values))
-                scores = q[token, heads].float() @ k[:, : q.shape[2]].T * scale
-                out[token, heads] = (scores.softmax(-1) @ v).to(q.dtype)
+                scores = a.q[token, heads].float() @ k[:, : a.q.shape[2]].T * a.scale
+                out[token, heads] = (scores.softmax(-1) @ v).to(a.q.dtype)
     return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,42 +19,36 @@ from torch_armllm.ops.attention.cache_layout import (
     value_size_of,
     values_by_token,
 )
+from torch_armllm.ops.declare import reference
 
 
-def reference_kv_write(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> None:
+@reference("kv_write")
+def reference_kv_write(a: Any) -> None:
     """Write each token's key and value to its slot; see :func:`torch_armllm.ops.attention.kv_write`."""
-    if k_cache.dtype == torch.uint8:
-        assert k_scales is not None and v_scales is not None
-        _write_int4(k, v, KvCache(k_cache, v_cache, k_scales, v_scales), slots)
+    if a.k_cache.dtype == torch.uint8:
+        assert a.k_scales is not None and a.v_scales is not None
+        _write_int4(a.k, a.v, KvCache(a.k_cache, a.v_cache, a.k_scales, a.v_scales), a.slots)
         return
-    dtype, size, group = k_cache.dtype, block_size_of(k_cache), GROUPS[k_cache.dtype]
-    padding = (0, -k.shape[2] % group)
-    keys, values = torch.nn.functional.pad(k, padding), v
-    if k_scales is not None and v_scales is not None:
+    dtype, size, group = a.k_cache.dtype, block_size_of(a.k_cache), GROUPS[a.k_cache.dtype]
+    padding = (0, -a.k.shape[2] % group)
+    keys, values = torch.nn.functional.pad(a.k, padding), a.v
+    if a.k_scales is not None and a.v_scales is not None:
         keys, key_scales = quantize_by_token(rotated(keys.float(), rotation_of(keys.shape[-1])))
         values, value_scales = quantize_by_token(values)
-    for token, slot in enumerate(slots.tolist()):
+    for token, slot in enumerate(a.slots.tolist()):
         if slot < 0:
             continue
         block, offset = divmod(slot, size)
         key, value = keys[token].to(dtype), values[token].to(dtype)
         if group == 1:
-            k_cache[block, :, :, offset] = key
-            v_cache[block, :, offset] = value
+            a.k_cache[block, :, :, offset] = key
+            a.v_cache[block, :, offset] = value
         else:
-            k_cache[block, :, :, offset] = key.unflatten(1, (-1, group))
-            v_cache[block, :, offset // group, :, offset % group] = value
-        if k_scales is not None and v_scales is not None:
-            k_scales[block, :, offset] = key_scales[token]
-            v_scales[block, :, offset] = value_scales[token]
+            a.k_cache[block, :, :, offset] = key.unflatten(1, (-1, group))
+            a.v_cache[block, :, offset // group, :, offset % group] = value
+        if a.k_scales is not None and a.v_scales is not None:
+            a.k_scales[block, :, offset] = key_scales[token]
+            a.v_scales[block, :, offset] = value_scales[token]
 
 
 def _write_int4(k: Tensor, v: Tensor, cache: KvCache, slots: Tensor) -> None:
@@ -89,71 +85,50 @@ def _in_order(blocks_of: Tensor, blocks: Tensor, length: int) -> Tensor:
     return taken[:length].to(torch.float32)
 
 
-def reference_paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    relative: Tensor | None = None,
-    profiles: Tensor | None = None,
-    ahead: int = 0,
-    biases: Tensor | None = None,
-    later: Tensor | None = None,
-    group_size: int = 0,
-    skipped_heads: int = 0,
-) -> Tensor:
+@reference("paged_attention")
+def reference_paged_attention(a: Any) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
-    block_size, value_size = block_size_of(k_cache), value_size_of(v_cache)
-    all_keys, all_values = keys_by_token(k_cache, k_scales), values_by_token(v_cache, v_scales)
-    out = q.new_empty(q.shape[0], q.shape[1], value_size)
-    group = group_size or q.shape[1] // k_cache.shape[1]
-    own = slice(skipped_heads, skipped_heads + q.shape[1])
-    bounds = query_start.tolist()
-    for index, length in enumerate(seq_lens.tolist()):
+    block_size, value_size = block_size_of(a.k_cache), value_size_of(a.v_cache)
+    all_keys, all_values = (keys_by_token(a.k_cache, a.k_scales), values_by_token(a.v_cache, a.v_scales))
+    out: Tensor = a.q.new_empty(a.q.shape[0], a.q.shape[1], value_size)
+    group = a.group_size or a.q.shape[1] // a.k_cache.shape[1]
+    own = slice(a.skipped_heads, a.skipped_heads + a.q.shape[1])
+    bounds = a.query_start.tolist()
+    for index, length in enumerate(a.seq_lens.tolist()):
         begin, end = bounds[index], bounds[index + 1]
         if begin == end:
             continue
         last = torch.arange(length - (end - begin), length)
         position = torch.arange(length)
-        most = torch.full_like(last, ahead) if later is None else later[begin:end].clamp(min=ahead)
+        most = torch.full_like(last, a.ahead) if a.later is None else a.later[begin:end].clamp(min=a.ahead)
         hidden = position[None] - last[:, None] > most[:, None]
-        if window > 0:
-            hidden |= position[None] <= last[:, None] - window
+        if a.window > 0:
+            hidden |= position[None] <= last[:, None] - a.window
         # Blocks before the window may be freed; their table entries can be negative.
-        blocks = block_table[index, : -(-length // block_size)].clamp(min=0)
-        k = _in_order(all_keys, blocks, length)[..., : q.shape[2]].repeat_interleave(group, 1)[:, own]
+        blocks = a.block_table[index, : -(-length // block_size)].clamp(min=0)
+        k = _in_order(all_keys, blocks, length)[..., : a.q.shape[2]].repeat_interleave(group, 1)[:, own]
         v = _in_order(all_values, blocks, length).repeat_interleave(group, 1)[:, own]
         v = v.masked_fill(hidden.all(0)[:, None, None], 0.0)
-        scores = torch.einsum("qhd,khd->hqk", q[begin:end].to(torch.float32), k) * scale
-        if softcap > 0.0:
-            scores = softcap * torch.tanh(scores / softcap)
-        if alibi_slopes is not None:
+        scores = torch.einsum("qhd,khd->hqk", a.q[begin:end].to(torch.float32), k) * a.scale
+        if a.softcap > 0.0:
+            scores = a.softcap * torch.tanh(scores / a.softcap)
+        if a.alibi_slopes is not None:
             distance = position[None] - last[:, None]
-            scores = scores + alibi_slopes.to(torch.float32)[:, None, None] * distance
-        if relative is not None and profiles is not None:
-            by_distance = torch.einsum("qhr,rd->hqd", relative[begin:end], profiles.flip(1))
-            away = (last[:, None] - position[None]).expand(q.shape[1], -1, -1)
-            nearest = by_distance.gather(2, away.clamp(0, profiles.shape[1] - 1))
-            scores = scores + nearest.masked_fill(away >= profiles.shape[1], 0.0)
-        if biases is not None:
-            reach = biases.shape[1] // 2
-            scores = scores + biases[:, (position[None] - last[:, None]).clamp(-reach, reach) + reach]
+            scores = scores + a.alibi_slopes.to(torch.float32)[:, None, None] * distance
+        if a.relative is not None and a.profiles is not None:
+            by_distance = torch.einsum("qhr,rd->hqd", a.relative[begin:end], a.profiles.flip(1))
+            away = (last[:, None] - position[None]).expand(a.q.shape[1], -1, -1)
+            nearest = by_distance.gather(2, away.clamp(0, a.profiles.shape[1] - 1))
+            scores = scores + nearest.masked_fill(away >= a.profiles.shape[1], 0.0)
+        if a.biases is not None:
+            reach = a.biases.shape[1] // 2
+            scores = scores + a.biases[:, (position[None] - last[:, None]).clamp(-reach, reach) + reach]
         scores = scores.masked_fill(hidden, -torch.inf)
-        if sinks is not None:
-            rows = sinks[begin:end].T if sinks.dim() == 2 else sinks[:, None]
+        if a.sinks is not None:
+            rows = a.sinks[begin:end].T if a.sinks.dim() == 2 else a.sinks[:, None]
             column = rows.to(torch.float32)[..., None].expand(-1, end - begin, 1)
             weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
         else:
             weights = scores.softmax(-1)
-        out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v).to(a.q.dtype)
     return out

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
+
 __all__ = [
     "close_communicator",
     "communicator_bytes",
@@ -92,6 +94,7 @@ def close_communicator(communicator: int) -> None:
     _shared.pop(communicator, None)
 
 
+@op(lambda a: a.x.new_empty((*a.x.shape[:-1], sum(a.columns))))
 def gather_columns(x: Tensor, communicator: int, columns: Sequence[int]) -> Tensor:
     """Returns the columns of all ranks, one rank after another; every rank has to call it.
 
@@ -106,10 +109,3 @@ def gather_columns(x: Tensor, communicator: int, columns: Sequence[int]) -> Tens
     Raises:
         RuntimeError: sizes do not fit, or a rank has failed or does not answer.
     """
-    out: Tensor = torch.ops.armllm.gather_columns(x, communicator, list(columns))
-    return out
-
-
-@torch.library.register_fake("armllm::gather_columns")
-def _(x: Tensor, communicator: int, columns: Sequence[int]) -> Tensor:
-    return x.new_empty((*x.shape[:-1], sum(columns)))

@@ -16,6 +16,7 @@ from torch_armllm.ops.compress.reference import (
     reference_entry_attention,
     reference_select_entries,
 )
+from torch_armllm.ops.declare import op
 
 __all__ = [
     "compress_windows",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 
+@op()
 def compress_windows(
     kv: Tensor,
     gate: Tensor,
@@ -81,12 +83,9 @@ def compress_windows(
 
     Source: DeepSeek-V4, section 2.3 (compressed sparse and heavily compressed attention).
     """
-    torch.ops.armllm.compress_windows(
-        *(kv, gate, bias, weight, cos, sin, state, entries, block_table, state_slots, query_start),
-        *(seq_lens, block_size, eps, save_slots),
-    )
 
 
+@op(lambda a: a.q.new_empty((a.q.shape[0], a.top_k), dtype=torch.int32))
 def select_entries(
     q: Tensor,
     weights: Tensor,
@@ -125,12 +124,9 @@ def select_entries(
     Raises:
         RuntimeError: a shape, dtype, length or block number is wrong; the message names the value.
     """
-    selected: Tensor = torch.ops.armllm.select_entries(
-        *(q, weights, keys, block_table, query_start, seq_lens, max_seq_len, block_size, rate, scale, top_k)
-    )
-    return selected
 
 
+@op(lambda a: a.q.new_empty(a.q.shape))
 def entry_attention(
     q: Tensor,
     cache: Tensor,
@@ -175,64 +171,3 @@ def entry_attention(
         RuntimeError: a shape, dtype, length, block number or selected entry is wrong; the message names the
             value.
     """
-    result: Tensor = torch.ops.armllm.entry_attention(
-        *(q, cache, entries, block_table, query_start, seq_lens, max_seq_len, scale, window, rate, sinks),
-        selected,
-    )
-    return result
-
-
-@torch.library.register_fake("armllm::compress_windows")
-def _compress_windows_fake(
-    kv: Tensor,
-    gate: Tensor,
-    bias: Tensor,
-    weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    state: Tensor,
-    entries: Tensor,
-    block_table: Tensor,
-    state_slots: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    block_size: int,
-    eps: float,
-    save_slots: Tensor | None = None,
-) -> None:
-    return None
-
-
-@torch.library.register_fake("armllm::select_entries")
-def _select_entries_fake(
-    q: Tensor,
-    weights: Tensor,
-    keys: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    block_size: int,
-    rate: int,
-    scale: float,
-    top_k: int,
-) -> Tensor:
-    return q.new_empty((q.shape[0], top_k), dtype=torch.int32)
-
-
-@torch.library.register_fake("armllm::entry_attention")
-def _entry_attention_fake(
-    q: Tensor,
-    cache: Tensor,
-    entries: Tensor | None,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    window: int,
-    rate: int = 0,
-    sinks: Tensor | None = None,
-    selected: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty(q.shape)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import reference
 from torch_armllm.ops.select.reference import highest, index_scores
 
 
@@ -57,50 +59,35 @@ def _sequences(query_start: Tensor, seq_lens: Tensor) -> Iterator[tuple[int, int
             yield index, bounds[index], bounds[index + 1] - bounds[index], length
 
 
-def reference_compress_windows(
-    kv: Tensor,
-    gate: Tensor,
-    bias: Tensor,
-    weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    state: Tensor,
-    entries: Tensor,
-    block_table: Tensor,
-    state_slots: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    block_size: int,
-    eps: float,
-    save_slots: Tensor | None = None,
-) -> None:
+@reference("compress_windows")
+def reference_compress_windows(a: Any) -> None:
     """Compresses window by window; see :func:`torch_armllm.ops.compress.compress_windows`."""
-    rate, size = bias.shape[0], weight.shape[0]
-    kept = rate * (kv.shape[1] // size) - 1
-    before = state.clone()
-    for index, first, tokens, length in _sequences(query_start, seq_lens):
-        begin, slot = length - tokens, int(state_slots[index])
-        rows = torch.cat([kv[first : first + tokens], gate[first : first + tokens]], 1)
+    rate, size = a.bias.shape[0], a.weight.shape[0]
+    kept = rate * (a.kv.shape[1] // size) - 1
+    before = a.state.clone()
+    for index, first, tokens, length in _sequences(a.query_start, a.seq_lens):
+        begin, slot = length - tokens, int(a.state_slots[index])
+        rows = torch.cat([a.kv[first : first + tokens], a.gate[first : first + tokens]], 1)
 
         def row(position: int, begin: int = begin, slot: int = slot, rows: Tensor = rows) -> Tensor:
             return rows[position - begin] if position >= begin else before[slot, position % kept]
 
         def save(last: int, to: int, row: object = row) -> None:
             for position in range(max(last - kept, 0), last):
-                state[to, position % kept] = row(position)  # type: ignore[operator]
+                a.state[to, position % kept] = row(position)  # type: ignore[operator]
 
         for token in range(tokens):
             position = begin + token
-            if save_slots is not None and len(save_slots) and save_slots[first + token] >= 0:
-                save(position + 1, int(save_slots[first + token]))
+            if a.save_slots is not None and len(a.save_slots) and a.save_slots[first + token] >= 0:
+                save(position + 1, int(a.save_slots[first + token]))
             if (position + 1) % rate:
                 continue
             summed = torch.stack([row(p) for p in range(max(position - kept, 0), position + 1)])
             values, gates = summed.chunk(2, 1)
-            turns = cos[first + token].float(), sin[first + token].float()
-            block, place = entry_row(position // rate, block_table[index].tolist(), block_size, rate)
-            entry = compressed(values, gates, bias, weight, *turns, eps)
-            entries[block, place] = entry.to(entries.dtype)
+            turns = a.cos[first + token].float(), a.sin[first + token].float()
+            block, place = entry_row(position // rate, a.block_table[index].tolist(), a.block_size, rate)
+            entry = compressed(values, gates, a.bias, a.weight, *turns, a.eps)
+            a.entries[block, place] = entry.to(a.entries.dtype)
         save(length, slot)
 
 
@@ -111,60 +98,41 @@ def _cached(rows: Tensor, blocks: list[int], count: int, block_size: int, rate: 
     return torch.stack(found).float() if found else rows.new_empty((0, rows.shape[2])).float()
 
 
-def reference_select_entries(
-    q: Tensor,
-    weights: Tensor,
-    keys: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    block_size: int,
-    rate: int,
-    scale: float,
-    top_k: int,
-) -> Tensor:
+@reference("select_entries")
+def reference_select_entries(a: Any) -> Tensor:
     """Selects token by token; see :func:`torch_armllm.ops.compress.select_entries`."""
-    out = torch.full((q.shape[0], top_k), -1, dtype=torch.int32)
-    for index, first, tokens, length in _sequences(query_start, seq_lens):
-        cached = _cached(keys, block_table[index].tolist(), length // rate, block_size, rate)
-        scores = index_scores(q[first : first + tokens], weights[first : first + tokens], cached, scale)
+    out = torch.full((a.q.shape[0], a.top_k), -1, dtype=torch.int32)
+    for index, first, tokens, length in _sequences(a.query_start, a.seq_lens):
+        cached = _cached(a.keys, a.block_table[index].tolist(), length // a.rate, a.block_size, a.rate)
+        scores = index_scores(a.q[first : first + tokens], a.weights[first : first + tokens], cached, a.scale)
         for token in range(tokens):
-            seen = (length - tokens + token + 1) // rate
-            chosen = highest(scores[token, :seen], top_k)
+            seen = (length - tokens + token + 1) // a.rate
+            chosen = highest(scores[token, :seen], a.top_k)
             out[first + token, : len(chosen)] = chosen.to(torch.int32)
     return out
 
 
-def reference_entry_attention(
-    q: Tensor,
-    cache: Tensor,
-    entries: Tensor | None,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    window: int,
-    rate: int = 0,
-    sinks: Tensor | None = None,
-    selected: Tensor | None = None,
-) -> Tensor:
+@reference("entry_attention")
+def reference_entry_attention(a: Any) -> Tensor:
     """Attends token by token; see :func:`torch_armllm.ops.compress.entry_attention`."""
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    block_size = cache.shape[1]
-    for index, first, tokens, length in _sequences(query_start, seq_lens):
-        blocks = block_table[index].tolist()
-        rows = cache[block_table[index, : -(-length // block_size)].long()].flatten(0, 1)[:length].float()
-        kept = rows[:0] if entries is None else _cached(entries, blocks, length // rate, block_size, rate)
+    out = torch.empty_like(a.q, memory_format=torch.contiguous_format)
+    block_size = a.cache.shape[1]
+    for index, first, tokens, length in _sequences(a.query_start, a.seq_lens):
+        blocks = a.block_table[index].tolist()
+        rows = a.cache[a.block_table[index, : -(-length // block_size)].long()].flatten(0, 1)[:length].float()
+        kept = (
+            rows[:0]
+            if a.entries is None
+            else _cached(a.entries, blocks, length // a.rate, block_size, a.rate)
+        )
         for token in range(first, first + tokens):
             end = length - first - tokens + token + 1
-            seen = kept[: 0 if entries is None else end // rate]
-            if selected is not None:
-                seen = seen[selected[token, : min(len(seen), selected.shape[1])].long()]
-            keys = torch.cat([rows[max(end - window, 0) : end], seen])
-            scores = q[token].float() @ keys.T * scale
-            if sinks is not None:
-                scores = torch.cat([scores, sinks.float()[:, None]], 1)
+            seen = kept[: 0 if a.entries is None else end // a.rate]
+            if a.selected is not None:
+                seen = seen[a.selected[token, : min(len(seen), a.selected.shape[1])].long()]
+            keys = torch.cat([rows[max(end - a.window, 0) : end], seen])
+            scores = a.q[token].float() @ keys.T * a.scale
+            if a.sinks is not None:
+                scores = torch.cat([scores, a.sinks.float()[:, None]], 1)
             out[token] = (scores.softmax(1)[:, : len(keys)] @ keys).to(out.dtype)
     return out

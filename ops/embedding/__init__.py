@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import fake
 from torch_armllm.ops.linear import rotate_groups, unpack_int
 from torch_armllm.ops.linear.packed_layout import GROUP, unpack_multipliers
 from torch_armllm.system.dtypes import dtype_name
@@ -67,6 +68,12 @@ def split_embedding(
     return out
 
 
+fake(
+    "split_embedding",
+    lambda a: a.rest.new_empty((*a.ids.shape, a.rest.shape[1]), dtype=getattr(torch, a.dtype)),
+)
+
+
 def reference_split_embedding(
     ids: Tensor,
     weight: Tensor,
@@ -90,10 +97,3 @@ def _steps_per_row_scale(panels: Tensor, rows: int, columns: int) -> Tensor:
     """Returns the step of each weight of scheme ``int6`` in units of its row scale: float32 ``(N, K)``."""
     multipliers = unpack_multipliers(panels, rows, columns, "int6")
     return multipliers.float().repeat_interleave(GROUP, 1)[:, :columns]
-
-
-@torch.library.register_fake("armllm::split_embedding")
-def _(
-    ids: Tensor, weight: Tensor, rest: Tensor, dtype: str, scheme: str = "i8", rotated: bool = False
-) -> Tensor:
-    return rest.new_empty((*ids.shape, rest.shape[1]), dtype=getattr(torch, dtype))

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from torch_armllm.ops.declare import op
 
 __all__ = ["dense_linear", "reference_dense_linear"]
 
 
+def _dense_linear_result(a: Any) -> Any:
+    dtype = torch.float32 if a.wide else a.x.dtype
+    return a.x.new_empty((*a.x.shape[:-1], a.weight.shape[0]), dtype=dtype)
+
+
+@op(_dense_linear_result)
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bool = False) -> Tensor:
     """Computes ``x · Wᵀ + b`` in float32, in a summation order that depends on the row only, and rounds once.
 
@@ -23,8 +33,6 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bo
     Raises:
         RuntimeError: if shapes or dtypes do not match.
     """
-    out: Tensor = torch.ops.armllm.dense_linear(x, weight, bias, wide)
-    return out
 
 
 def reference_dense_linear(
@@ -34,8 +42,3 @@ def reference_dense_linear(
     terms = None if bias is None else bias.float()
     out = torch.nn.functional.linear(x.float(), weight.float(), terms)
     return out if wide else out.to(x.dtype)
-
-
-@torch.library.register_fake("armllm::dense_linear")
-def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bool = False) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32 if wide else x.dtype)

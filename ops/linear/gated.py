@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import fake, op
 from torch_armllm.system.dtypes import dtype_name
 
 __all__ = ["int4_gated_linear", "int4_gated_linear_q"]
 
 
+@op(lambda a: a.x.new_empty((*a.x.shape[:-1], a.out_features)))
 def int4_gated_linear(
     x: Tensor,
     weight: Tensor,
@@ -42,10 +44,6 @@ def int4_gated_linear(
     Raises:
         RuntimeError: if shapes, dtypes, scheme or activation are invalid.
     """
-    result: Tensor = torch.ops.armllm.int4_gated_linear(
-        x, weight, out_features, scheme, activation, gate_bias, up_bias, digits, rotated
-    )
-    return result
 
 
 def int4_gated_linear_q(
@@ -66,31 +64,7 @@ def int4_gated_linear_q(
     return result
 
 
-@torch.library.register_fake("armllm::int4_gated_linear")
-def _int4_gated_linear_fake(
-    x: Tensor,
-    weight: Tensor,
-    out_features: int,
-    scheme: str,
-    activation: str,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-    digits: int = 1,
-    rotated: bool = False,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], out_features))
-
-
-@torch.library.register_fake("armllm::int4_gated_linear_q")
-def _int4_gated_linear_q_fake(
-    q: Tensor,
-    scales: Tensor,
-    weight: Tensor,
-    out_features: int,
-    scheme: str,
-    activation: str,
-    dtype: str,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], out_features), dtype=getattr(torch, dtype))
+fake(
+    "int4_gated_linear_q",
+    lambda a: a.q.new_empty((*a.q.shape[:-1], a.out_features), dtype=getattr(torch, a.dtype)),
+)

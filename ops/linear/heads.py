@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.linear.reference import reference_int8_linear
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
 ]
 
 
+@op(lambda a: a.x.new_empty((a.x.shape[0], a.x.shape[1], a.out_features)))
 def int8_heads_linear(x: Tensor, weight: Tensor, out_features: int) -> Tensor:
     """Computes ``y[t, h] = x[t, h] · W[h]ᵀ`` with INT8 weights (W8A8); activations are quantized per head.
 
@@ -31,10 +33,9 @@ def int8_heads_linear(x: Tensor, weight: Tensor, out_features: int) -> Tensor:
     Raises:
         RuntimeError: if shapes or dtypes do not match; the message states the expected ones.
     """
-    result: Tensor = torch.ops.armllm.int8_heads_linear(x, weight, out_features)
-    return result
 
 
+@op(lambda a: a.x.new_empty((a.x.shape[0], a.x.shape[1], a.weight.shape[1])))
 def dense_heads_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Computes :func:`int8_heads_linear` with unquantized weights, in float32, and rounds once.
 
@@ -48,8 +49,6 @@ def dense_heads_linear(x: Tensor, weight: Tensor) -> Tensor:
     Raises:
         RuntimeError: if shapes or dtypes do not match.
     """
-    result: Tensor = torch.ops.armllm.dense_heads_linear(x, weight)
-    return result
 
 
 def reference_int8_heads_linear(x: Tensor, weight: Tensor, out_features: int) -> Tensor:
@@ -61,13 +60,3 @@ def reference_int8_heads_linear(x: Tensor, weight: Tensor, out_features: int) ->
 def reference_dense_heads_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Reference of :func:`dense_heads_linear` in float32 PyTorch."""
     return torch.einsum("thk,hnk->thn", x.float(), weight.float()).to(x.dtype)
-
-
-@torch.library.register_fake("armllm::int8_heads_linear")
-def _int8_heads_linear_fake(x: Tensor, weight: Tensor, out_features: int) -> Tensor:
-    return x.new_empty((x.shape[0], x.shape[1], out_features))
-
-
-@torch.library.register_fake("armllm::dense_heads_linear")
-def _dense_heads_linear_fake(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], x.shape[1], weight.shape[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.linear.packed_layout import panel_count, panel_layout
 
 __all__ = ["interleave_panels", "pack_int4", "pack_int8", "unpack_weight"]
@@ -28,6 +29,12 @@ def interleave_panels(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack((gate, up), -2).flatten(-3, -2)
 
 
+def _panels(q: Tensor, scheme: str) -> Tensor:
+    layout = panel_layout(scheme, int(q.shape[-1]))
+    return q.new_empty((*q.shape[:-2], panel_count(q.shape[-2]), layout.bytes), dtype=torch.uint8)
+
+
+@op(lambda a: _panels(a.q, a.scheme))
 def pack_int4(
     q: Tensor,
     multipliers: Tensor | None,
@@ -58,41 +65,13 @@ def pack_int4(
     Raises:
         RuntimeError: if a value, shape or dtype is invalid for the scheme.
     """
-    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme, zeros, offsets)
-    return result
 
 
+@op(lambda a: _panels(a.q, "i8"))
 def pack_int8(q: Tensor, scales: Tensor) -> Tensor:
     """Packs INT8 weights ``(N, K)`` or ``(E, N, K)`` and float32 row scales; see :func:`pack_int4`."""
-    result: Tensor = torch.ops.armllm.pack_int8(q, scales)
-    return result
 
 
+@op(lambda a: a.weight.new_empty((*a.weight.shape[:-2], a.out_features, a.in_features), dtype=torch.float32))
 def unpack_weight(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
     """Returns the float32 weight ``(..., N, K)`` that a packed weight represents."""
-    result: Tensor = torch.ops.armllm.unpack_weight(weight, out_features, in_features, scheme)
-    return result
-
-
-@torch.library.register_fake("armllm::pack_int4")
-def _pack_int4_fake(
-    q: Tensor,
-    multipliers: Tensor | None,
-    scales: Tensor,
-    scheme: str,
-    zeros: Tensor | None = None,
-    offsets: Tensor | None = None,
-) -> Tensor:
-    layout = panel_layout(scheme, int(q.shape[-1]))
-    return q.new_empty((*q.shape[:-2], panel_count(q.shape[-2]), layout.bytes), dtype=torch.uint8)
-
-
-@torch.library.register_fake("armllm::pack_int8")
-def _pack_int8_fake(q: Tensor, scales: Tensor) -> Tensor:
-    packed: Tensor = _pack_int4_fake(q, None, scales, "i8")
-    return packed
-
-
-@torch.library.register_fake("armllm::unpack_weight")
-def _unpack_weight_fake(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    return weight.new_empty((*weight.shape[:-2], out_features, in_features), dtype=torch.float32)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import fake, op
 from torch_armllm.system.dtypes import dtype_name
 
 __all__ = ["int4_linear", "int4_linear_q", "int8_linear"]
 
 
+@op(lambda a: a.x.new_empty((*a.x.shape[:-1], a.out_features)))
 def int4_linear(
     x: Tensor,
     weight: Tensor,
@@ -52,10 +54,6 @@ def int4_linear(
 
     Source: progressive group quantization, QServe (arXiv 2405.04532).
     """
-    result: Tensor = torch.ops.armllm.int4_linear(
-        x, weight, out_features, scheme, bias, residual, digits, rotated
-    )
-    return result
 
 
 def int4_linear_q(
@@ -92,6 +90,13 @@ def int4_linear_q(
     return result
 
 
+fake(
+    "int4_linear_q",
+    lambda a: a.q.new_empty((*a.q.shape[:-1], a.out_features), dtype=getattr(torch, a.dtype)),
+)
+
+
+@op(lambda a: a.x.new_empty((*a.x.shape[:-1], a.out_features)))
 def int8_linear(
     x: Tensor,
     weight: Tensor,
@@ -102,46 +107,3 @@ def int8_linear(
     rotated: bool = False,
 ) -> Tensor:
     """Computes :func:`int4_linear` with INT8 weights from :func:`pack_int8` (W8A8, exact)."""
-    result: Tensor = torch.ops.armllm.int8_linear(x, weight, out_features, bias, residual, digits, rotated)
-    return result
-
-
-@torch.library.register_fake("armllm::int4_linear")
-def _int4_linear_fake(
-    x: Tensor,
-    weight: Tensor,
-    out_features: int,
-    scheme: str,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    digits: int = 1,
-    rotated: bool = False,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], out_features))
-
-
-@torch.library.register_fake("armllm::int4_linear_q")
-def _int4_linear_q_fake(
-    q: Tensor,
-    scales: Tensor,
-    weight: Tensor,
-    out_features: int,
-    scheme: str,
-    dtype: str,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], out_features), dtype=getattr(torch, dtype))
-
-
-@torch.library.register_fake("armllm::int8_linear")
-def _int8_linear_fake(
-    x: Tensor,
-    weight: Tensor,
-    out_features: int,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    digits: int = 1,
-    rotated: bool = False,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], out_features))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torch_armllm.ops.declare import reference
 from torch_armllm.ops.linear import packed_layout
 from torch_armllm.ops.linear.packed_layout import GROUP
 from torch_armllm.ops.linear.rotation import rotate_groups
@@ -97,28 +100,22 @@ def reference_int_linear(
     return finish(sums, x.dtype, bias, residual)
 
 
-def reference_int4_linear(
-    x: Tensor,
-    weight: Tensor,
-    out_features: int,
-    scheme: str,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    digits: int = 1,
-    rotated: bool = False,
-) -> Tensor:
+@reference("int4_linear")
+def reference_int4_linear(a: Any) -> Tensor:
     """Reference of :func:`int4_linear` from the packed weight; float groups agree up to rounding."""
-    in_features = x.shape[-1]
-    if not packed_layout.group_span(scheme):
-        w, row_scale = packed_layout.unpack_int(weight, out_features, in_features, scheme)
-        return reference_int_linear(x, w, row_scale, bias, residual, digits, rotated)
-    values, scales = packed_layout.unpack_groups(weight, out_features, in_features, scheme)
+    in_features = a.x.shape[-1]
+    if not packed_layout.group_span(a.scheme):
+        w, row_scale = packed_layout.unpack_int(a.weight, a.out_features, in_features, a.scheme)
+        return reference_int_linear(a.x, w, row_scale, a.bias, a.residual, a.digits, a.rotated)
+    values, scales = packed_layout.unpack_groups(a.weight, a.out_features, in_features, a.scheme)
     w64 = (values.to(torch.float64) * scales.to(torch.float64)[..., None]).flatten(1)[:, :in_features]
     sums = []
-    for q, scale in quantize_digits(x, digits, rotated):
-        total = torch.matmul(q.to(torch.float64), w64.t()) + _offset_sums(q, weight, out_features, scheme)
+    for q, scale in quantize_digits(a.x, a.digits, a.rotated):
+        total = torch.matmul(q.to(torch.float64), w64.t()) + _offset_sums(
+            q, a.weight, a.out_features, a.scheme
+        )
         sums.append((total.to(torch.float32), scale))
-    return finish(sums, x.dtype, bias, residual)
+    return finish(sums, a.x.dtype, a.bias, a.residual)
 
 
 def _offset_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
@@ -131,42 +128,29 @@ def _offset_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> T
     return torch.matmul(q.to(torch.float64), spread.t())
 
 
-def reference_folded_linear(
-    x: Tensor,
-    weight: Tensor,
-    out_features: int,
-    scheme: str,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    digits: int = 1,
-    rotated: bool = False,
-) -> Tensor:
+@reference("int4_linear")
+def reference_folded_linear(a: Any) -> Tensor:
     """Reference of float-group schemes for many tokens: scales folded to INT8, then exact sums."""
-    in_features = x.shape[-1]
+    in_features = a.x.shape[-1]
     w, row_scale = packed_layout.fold_scales(
-        *packed_layout.unpack_groups(weight, out_features, in_features, scheme)
+        *packed_layout.unpack_groups(a.weight, a.out_features, in_features, a.scheme)
     )
-    if not packed_layout.has_offsets(scheme):
-        return reference_int_linear(x, w[:, :in_features], row_scale, bias, residual, digits, rotated)
+    if not packed_layout.has_offsets(a.scheme):
+        return reference_int_linear(
+            a.x, w[:, :in_features], row_scale, a.bias, a.residual, a.digits, a.rotated
+        )
     w64, sums = w[:, :in_features].to(torch.float64).t(), []
-    for q, scale in quantize_digits(x, digits, rotated):
+    for q, scale in quantize_digits(a.x, a.digits, a.rotated):
         total = torch.matmul(q.to(torch.float64), w64) * row_scale
-        total = total + _offset_sums(q, weight, out_features, scheme)
+        total = total + _offset_sums(q, a.weight, a.out_features, a.scheme)
         sums.append((total.to(torch.float32), scale))
-    return finish(sums, x.dtype, bias, residual)
+    return finish(sums, a.x.dtype, a.bias, a.residual)
 
 
-def reference_int8_linear(
-    x: Tensor,
-    weight: Tensor,
-    out_features: int,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    digits: int = 1,
-    rotated: bool = False,
-) -> Tensor:
+@reference("int8_linear")
+def reference_int8_linear(a: Any) -> Tensor:
     """Reference of :func:`int8_linear` from the packed weight."""
-    return reference_int4_linear(x, weight, out_features, "i8", bias, residual, digits, rotated)
+    return reference_int4_linear(a.x, a.weight, a.out_features, "i8", a.bias, a.residual, a.digits, a.rotated)
 
 
 def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0, up_limit: float = 7.0) -> Tensor:
@@ -191,19 +175,14 @@ def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0, up_l
     )
 
 
-def reference_int4_gated_linear(
-    x: Tensor,
-    weight: Tensor,
-    out_features: int,
-    scheme: str,
-    activation: str,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-    digits: int = 1,
-    rotated: bool = False,
-) -> Tensor:
+@reference("int4_gated_linear")
+def reference_int4_gated_linear(a: Any) -> Tensor:
     """Reference of :func:`int4_gated_linear`; the activation differs from the kernels' in the last bits."""
-    rows = x.to(torch.float32)
-    gate = reference_int4_linear(rows, weight[0::2], out_features, scheme, gate_bias, None, digits, rotated)
-    up = reference_int4_linear(rows, weight[1::2], out_features, scheme, up_bias, None, digits, rotated)
-    return activate(gate, up, activation).to(x.dtype)
+    rows = a.x.to(torch.float32)
+    gate = reference_int4_linear(
+        rows, a.weight[0::2], a.out_features, a.scheme, a.gate_bias, None, a.digits, a.rotated
+    )
+    up = reference_int4_linear(
+        rows, a.weight[1::2], a.out_features, a.scheme, a.up_bias, None, a.digits, a.rotated
+    )
+    return activate(gate, up, a.activation).to(a.x.dtype)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.linear.reference import quantize_activations
 from torch_armllm.ops.norm import reference_rms_norm
 
 
+def _rms_norm_int8_result(a: Any) -> Any:
+    padded = (a.x.shape[-1] + 31) // 32 * 32
+    return (
+        a.x.new_empty((*a.x.shape[:-1], padded), dtype=torch.int8),
+        a.x.new_empty(a.x.shape[:-1], dtype=torch.float32),
+        a.x.new_empty(0 if a.residual is None else a.x.shape),
+    )
+
+
+@op(_rms_norm_int8_result)
 def rms_norm_int8(
     x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,8 +42,6 @@ def rms_norm_int8(
     Raises:
         RuntimeError: if shapes or dtypes do not match.
     """
-    q, scales, total = torch.ops.armllm.rms_norm_int8(x, weight, eps, weight_offset, residual)
-    return q, scales, total
 
 
 def reference_rms_norm_int8(
@@ -41,15 +52,3 @@ def reference_rms_norm_int8(
     q, scales = quantize_activations(reference_rms_norm(total, weight, eps, weight_offset))
     padded = torch.nn.functional.pad(q, (0, -q.shape[-1] % 32))
     return padded, scales[..., 0], x.new_empty(0) if residual is None else total
-
-
-@torch.library.register_fake("armllm::rms_norm_int8")
-def _(
-    x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, residual: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    padded = (x.shape[-1] + 31) // 32 * 32
-    return (
-        x.new_empty((*x.shape[:-1], padded), dtype=torch.int8),
-        x.new_empty(x.shape[:-1], dtype=torch.float32),
-        x.new_empty(0 if residual is None else x.shape),
-    )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
+
 __all__ = [
     "lora_blocks",
     "lora_embedding",
@@ -53,6 +55,7 @@ def _numbers(factors: Tensor) -> Tensor:
     return numbers.flatten(-2)
 
 
+@op(lambda a: a.base.new_empty(a.base.shape))
 def lora_linear(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor) -> Tensor:
     """Returns ``base + (x · A[s]ᵀ) · B[s]``, where each row's slot s is its number in ``adapters``.
 
@@ -74,8 +77,6 @@ def lora_linear(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, ad
     Raises:
         RuntimeError: shapes or dtypes do not fit, or a row's slot or a rank is out of range.
     """
-    out: Tensor = torch.ops.armllm.lora_linear(base, x, a, b, ranks, adapters)
-    return out
 
 
 def reference_lora_linear(
@@ -104,6 +105,7 @@ def reference_lora_sums(x: Tensor, a: Tensor, b: Tensor, rank: int, columns: int
     return sums @ second[:rank]
 
 
+@op(lambda a: a.base.new_empty(a.base.shape))
 def lora_embedding(
     base: Tensor, ids: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor
 ) -> Tensor:
@@ -126,8 +128,6 @@ def lora_embedding(
         RuntimeError: shapes or dtypes do not fit; a row's slot, a rank or the id of a row with an adapter is
             out of range.
     """
-    out: Tensor = torch.ops.armllm.lora_embedding(base, ids, a, b, ranks, adapters)
-    return out
 
 
 def reference_lora_embedding(
@@ -141,9 +141,3 @@ def reference_lora_embedding(
             rank = int(ranks[slot])
             out[row] += a[slot, flat[row], :rank].float() @ columns[slot, :rank]
     return out.view(base.shape).to(base.dtype)
-
-
-@torch.library.register_fake("armllm::lora_embedding")
-@torch.library.register_fake("armllm::lora_linear")
-def _(base: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, adapters: Tensor) -> Tensor:
-    return base.new_empty(base.shape)

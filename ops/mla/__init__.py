@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.attention.cache_layout import BLOCK_SIZES, zeros_on_huge_pages
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.mla.reference import latents_by_token, reference_mla_attention, reference_mla_write
 
 __all__ = [
@@ -53,6 +54,7 @@ def new_latent_cache(blocks: int, rank: int, rope_size: int, block_size: int, dt
     return zeros_on_huge_pages((blocks, block_size, latent_width(rank + rope_size, dtype)), dtype)
 
 
+@op()
 def mla_write(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Writes new latents and rotated keys into the cache.
 
@@ -70,9 +72,9 @@ def mla_write(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> N
     Raises:
         RuntimeError: a shape or dtype is wrong, or a slot is past the end of the cache.
     """
-    torch.ops.armllm.mla_write(latent, k_rope, cache, slots)
 
 
+@op(lambda a: a.q_latent.new_empty(a.q_latent.shape))
 def mla_attention(
     q_latent: Tensor,
     q_rope: Tensor,
@@ -119,39 +121,3 @@ def mla_attention(
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, with the up-projections absorbed.
     """
-    result: Tensor = torch.ops.armllm.mla_attention(
-        q_latent,
-        q_rope,
-        cache,
-        block_table,
-        query_start,
-        seq_lens,
-        max_seq_len,
-        scale,
-        sinks,
-        selected,
-        window,
-    )
-    return result
-
-
-@torch.library.register_fake("armllm::mla_write")
-def _mla_write_fake(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> None:
-    return None
-
-
-@torch.library.register_fake("armllm::mla_attention")
-def _mla_attention_fake(
-    q_latent: Tensor,
-    q_rope: Tensor,
-    cache: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    sinks: Tensor | None = None,
-    selected: Tensor | None = None,
-    window: int = 0,
-) -> Tensor:
-    return q_latent.new_empty(q_latent.shape)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torch_armllm.ops.attention.cache_layout import quantize_by_token
+from torch_armllm.ops.declare import reference
 
 
 def reference_mla_write(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> None:
@@ -40,44 +43,33 @@ def latents_by_token(cache: Tensor, rank: int) -> Tensor:
     return integers.to(torch.float32) * scales[..., of_element]
 
 
-def reference_mla_attention(
-    q_latent: Tensor,
-    q_rope: Tensor,
-    cache: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    sinks: Tensor | None = None,
-    selected: Tensor | None = None,
-    window: int = 0,
-) -> Tensor:
+@reference("mla_attention")
+def reference_mla_attention(a: Any) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.mla.mla_attention`."""
-    rank = q_latent.shape[2]
-    q = torch.cat([q_latent, q_rope], -1).to(torch.float32)
-    out = torch.empty_like(q_latent, memory_format=torch.contiguous_format)
-    bounds = query_start.tolist()
-    for index, length in enumerate(seq_lens.tolist()):
+    rank = a.q_latent.shape[2]
+    q = torch.cat([a.q_latent, a.q_rope], -1).to(torch.float32)
+    out = torch.empty_like(a.q_latent, memory_format=torch.contiguous_format)
+    bounds = a.query_start.tolist()
+    for index, length in enumerate(a.seq_lens.tolist()):
         begin, end = bounds[index], bounds[index + 1]
         if begin == end:
             continue
-        blocks = block_table[index, : -(-length // cache.shape[1])]
-        keys = latents_by_token(cache[blocks.long()], rank).flatten(0, 1)[:length].to(torch.float32)
+        blocks = a.block_table[index, : -(-length // a.cache.shape[1])]
+        keys = latents_by_token(a.cache[blocks.long()], rank).flatten(0, 1)[:length].to(torch.float32)
         last = torch.arange(length - (end - begin), length)
         distance = last[:, None] - torch.arange(length)[None]
         hidden = distance < 0
-        if window > 0:
-            hidden |= distance >= window
-        if selected is not None and length > selected.shape[1]:
+        if a.window > 0:
+            hidden |= distance >= a.window
+        if a.selected is not None and length > a.selected.shape[1]:
             for row, (token, position) in enumerate(zip(range(begin, end), last.tolist(), strict=True)):
-                kept = selected[token, : position + 1].long()
+                kept = a.selected[token, : position + 1].long()
                 hidden[row] = True
                 hidden[row, kept] = False
-        scores = torch.einsum("qhd,kd->hqk", q[begin:end], keys) * scale
+        scores = torch.einsum("qhd,kd->hqk", q[begin:end], keys) * a.scale
         scores = scores.masked_fill(hidden, -torch.inf)
-        if sinks is not None:
-            column = sinks.to(torch.float32)[:, None, None].expand(-1, end - begin, 1)
+        if a.sinks is not None:
+            column = a.sinks.to(torch.float32)[:, None, None].expand(-1, end - begin, 1)
             scores = torch.cat([scores, column], -1)
         weights = scores.softmax(-1)[..., :length]
         out[begin:end] = torch.einsum("hqk,kd->qhd", weights, keys[:, :rank]).to(out.dtype)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_armllm.ops.collective import rank_of
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.moe.int4_moe_lora import ExpertAdapters, int4_moe_lora
 from torch_armllm.ops.moe.moe_route import SCORINGS, moe_route, reference_moe_route
-from torch_armllm.ops.moe.reference import reference_int4_moe
+from torch_armllm.ops.moe.reference import reference_int4_moe, reference_int4_moe_lora
 
 __all__ = [
     "SCORINGS",
@@ -19,10 +20,19 @@ __all__ = [
     "int4_moe_lora",
     "moe_route",
     "reference_int4_moe",
+    "reference_int4_moe_lora",
     "reference_moe_route",
 ]
 
 
+def _int4_moe_result(a: Any) -> Any:
+    columns = (
+        a.outer_columns[rank_of(a.communicator)] if a.communicator and a.outer_columns else a.x.shape[-1]
+    )
+    return a.x.new_empty((*a.x.shape[:-1], columns))
+
+
+@op(_int4_moe_result)
 def int4_moe(
     x: Tensor,
     expert_ids: Tensor,
@@ -91,53 +101,3 @@ def int4_moe(
         RuntimeError: a shape, dtype, scheme or activation is wrong, or an id is out of range; the message
             names the value and the expected value.
     """
-    result: Tensor = torch.ops.armllm.int4_moe(
-        x,
-        expert_ids,
-        expert_weights,
-        gate_up,
-        down,
-        intermediate,
-        scheme,
-        activation,
-        limit,
-        gate_up_bias,
-        down_bias,
-        gated,
-        weigh_input,
-        identity_experts,
-        up_limit,
-        rotated,
-        communicator,
-        list(inner_columns),
-        list(outer_columns),
-        list(rank_experts),
-    )
-    return result
-
-
-@torch.library.register_fake("armllm::int4_moe")
-def _int4_moe_fake(
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    intermediate: int,
-    scheme: str,
-    activation: str,
-    limit: float = 7.0,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    gated: bool = True,
-    weigh_input: bool = False,
-    identity_experts: int = 0,
-    up_limit: float = 7.0,
-    rotated: bool = False,
-    communicator: int = 0,
-    inner_columns: Sequence[int] = (),
-    outer_columns: Sequence[int] = (),
-    rank_experts: Sequence[int] = (),
-) -> Tensor:
-    columns = outer_columns[rank_of(communicator)] if communicator and outer_columns else x.shape[-1]
-    return x.new_empty((*x.shape[:-1], columns))

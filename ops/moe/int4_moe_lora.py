@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import fake
 from torch_armllm.ops.lora import reference_lora_sums
 
 
@@ -107,13 +108,24 @@ def int4_moe_lora(
             out of range.
     """
     result: Tensor = torch.ops.armllm.int4_moe_lora(
-        *(x, expert_ids, expert_weights, gate_up, down, intermediate, scheme, activation),
+        x,
+        expert_ids,
+        expert_weights,
+        gate_up,
+        down,
+        intermediate,
+        scheme,
+        activation,
         *adapters,
-        *(limit, gate_up_bias, down_bias, gated, identity_experts, up_limit, rotated),
+        limit,
+        gate_up_bias,
+        down_bias,
+        gated,
+        identity_experts,
+        up_limit,
+        rotated,
     )
     return result
 
 
-@torch.library.register_fake("armllm::int4_moe_lora")
-def _(x: Tensor, *_: object, **__: object) -> Tensor:
-    return x.new_empty(x.shape)
+fake("int4_moe_lora", lambda a: a.x.new_empty(a.x.shape))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op, reference
 from torch_armllm.ops.tables import ENUMS
 
 __all__ = ["SCORINGS", "moe_route", "reference_moe_route"]
@@ -12,6 +15,12 @@ __all__ = ["SCORINGS", "moe_route", "reference_moe_route"]
 SCORINGS = tuple(ENUMS["Scoring"])
 
 
+def _moe_route_result(a: Any) -> Any:
+    shape = (*a.logits.shape[:-1], a.top_k)
+    return a.logits.new_empty(shape, dtype=torch.float32), a.logits.new_empty(shape, dtype=torch.int32)
+
+
+@op(_moe_route_result)
 def moe_route(
     logits: Tensor,
     top_k: int,
@@ -61,54 +70,40 @@ def moe_route(
     Raises:
         RuntimeError: a number is out of range, or the scoring is unknown.
     """
-    weights, ids = torch.ops.armllm.moe_route(
-        *(logits, top_k, scoring, renormalize, scale, correction_bias, groups, top_k_groups, epsilon),
-        *(token_ids, choices),
-    )
-    return weights, ids
 
 
-def reference_moe_route(
-    logits: Tensor,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    scale: float = 1.0,
-    correction_bias: Tensor | None = None,
-    groups: int = 1,
-    top_k_groups: int = 1,
-    epsilon: float = 1e-20,
-    token_ids: Tensor | None = None,
-    choices: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+@reference("moe_route")
+def reference_moe_route(a: Any) -> tuple[Tensor, Tensor]:
     """:func:`moe_route` in plain float32 torch, for finite logits."""
-    wide = logits.float()
+    wide = a.logits.float()
     roots = torch.nn.functional.softplus(wide).sqrt()
     independent = {"softmax": wide.softmax(-1), "sigmoid": wide.sigmoid(), "sqrt_softplus": roots}
-    scores = independent.get(scoring, wide)
-    choice = wide if scoring == "softmax" else scores
-    if correction_bias is not None:
-        choice = scores + correction_bias
-    if groups > 1:
-        parts = choice.unflatten(-1, (groups, -1))
-        counted = min(2, parts.shape[-1]) if scoring == "sigmoid" else 1
+    scores = independent.get(a.scoring, wide)
+    choice = wide if a.scoring == "softmax" else scores
+    if a.correction_bias is not None:
+        choice = scores + a.correction_bias
+    if a.groups > 1:
+        parts = choice.unflatten(-1, (a.groups, -1))
+        counted = min(2, parts.shape[-1]) if a.scoring == "sigmoid" else 1
         ranking = parts.topk(counted, dim=-1).values.sum(-1).argsort(dim=-1, descending=True, stable=True)
-        dropped = torch.ones_like(ranking, dtype=torch.bool).scatter(-1, ranking[..., :top_k_groups], False)
+        dropped = torch.ones_like(ranking, dtype=torch.bool).scatter(
+            -1, ranking[..., : a.top_k_groups], False
+        )
         choice = parts.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(-2)
-    ids = choice.argsort(dim=-1, descending=True, stable=True)[..., :top_k]
-    if choices is not None and token_ids is not None:
-        ids = choices[token_ids.flatten().clamp(0, len(choices) - 1)].view(ids.shape).long()
+    ids = choice.argsort(dim=-1, descending=True, stable=True)[..., : a.top_k]
+    if a.choices is not None and a.token_ids is not None:
+        ids = a.choices[a.token_ids.flatten().clamp(0, len(a.choices) - 1)].view(ids.shape).long()
     weights = scores.gather(-1, ids)
-    if scoring == "topk_softmax":
-        return weights.softmax(-1) * scale, ids.to(torch.int32)
-    if scoring == "topk_sigmoid":
+    if a.scoring == "topk_softmax":
+        return weights.softmax(-1) * a.scale, ids.to(torch.int32)
+    if a.scoring == "topk_sigmoid":
         weights = weights.sigmoid()
-    if scoring == "sparsemixer":
-        weights = _shares_of_near_logits(wide, ids, epsilon)
-    if renormalize:
-        added = epsilon if scoring in ("sigmoid", "topk_sigmoid", "sqrt_softplus") else 0.0
+    if a.scoring == "sparsemixer":
+        weights = _shares_of_near_logits(wide, ids, a.epsilon)
+    if a.renormalize:
+        added = a.epsilon if a.scoring in ("sigmoid", "topk_sigmoid", "sqrt_softplus") else 0.0
         weights = weights / (weights.sum(-1, keepdim=True) + added)
-    return weights * scale, ids.to(torch.int32)
+    return weights * a.scale, ids.to(torch.int32)
 
 
 def _shares_of_near_logits(logits: Tensor, ids: Tensor, margin: float) -> Tensor:
@@ -120,21 +115,3 @@ def _shares_of_near_logits(logits: Tensor, ids: Tensor, margin: float) -> Tensor
         shares.append(1 / (left - top).exp().masked_fill(far, 0.0).sum(-1, keepdim=True))
         left = left.scatter(-1, chosen, float("-inf"))
     return torch.cat(shares, -1)
-
-
-@torch.library.register_fake("armllm::moe_route")
-def _(
-    logits: Tensor,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    scale: float = 1.0,
-    correction_bias: Tensor | None = None,
-    groups: int = 1,
-    top_k_groups: int = 1,
-    epsilon: float = 1e-20,
-    token_ids: Tensor | None = None,
-    choices: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    shape = (*logits.shape[:-1], top_k)
-    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)

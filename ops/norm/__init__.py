@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
+
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
@@ -19,6 +21,7 @@ __all__ = [
 ]
 
 
+@op(lambda a: a.x.new_empty(a.x.shape))
 def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
     """Computes ``x / sqrt(mean(x²) + eps) · (weight + weight_offset)`` (Zhang, Sennrich, arXiv 1910.07467).
 
@@ -35,10 +38,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) 
     Raises:
         RuntimeError: a shape or dtype is wrong.
     """
-    out: Tensor = torch.ops.armllm.rms_norm(x, weight, eps, weight_offset)
-    return out
 
 
+@op(lambda a: (a.x.new_empty(a.x.shape), a.x.new_empty(a.x.shape)))
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
@@ -57,10 +59,9 @@ def add_rms_norm(
     Raises:
         RuntimeError: a shape or dtype is wrong.
     """
-    out, total = torch.ops.armllm.add_rms_norm(x, residual, weight, eps, weight_offset)
-    return out, total
 
 
+@op(lambda a: a.x.new_empty(a.x.shape))
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Computes ``(x − mean) / sqrt(variance + eps) · weight + bias`` (Ba et al., arXiv 1607.06450).
 
@@ -76,10 +77,9 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     Raises:
         RuntimeError: a shape or dtype is wrong.
     """
-    out: Tensor = torch.ops.armllm.layer_norm(x, weight, bias, eps)
-    return out
 
 
+@op(lambda a: (a.x.new_empty(a.x.shape), a.x.new_empty(a.x.shape)))
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -88,8 +88,6 @@ def add_layer_norm(
     Raises:
         RuntimeError: a shape or dtype is wrong.
     """
-    out, total = torch.ops.armllm.add_layer_norm(x, residual, weight, bias, eps)
-    return out, total
 
 
 def reference_rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
@@ -103,27 +101,3 @@ def reference_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, 
     """:func:`layer_norm` in plain float32 torch."""
     wide = [None if p is None else p.float() for p in (weight, bias)]
     return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], wide[0], wide[1], eps).to(x.dtype)
-
-
-@torch.library.register_fake("armllm::rms_norm")
-def _(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.register_fake("armllm::add_rms_norm")
-def _(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-@torch.library.register_fake("armllm::layer_norm")
-def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.register_fake("armllm::add_layer_norm")
-def _(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)

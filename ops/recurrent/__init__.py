@@ -7,9 +7,9 @@ Bfloat16 states of the delta rule and the scan are therefore rounded after every
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.recurrent.reference import (
     reference_causal_conv,
     reference_gated_delta_rule,
@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 
+@op(lambda a: a.x.new_empty(a.x.shape))
 def causal_conv(
     x: Tensor,
     weight: Tensor,
@@ -62,12 +63,9 @@ def causal_conv(
     Raises:
         RuntimeError: a shape, dtype, slot or length is wrong.
     """
-    out: Tensor = torch.ops.armllm.causal_conv(
-        x, weight, bias, state, state_slots, query_start, seq_lens, silu, save_slots
-    )
-    return out
 
 
+@op(lambda a: a.v.new_empty(a.v.shape))
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -117,12 +115,9 @@ def gated_delta_rule(
     Raises:
         RuntimeError: a shape, dtype, slot or length is wrong.
     """
-    out: Tensor = torch.ops.armllm.gated_delta_rule(
-        *(q, k, v, gate, beta, state, state_slots, query_start, seq_lens, scale, normalize, delta, save_slots)
-    )
-    return out
 
 
+@op(lambda a: a.x.new_empty(a.x.shape))
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -165,58 +160,3 @@ def selective_scan(
     Raises:
         RuntimeError: a shape, dtype, slot or length is wrong.
     """
-    out: Tensor = torch.ops.armllm.selective_scan(
-        x, dt, a, b, c, state, state_slots, query_start, seq_lens, normalize, save_slots
-    )
-    return out
-
-
-@torch.library.register_fake("armllm::causal_conv")
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor,
-    state_slots: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    silu: bool = False,
-    save_slots: Tensor | None = None,
-) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.register_fake("armllm::gated_delta_rule")
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    state_slots: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    scale: float,
-    normalize: bool = False,
-    delta: bool = True,
-    save_slots: Tensor | None = None,
-) -> Tensor:
-    return v.new_empty(v.shape)
-
-
-@torch.library.register_fake("armllm::selective_scan")
-def _(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor | None,
-    c: Tensor | None,
-    state: Tensor,
-    state_slots: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    normalize: bool = False,
-    save_slots: Tensor | None = None,
-) -> Tensor:
-    return x.new_empty(x.shape)

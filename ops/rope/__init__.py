@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from torch_armllm.ops.declare import op
 
 __all__ = ["reference_rope", "reference_rope_table", "rope_", "rope_table"]
 
 
+def _rope_table_result(a: Any) -> Any:
+    tokens = a.positions.numel() if a.axes is None else a.positions.numel() // a.positions.shape[-1]
+    shape = (tokens, a.inv_freq.shape[0])
+    return a.inv_freq.new_empty(shape), a.inv_freq.new_empty(shape)
+
+
+@op(_rope_table_result)
 def rope_table(
     positions: Tensor,
     inv_freq: Tensor,
@@ -31,10 +42,9 @@ def rope_table(
     Raises:
         RuntimeError: a dtype or shape is wrong, or an axis is not one of the n.
     """
-    cos, sin = torch.ops.armllm.rope_table(positions, inv_freq, scaling, offset, axes)
-    return cos, sin
 
 
+@op()
 def rope_(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, unzip: bool = False
 ) -> None:
@@ -55,7 +65,6 @@ def rope_(
     Raises:
         RuntimeError: a shape or dtype is wrong.
     """
-    torch.ops.armllm.rope_(q, k, cos, sin, interleaved, unzip)
 
 
 def reference_rope_table(
@@ -83,21 +92,3 @@ def reference_rope(
     zipped = interleaved and not unzip
     joined = torch.stack(rotated, dim=-1).flatten(-2) if zipped else torch.cat(rotated, dim=-1)
     return torch.cat((joined.to(x.dtype), rest), dim=-1)
-
-
-@torch.library.register_fake("armllm::rope_table")
-def _(
-    positions: Tensor,
-    inv_freq: Tensor,
-    scaling: float = 1.0,
-    offset: int = 0,
-    axes: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    tokens = positions.numel() if axes is None else positions.numel() // positions.shape[-1]
-    shape = (tokens, inv_freq.shape[0])
-    return inv_freq.new_empty(shape), inv_freq.new_empty(shape)
-
-
-@torch.library.register_fake("armllm::rope_")
-def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, unzip: bool = False) -> None:
-    return None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.rounding.reference import reference_search_steps
 
 __all__ = ["reference_search_steps", "search_steps"]
 
 
+@op(lambda a: a.values.new_empty(a.values.shape[:2], dtype=torch.int32))
 def search_steps(
     values: Tensor, steps: Tensor, zeros: Tensor, factors: Tensor | None, lowest: int, highest: int
 ) -> Tensor:
@@ -33,12 +35,3 @@ def search_steps(
     Raises:
         RuntimeError: a shape, dtype or range is wrong; the message names it.
     """
-    best: Tensor = torch.ops.armllm.search_steps(values, steps, zeros, factors, lowest, highest)
-    return best
-
-
-@torch.library.register_fake("armllm::search_steps")
-def _search_steps_fake(
-    values: Tensor, steps: Tensor, zeros: Tensor, factors: Tensor | None, lowest: int, highest: int
-) -> Tensor:
-    return values.new_empty(values.shape[:2], dtype=torch.int32)

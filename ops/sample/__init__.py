@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.sample.reference import (
     philox_uniform,
     reference_best_tokens,
@@ -26,6 +29,15 @@ __all__ = [
 ]
 
 
+def _sample_result(a: Any) -> Any:
+    rows = a.logits.shape[0]
+    return (
+        a.logits.new_empty((rows,), dtype=torch.int64),
+        a.logits.new_empty((rows if a.logprobs else 0,), dtype=torch.float32),
+    )
+
+
+@op(_sample_result)
 def sample(
     logits: Tensor,
     temperature: Tensor,
@@ -79,39 +91,9 @@ def sample(
     Raises:
         RuntimeError: a shape, dtype or value is wrong, or a row holds no logit above −∞.
     """
-    ids, chosen = torch.ops.armllm.sample(
-        *(logits, temperature, top_k, top_p, min_p, seeds, steps),
-        *(repetition_penalty, presence_penalty, frequency_penalty),
-        *(prompt_ids, prompt_offsets, output_ids, output_offsets, logprobs),
-    )
-    return ids, chosen
 
 
-@torch.library.register_fake("armllm::sample")
-def _(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    steps: Tensor,
-    repetition_penalty: Tensor | None = None,
-    presence_penalty: Tensor | None = None,
-    frequency_penalty: Tensor | None = None,
-    prompt_ids: Tensor | None = None,
-    prompt_offsets: Tensor | None = None,
-    output_ids: Tensor | None = None,
-    output_offsets: Tensor | None = None,
-    logprobs: bool = False,
-) -> tuple[Tensor, Tensor]:
-    rows = logits.shape[0]
-    return (
-        logits.new_empty((rows,), dtype=torch.int64),
-        logits.new_empty((rows if logprobs else 0,), dtype=torch.float32),
-    )
-
-
+@op(lambda a: a.logits.new_empty(a.logits.shape, dtype=torch.float32))
 def sample_probabilities(
     logits: Tensor,
     temperature: Tensor,
@@ -134,32 +116,9 @@ def sample_probabilities(
     Raises:
         RuntimeError: see `sample`.
     """
-    result: Tensor = torch.ops.armllm.sample_probabilities(
-        *(logits, temperature, top_k, top_p, min_p),
-        *(repetition_penalty, presence_penalty, frequency_penalty),
-        *(prompt_ids, prompt_offsets, output_ids, output_offsets),
-    )
-    return result
 
 
-@torch.library.register_fake("armllm::sample_probabilities")
-def _(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    repetition_penalty: Tensor | None = None,
-    presence_penalty: Tensor | None = None,
-    frequency_penalty: Tensor | None = None,
-    prompt_ids: Tensor | None = None,
-    prompt_offsets: Tensor | None = None,
-    output_ids: Tensor | None = None,
-    output_offsets: Tensor | None = None,
-) -> Tensor:
-    return logits.new_empty(logits.shape, dtype=torch.float32)
-
-
+@op(lambda a: a.logits.new_empty((a.logits.shape[0],), dtype=torch.int64))
 def best_tokens(logits: Tensor) -> Tensor:
     """The token with the largest logit of each row; the same token as `sample` at temperature 0.
 
@@ -172,15 +131,16 @@ def best_tokens(logits: Tensor) -> Tensor:
     Raises:
         RuntimeError: the shape or dtype is wrong.
     """
-    ids: Tensor = torch.ops.armllm.best_tokens(logits)
-    return ids
 
 
-@torch.library.register_fake("armllm::best_tokens")
-def _(logits: Tensor) -> Tensor:
-    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
+def _top_logprobs_result(a: Any) -> Any:
+    rows = a.logits.shape[0]
+    own = a.logits.new_empty((rows,), dtype=torch.float32)
+    best = a.logits.new_empty((rows, a.count), dtype=torch.float32)
+    return own, a.ids.new_empty((rows,)), a.ids.new_empty((rows, a.count)), best
 
 
+@op(_top_logprobs_result)
 def top_logprobs(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log-probabilities of one given token per row, and of the most probable tokens.
 
@@ -197,13 +157,3 @@ def top_logprobs(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tenso
     Raises:
         RuntimeError: a shape, dtype or value is wrong.
     """
-    own, ranks, best_ids, best = torch.ops.armllm.top_logprobs(logits, ids, count)
-    return own, ranks, best_ids, best
-
-
-@torch.library.register_fake("armllm::top_logprobs")
-def _(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows = logits.shape[0]
-    own = logits.new_empty((rows,), dtype=torch.float32)
-    best = logits.new_empty((rows, count), dtype=torch.float32)
-    return own, ids.new_empty((rows,)), ids.new_empty((rows, count)), best

@@ -52,13 +52,7 @@ def reference_probabilities(
 
 
 def reference_sample(
-    logits: Tensor,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int,
-    step: int,
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, step: int
 ) -> int:
     """The token that one row draws, without penalties."""
     cumulative = reference_probabilities(logits, temperature, top_k, top_p, min_p).cumsum(0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op
 from torch_armllm.ops.select.blocks import reference_select_blocks, select_blocks
 from torch_armllm.ops.select.reference import reference_select_tokens
 
 __all__ = ["reference_select_blocks", "reference_select_tokens", "select_blocks", "select_tokens"]
 
 
+@op(lambda a: a.q.new_empty((a.q.shape[0], a.top_k), dtype=torch.int32))
 def select_tokens(
     q: Tensor,
     weights: Tensor,
@@ -51,22 +53,3 @@ def select_tokens(
     Source: DeepSeek-V3.2-Exp, "Boosting Long-Context Efficiency with DeepSeek Sparse Attention", section 1
     (the lightning indexer).
     """
-    selected: Tensor = torch.ops.armllm.select_tokens(
-        q, weights, keys, block_table, query_start, seq_lens, max_seq_len, scale, top_k
-    )
-    return selected
-
-
-@torch.library.register_fake("armllm::select_tokens")
-def _select_tokens_fake(
-    q: Tensor,
-    weights: Tensor,
-    keys: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    top_k: int,
-) -> Tensor:
-    return q.new_empty((q.shape[0], top_k), dtype=torch.int32)

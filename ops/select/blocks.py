@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.declare import op, reference
 from torch_armllm.ops.select.reference import highest
 
 
+@op(lambda a: a.q.new_empty((a.q.shape[0], a.q.shape[1], a.top_k), dtype=torch.int32))
 def select_blocks(
     q: Tensor,
     keys: Tensor,
@@ -45,25 +49,6 @@ def select_blocks(
     Raises:
         RuntimeError: a shape, dtype, length or block number is wrong; the message names the value.
     """
-    selected: Tensor = torch.ops.armllm.select_blocks(
-        q, keys, block_table, query_start, seq_lens, max_seq_len, span, top_k, nearest
-    )
-    return selected
-
-
-@torch.library.register_fake("armllm::select_blocks")
-def _select_blocks_fake(
-    q: Tensor,
-    keys: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    span: int,
-    top_k: int,
-    nearest: int,
-) -> Tensor:
-    return q.new_empty((q.shape[0], q.shape[1], top_k), dtype=torch.int32)
 
 
 def block_scores(q: Tensor, keys: Tensor, seen: Tensor, span: int, nearest: int) -> Tensor:
@@ -88,28 +73,19 @@ def block_scores(q: Tensor, keys: Tensor, seen: Tensor, span: int, nearest: int)
     return result
 
 
-def reference_select_blocks(
-    q: Tensor,
-    keys: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    span: int,
-    top_k: int,
-    nearest: int,
-) -> Tensor:
+@reference("select_blocks")
+def reference_select_blocks(a: Any) -> Tensor:
     """Selects token by token in float32; see :func:`select_blocks`."""
-    out = torch.full((q.shape[0], q.shape[1], top_k), -1, dtype=torch.int32)
-    bounds = query_start.tolist()
-    for index, length in enumerate(seq_lens.tolist()):
-        blocks = block_table[index, : -(-length // keys.shape[1])]
-        cached = keys[blocks.long()].flatten(0, 1)[:length]
+    out = torch.full((a.q.shape[0], a.q.shape[1], a.top_k), -1, dtype=torch.int32)
+    bounds = a.query_start.tolist()
+    for index, length in enumerate(a.seq_lens.tolist()):
+        blocks = a.block_table[index, : -(-length // a.keys.shape[1])]
+        cached = a.keys[blocks.long()].flatten(0, 1)[:length]
         for token in range(bounds[index], bounds[index + 1]):
             seen = length - bounds[index + 1] + token + 1
-            scores = block_scores(q[token : token + 1], cached[:seen], torch.tensor([seen]), span, nearest)[
-                :, 0
-            ]
-            chosen = highest(scores, top_k)
+            scores = block_scores(
+                a.q[token : token + 1], cached[:seen], torch.tensor([seen]), a.span, a.nearest
+            )[:, 0]
+            chosen = highest(scores, a.top_k)
             out[token, :, : chosen.shape[1]] = chosen.to(torch.int32)
     return out

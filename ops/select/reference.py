@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from torch_armllm.ops.declare import reference
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor, scale: float) -> Tensor:
@@ -24,27 +28,18 @@ def highest(scores: Tensor, count: int) -> Tensor:
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(dim=-1).values
 
 
-def reference_select_tokens(
-    q: Tensor,
-    weights: Tensor,
-    keys: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    top_k: int,
-) -> Tensor:
+@reference("select_tokens")
+def reference_select_tokens(a: Any) -> Tensor:
     """Selects token by token; see :func:`torch_armllm.ops.select.select_tokens`."""
-    out = torch.full((q.shape[0], top_k), -1, dtype=torch.int32)
-    bounds = query_start.tolist()
-    for index, length in enumerate(seq_lens.tolist()):
+    out = torch.full((a.q.shape[0], a.top_k), -1, dtype=torch.int32)
+    bounds = a.query_start.tolist()
+    for index, length in enumerate(a.seq_lens.tolist()):
         begin, end = bounds[index], bounds[index + 1]
-        blocks = block_table[index, : -(-length // keys.shape[1])]
-        cached = keys[blocks.long()].flatten(0, 1)[:length]
-        scores = index_scores(q[begin:end], weights[begin:end], cached, scale)
+        blocks = a.block_table[index, : -(-length // a.keys.shape[1])]
+        cached = a.keys[blocks.long()].flatten(0, 1)[:length]
+        scores = index_scores(a.q[begin:end], a.weights[begin:end], cached, a.scale)
         for token in range(begin, end):
             seen = length - end + token + 1
-            chosen = highest(scores[token - begin, :seen], top_k)
+            chosen = highest(scores[token - begin, :seen], a.top_k)
             out[token, : len(chosen)] = chosen.to(torch.int32)
     return out

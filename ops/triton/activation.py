@@ -69,7 +69,13 @@ def gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
         gates, ups, width = rows_of(gate), rows_of(up), gate.shape[-1]
         block = block_of(width, _MOST_COLUMNS)
         gated_kernel[(gates.shape[0], triton.cdiv(width, block))](
-            *(gates, ups, out, gates.stride(0), ups.stride(0), width, LIMIT),
+            gates,
+            ups,
+            out,
+            gates.stride(0),
+            ups.stride(0),
+            width,
+            LIMIT,
             ACTIVATION=activation,
             BLOCK=block,
         )

@@ -140,7 +140,11 @@ def pointwise(operands: Sequence[Tensor], steps: Sequence[Step], dtype: torch.dt
         tokens, heads, width = full
         block = block_of(width, _MOST_COLUMNS)
         pointwise_kernel[(tokens, heads, triton.cdiv(width, block))](
-            *(tuple(views), tuple(x.stride() for x in views), out, heads, width),
+            tuple(views),
+            tuple(x.stride() for x in views),
+            out,
+            heads,
+            width,
             STEPS=tuple((tl.constexpr(op), *values) for op, *values in steps),
             BLOCK=block,
         )

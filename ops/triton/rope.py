@@ -73,7 +73,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, unzip: bool)
         return
     heads = x.reshape(-1, *x.shape[-2:])
     rope_kernel[(heads.shape[0], heads.shape[1])](
-        *(heads, cos, sin, *heads.stride(), half),
+        heads,
+        cos,
+        sin,
+        *heads.stride(),
+        half,
         INTERLEAVED=interleaved,
         UNZIP=unzip,
         BLOCK=block_of(half),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,9 +38,19 @@ def make_adapters(
     return moe.ExpertAdapters(*inner, ranks[0], *outer, ranks[1], adapters)
 
 
-def run(layer: MoeLayer, inputs: tuple[Tensor, Tensor, Tensor], adapters: moe.ExpertAdapters) -> Tensor:
-    options = {name: value for name, value in layer.options().items() if name != "weigh_input"}
-    return moe.int4_moe_lora(*inputs, adapters=adapters, **options)  # type: ignore[arg-type]
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+def options_of(layer: MoeLayer) -> dict[str, Any]:
+    return {name: value for name, value in layer.options().items() if name != "weigh_input"}
+
+
+def run(layer: MoeLayer, inputs: Inputs, adapters: moe.ExpertAdapters) -> Tensor:
+    return moe.int4_moe_lora(*inputs, adapters=adapters, **options_of(layer))
+
+
+def expected_of(layer: MoeLayer, inputs: Inputs, adapters: moe.ExpertAdapters) -> Tensor:
+    return moe.reference_int4_moe_lora(*inputs, **options_of(layer), **adapters._asdict())
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
@@ -57,7 +68,7 @@ def test_matches_reference_in_all_variants(tokens: int, intermediate: int, dtype
         assert torch.equal(found, results[0])
     assert found.shape == plain.shape
     if tokens:
-        expected = moe.reference_int4_moe(*inputs, **layer.options(), adapters=adapters)
+        expected = expected_of(layer, inputs, adapters)
         # a last bit of a sum can move an intermediate value by one INT8 step
         assert_close(found, expected, 1e-2)
         assert (found - expected).abs().median() < 1e-5 * expected.abs().max()
@@ -75,7 +86,7 @@ def test_experts_without_a_gate(bias: bool) -> None:
     if bias:
         layer.gate_up_bias, layer.down_bias = torch.randn(4, 72), torch.randn(4, 64)
     inputs, adapters = make_input(layer, 40, 2), make_adapters(layer, 40)
-    expected = moe.reference_int4_moe(*inputs, **layer.options(), adapters=adapters)
+    expected = expected_of(layer, inputs, adapters)
     found = run(layer, inputs, adapters)
     assert_close(found, expected, 1e-2)
     assert (found - expected).abs().median() < 1e-5 * expected.abs().max()
@@ -87,7 +98,7 @@ def test_rotated_experts_and_identities(tokens: int) -> None:
     x, ids, weights = make_input(layer, tokens, 3)
     x[:, 3] *= 60
     adapters = make_adapters(layer, tokens)
-    expected = moe.reference_int4_moe(x, ids, weights, **layer.options(), adapters=adapters)
+    expected = expected_of(layer, (x, ids, weights), adapters)
     assert_close(run(layer, (x, ids, weights), adapters), expected, 1e-2)
 
 
@@ -108,7 +119,7 @@ def test_a_token_may_name_an_expert_twice() -> None:
     x, _, weights = make_input(layer, 20, 2)
     ids = torch.full((20, 2), 1)
     adapters = make_adapters(layer, 20)
-    expected = moe.reference_int4_moe(x, ids, weights, **layer.options(), adapters=adapters)
+    expected = expected_of(layer, (x, ids, weights), adapters)
     assert_close(run(layer, (x, ids, weights), adapters), expected, 1e-2)
 
 

@@ -145,7 +145,9 @@ def compare_outputs(
     expected, layers = run_model(base, input_ids)
     hidden = module(input_ids, position_ids)
     sample = Sample(
-        *(input_ids, position_ids, hidden[0].float()),
+        input_ids=input_ids,
+        position_ids=position_ids,
+        hidden=hidden[0].float(),
         given=sample_of(module, input_ids),
         encoder=sample_keys(module, input_ids, position_ids),
     )

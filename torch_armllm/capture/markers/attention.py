@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.markers.compression import found_entries
+from torch_armllm.ops.declare import arguments, reference
 from torch_armllm.ops.op_call import OpCall
 
 IMPLEMENTATION = "armllm"
@@ -60,27 +63,11 @@ def mixed_profiles(factors: Tensor, profiles: Tensor) -> Tensor:
     return nearest.masked_fill((distance < 0) | (distance >= extent), 0.0)
 
 
-def dense_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-    slopes: Tensor | None = None,
-    factors: Tensor | None = None,
-    profiles: Tensor | None = None,
-    selected: Tensor | None = None,
-    ahead: int = 0,
-    biases: Tensor | None = None,
-    *,
-    bias: Tensor | None = None,
-) -> Tensor:
+@reference("attention")
+def dense_attention(a: Any) -> Tensor:
     """Computes attention of one sequence in float32; the reference implementation.
 
-    Args:
+    Arguments of the marker op:
         q: queries, ``(1, q_heads, T, head_size)``.
         k: keys, ``(1, kv_heads, T, head_size)``.
         v: values, ``(1, kv_heads, T, value_size)``.
@@ -100,59 +87,55 @@ def dense_attention(
         ahead: number of later positions that a token attends to; 0: attention is causal.
         biases: ``(q_heads, 2 · reach + 1)``, added to the scores by distance, from the keys before a token to
             those after it; the first and the last one also beyond the reach.
-        bias: ``(1, q_heads, T, T)``, added to the scores.
 
     Returns:
         ``(1, T, q_heads, value_size)`` in the dtype of ``q``.
     """
-    groups = q.shape[1] // k.shape[1]
-    keys = k.float().repeat_interleave(groups, 1)
-    values = v.float().repeat_interleave(groups, 1)
-    scores = (q.float() * scale) @ keys.transpose(2, 3)
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    positions = torch.arange(q.shape[2], device=q.device)
+    return _attention(a, None)
+
+
+def _attention(a: Any, bias: Tensor | None) -> Tensor:
+    """See `dense_attention`; ``bias (1, q_heads, T, T)`` is added to the scores."""
+    groups = a.q.shape[1] // a.k.shape[1]
+    keys = a.k.float().repeat_interleave(groups, 1)
+    values = a.v.float().repeat_interleave(groups, 1)
+    scores = (a.q.float() * a.scale) @ keys.transpose(2, 3)
+    if a.softcap > 0:
+        scores = a.softcap * torch.tanh(scores / a.softcap)
+    positions = torch.arange(a.q.shape[2], device=a.q.device)
     distance = positions[:, None] - positions[None, :]
-    if slopes is not None:
-        scores = scores - slopes.float()[:, None, None] * distance
-    if factors is not None and profiles is not None:
-        scores = scores + mixed_profiles(factors, profiles)
-    if biases is not None:
-        reach = biases.shape[1] // 2
-        scores = scores + biases.float()[:, (-distance).clamp(-reach, reach) + reach]
+    if a.slopes is not None:
+        scores = scores - a.slopes.float()[:, None, None] * distance
+    if a.factors is not None and a.profiles is not None:
+        scores = scores + mixed_profiles(a.factors, a.profiles)
+    if a.biases is not None:
+        reach = a.biases.shape[1] // 2
+        scores = scores + a.biases.float()[:, (-distance).clamp(-reach, reach) + reach]
     if bias is not None:
         scores = scores + bias
-    hidden = distance < -ahead
-    if window > 0:
-        hidden = hidden | (distance >= window)
-    if selected is not None:
-        left_out = ~selected[0]
+    hidden = distance < -a.ahead
+    if a.window > 0:
+        hidden = hidden | (distance >= a.window)
+    if a.selected is not None:
+        left_out = ~a.selected[0]
         if left_out.dim() == 3:
-            left_out = left_out.repeat_interleave(q.shape[1] // left_out.shape[0], 0)
+            left_out = left_out.repeat_interleave(a.q.shape[1] // left_out.shape[0], 0)
         hidden = hidden | left_out
     scores = scores.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        rows = sinks.T if sinks.dim() == 2 else sinks[:, None]
-        extra = rows.float()[None, :, :, None].expand(1, -1, q.shape[2], 1)
+    if a.sinks is not None:
+        rows = a.sinks.T if a.sinks.dim() == 2 else a.sinks[:, None]
+        extra = rows.float()[None, :, :, None].expand(1, -1, a.q.shape[2], 1)
         weights = torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    return (weights @ values).transpose(1, 2).contiguous().to(q.dtype)
+    out: Tensor = (weights @ values).transpose(1, 2).contiguous().to(a.q.dtype)
+    return out
 
 
-def _biased_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-    bias: Tensor,
-    ahead: int = 0,
-) -> Tensor:
-    return dense_attention(q, k, v, layer, scale, window, softcap, sinks, ahead=ahead, bias=bias.float())
+def _biased_attention(*args: Any, **kwargs: Any) -> Tensor:
+    given = arguments("biased_attention", args, kwargs)
+    without = given.q, given.k, given.v, given.layer, given.scale, given.window, given.softcap, given.sinks
+    return _attention(arguments("attention", without, {"ahead": given.ahead}), given.bias.float())
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -165,6 +148,34 @@ torch.library.register_fake("armllm::attention", _fake, lib=_library)
 torch.library.register_fake("armllm::biased_attention", _fake, lib=_library)
 
 
+@dataclass(frozen=True)
+class _Keywords:
+    """Keywords of transformers' attention functions that the marker op has something for.
+
+    Attributes:
+        sliding_window, softcap: of the layer.
+        s_aux: sinks of each head.
+        sinks: likewise, or ``(1, heads, T, 1)`` of each token.
+        position_bias: is added to the scores.
+        selected: tokens that each token attends to.
+    """
+
+    sliding_window: int | None = None
+    softcap: float | None = None
+    s_aux: Tensor | None = None
+    sinks: Tensor | None = None
+    position_bias: Tensor | None = None
+    selected: Tensor | None = None
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> tuple[_Keywords, list[str]]:
+        """Takes the keywords of a call; returns the names of others, too, that are given and unknown."""
+        names = {field.name for field in fields(cls)}
+        known = names | _HANDLED | _IGNORED
+        unknown = [name for name, value in keywords.items() if value is not None and name not in known]
+        return cls(**{name: keywords[name] for name in names & keywords.keys()}), unknown
+
+
 def attention_function(
     module: nn.Module,
     query: Tensor,
@@ -172,14 +183,7 @@ def attention_function(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    sinks: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    selected: Tensor | None = None,
-    **kwargs: Any,
+    **keywords: Any,
 ) -> tuple[Tensor, None]:
     """Inserts the marker op; transformers calls this instead of its own attention during capture.
 
@@ -190,20 +194,22 @@ def attention_function(
     """
     if isinstance(query.shape[1], torch.SymInt) and attention_mask is None:
         return _attention_within_tokens(query, key, value, scaling), None
+    given, unknown = _Keywords.of(keywords)
+    position_bias, sinks, selected, s_aux = given.position_bias, given.sinks, given.selected, given.s_aux
     if isinstance(query.shape[2], torch.SymInt) and not isinstance(key.shape[2], torch.SymInt):
+        others = given.sliding_window, given.softcap, s_aux
         return _attention_to_encoder(
-            module, query, key, value, attention_mask, scaling, position_bias, sliding_window, softcap, s_aux
+            module, query, key, value, attention_mask, scaling, position_bias, *others
         )
     if attention_mask is not None:
         if position_bias is not None or attention_mask.dim() != 4 or not attention_mask.is_floating_point():
             raise UnsupportedAttention(f"{type(module).__name__} builds its own attention mask")
         position_bias = attention_mask  # no mask function makes one, so the module has added a bias
-    unknown = [k for k, v in kwargs.items() if v is not None and k not in _HANDLED | _IGNORED]
     if unknown:
         raise UnsupportedAttention(
             f"{type(module).__name__} passes unsupported arguments to its attention: {', '.join(unknown)}"
         )
-    window = int(sliding_window or 0)
+    window = int(given.sliding_window or 0)
     ahead = 0 if getattr(module, "is_causal", True) else window - 1 if window else EVERY
     layer = getattr(module, "layer_idx", None)
     if layer is None:
@@ -211,7 +217,7 @@ def attention_function(
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     if (found := found_entries(module)) is not None:
         entries, chosen, rate = found
-        if position_bias is not None or softcap or sinks is not None or not window or ahead:
+        if position_bias is not None or given.softcap or sinks is not None or not window or ahead:
             raise UnsupportedAttention(
                 f"{type(module).__name__} attends to compressed keys in an unknown way"
             )
@@ -221,14 +227,14 @@ def attention_function(
         return out, None
     if sinks is not None:  # of each token, (1, heads, T, 1)
         s_aux = sinks[0, ..., 0].transpose(0, 1) if sinks.dim() == 4 else sinks
-    arguments = (int(layer), scale, window, float(softcap or 0.0), s_aux)
+    common = (int(layer), scale, window, float(given.softcap or 0.0), s_aux)
     if position_bias is not None:
-        return torch.ops.armllm.biased_attention(query, key, value, *arguments, position_bias, ahead), None
+        return torch.ops.armllm.biased_attention(query, key, value, *common, position_bias, ahead), None
     if ahead:
         if selected is not None:
             raise UnsupportedAttention(f"{type(module).__name__} selects later tokens")
-        return torch.ops.armllm.attention(query, key, value, *arguments, ahead=ahead), None
-    return torch.ops.armllm.attention(query, key, value, *arguments, selected=selected), None
+        return torch.ops.armllm.attention(query, key, value, *common, ahead=ahead), None
+    return torch.ops.armllm.attention(query, key, value, *common, selected=selected), None
 
 
 def _attention_within_tokens(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:

@@ -189,8 +189,13 @@ def _entries_of(module: Any, hidden: Tensor, position_ids: Tensor) -> Tensor:
     first = position_ids - (int(module.compress_rate) - 1)  # of the window that a token completes
     cos, sin = module.rotary_emb(hidden, position_ids=first, layer_type=module.rope_layer_type)
     entries: Tensor = torch.ops.armllm.window_entries(
-        *(module.kv_proj(hidden), module.gate_proj(hidden), module.position_bias, module.kv_norm.weight),
-        *(cos, sin, float(module.kv_norm.variance_epsilon)),
+        module.kv_proj(hidden),
+        module.gate_proj(hidden),
+        module.position_bias,
+        module.kv_norm.weight,
+        cos,
+        sin,
+        float(module.kv_norm.variance_epsilon),
     )
     return entries
 
@@ -209,8 +214,12 @@ def marked(
     scorer = indexer.scorer
     weights = scorer.weights_proj(hidden).float() * scorer.weights_scaling
     selected = torch.ops.armllm.entry_selection(
-        *(q, _entries_of(indexer, hidden, position_ids), weights),
-        *(float(scorer.softmax_scale), int(indexer.index_topk), int(indexer.compress_rate)),
+        q,
+        _entries_of(indexer, hidden, position_ids),
+        weights,
+        float(scorer.softmax_scale),
+        int(indexer.index_topk),
+        int(indexer.compress_rate),
     )
     return entries, selected
 

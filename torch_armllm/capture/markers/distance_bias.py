@@ -162,8 +162,14 @@ def resolve_biases(graph: fx.Graph) -> bool:
             else:
                 operands, mixed = (q, k), (None, *_factors(graph, bias))
             marker = insert_call(
-                *(graph, torch.ops.armllm.attention.default, *operands, v, layer, scale),
-                *(*arguments, *mixed),
+                graph,
+                torch.ops.armllm.attention.default,
+                *operands,
+                v,
+                layer,
+                scale,
+                *arguments,
+                *mixed,
             )
         marker.meta.update({k: v for k, v in node.meta.items() if k != "val"})
         node.replace_all_uses_with(marker)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_armllm.hf.expert_detection import is_decorated, is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
 from torch_armllm.ops.activation import FUNCTIONS
+from torch_armllm.ops.declare import reference
 
 IMPLEMENTATION = "armllm"
 _FALLBACK = "grouped_mm"
@@ -28,25 +29,11 @@ _library.define(
 )
 
 
-def float_experts(
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    activation: str,
-    limit: float = 7.0,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    gated: bool = True,
-    transposed: bool = False,
-    interleaved: bool = False,
-    identity_experts: int = 0,
-    up_limit: float = 7.0,
-) -> Tensor:
+@reference("experts")
+def float_experts(a: Any) -> Tensor:
     """Computes the weighted sum of experts, one expert after the other.
 
-    Args:
+    Arguments of the marker op:
         x: tokens, ``(T, hidden)``.
         expert_ids: ``(T, top_k)`` integers.
         expert_weights: ``(T, top_k)``.
@@ -66,44 +53,38 @@ def float_experts(
     Returns:
         ``(T, hidden)`` in the dtype of ``x``.
     """
-    layout = expert_layout(
-        activation, limit, gate_up_bias, gated, transposed, interleaved, identity_experts, up_limit
-    )
-    parts, downs = layout.inner(gate_up), layout.outer(down)
-    biases = None if gate_up_bias is None else layout.inner_bias(gate_up_bias)
-    out = torch.zeros_like(x)
+    layout = expert_layout(a)
+    parts, downs = layout.inner(a.gate_up), layout.outer(a.down)
+    biases = None if a.gate_up_bias is None else layout.inner_bias(a.gate_up_bias)
+    out = torch.zeros_like(a.x)
     for expert, outer in enumerate(downs):
-        token, slot = torch.where(expert_ids == expert)
+        token, slot = torch.where(a.expert_ids == expert)
         if token.numel() == 0:
             continue
-        rows = [F.linear(x[token], part[expert]) for part in parts]
+        rows = [F.linear(a.x[token], part[expert]) for part in parts]
         if biases is not None:
             rows = [row + bias for row, bias in zip(rows, biases[expert].view(len(rows), -1), strict=True)]
-        inner = FUNCTIONS[activation](rows[0], rows[-1], limit, up_limit)
-        part = F.linear(inner, outer, None if down_bias is None else down_bias[expert])
-        part = part * expert_weights[token, slot, None]
+        inner = FUNCTIONS[a.activation](rows[0], rows[-1], a.limit, a.up_limit)
+        part = F.linear(inner, outer, None if a.down_bias is None else a.down_bias[expert])
+        part = part * a.expert_weights[token, slot, None]
         out.index_add_(0, token, part.to(out.dtype))
-    for expert in range(len(downs), len(downs) + identity_experts):
-        token, slot = torch.where(expert_ids == expert)
-        out.index_add_(0, token, (x[token] * expert_weights[token, slot, None]).to(out.dtype))
+    for expert in range(len(downs), len(downs) + a.identity_experts):
+        token, slot = torch.where(a.expert_ids == expert)
+        out.index_add_(0, token, (a.x[token] * a.expert_weights[token, slot, None]).to(out.dtype))
     return out
 
 
-def expert_layout(
-    activation: str,
-    limit: float = 7.0,
-    gate_up_bias: Tensor | None = None,
-    gated: bool = True,
-    transposed: bool = False,
-    interleaved: bool = False,
-    identity_experts: int = 0,
-    up_limit: float = 7.0,
-) -> ExpertLayout:
-    """Returns the layout that the marker op's arguments describe."""
+def expert_layout(a: Any) -> ExpertLayout:
+    """Returns the layout that the marker op's arguments describe, which ``a`` has by name."""
     return ExpertLayout(
-        *(transposed, interleaved, gate_up_bias is not None, activation, limit, gated),
-        identity_experts=identity_experts,
-        up_limit=up_limit,
+        transposed=a.transposed,
+        interleaved=a.interleaved,
+        biased=a.gate_up_bias is not None,
+        activation=a.activation,
+        limit=a.limit,
+        gated=a.gated,
+        identity_experts=a.identity_experts,
+        up_limit=a.up_limit,
     )
 
 
@@ -136,8 +117,19 @@ def _marked(module: Any, layout: ExpertLayout, x: Tensor, ids: Tensor, weights: 
     inner, outer = (getattr(module, name) for name in layout.weights)
     biases = (getattr(module, f"{name}_bias") if layout.biased else None for name in layout.weights)
     out: Tensor = torch.ops.armllm.experts(
-        *(x, ids, weights, inner, outer, layout.activation, layout.limit, *biases),
-        *(layout.gated, layout.transposed, layout.interleaved, layout.identity_experts, layout.up_limit),
+        x,
+        ids,
+        weights,
+        inner,
+        outer,
+        layout.activation,
+        layout.limit,
+        *biases,
+        layout.gated,
+        layout.transposed,
+        layout.interleaved,
+        layout.identity_experts,
+        layout.up_limit,
     )
     return out
 

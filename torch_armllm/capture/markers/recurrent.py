@@ -61,8 +61,15 @@ def _mark_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if initial_state is not None or output_final_state or _is_packed(kwargs):
             return original(
-                *(query, key, value, g, beta, chunk_size, initial_state, output_final_state),
-                *(use_qk_l2norm_in_kernel,),
+                query,
+                key,
+                value,
+                g,
+                beta,
+                chunk_size,
+                initial_state,
+                output_final_state,
+                use_qk_l2norm_in_kernel,
                 **kwargs,
             )
         scale = query.shape[-1] ** -0.5
@@ -91,8 +98,18 @@ def _mark_chunk_scan(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if initial_states is not None or return_final_states or z is not None or _is_packed(kwargs):
             return original(
-                *(hidden_states, dt, A, B, C, chunk_size, D, dt_bias, initial_states, dt_softplus),
-                *(dt_limit, return_final_states),
+                hidden_states,
+                dt,
+                A,
+                B,
+                C,
+                chunk_size,
+                D,
+                dt_bias,
+                initial_states,
+                dt_softplus,
+                dt_limit,
+                return_final_states,
                 z=z,
                 **kwargs,
             )
@@ -126,8 +143,18 @@ def _mark_selective_scan(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if return_last_state or _is_packed(kwargs):
             return original(
-                *(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state),
-                *(use_mambapy, use_associative_scan),
+                hidden_states,
+                dt,
+                A,
+                B,
+                C,
+                D,
+                z,
+                delta_bias,
+                delta_softplus,
+                return_last_state,
+                use_mambapy,
+                use_associative_scan,
                 **kwargs,
             )
         x, dt, b, c = (by_channel.transpose(1, 2) for by_channel in (hidden_states, dt, B, C))

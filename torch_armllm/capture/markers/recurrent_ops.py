@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import torch_armllm.capture.markers.compression  # noqa: F401  (registers a marker op)
+from torch_armllm.ops.declare import fake
 
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define("convolve_tokens(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor")
@@ -118,32 +119,9 @@ def scan_channels(
 _library.impl("convolve_tokens", convolve_tokens, "CompositeExplicitAutograd")
 _library.impl("delta_rule", delta_rule, "CompositeExplicitAutograd")
 _library.impl("scan_channels", scan_channels, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("armllm::convolve_tokens", lib=_library)
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@torch.library.register_fake("armllm::delta_rule", lib=_library)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor,
-    beta: Tensor,
-    scale: float,
-    normalize: bool,
-    delta: bool = True,
-) -> Tensor:
-    return v.new_empty(v.shape)
-
-
-@torch.library.register_fake("armllm::scan_channels", lib=_library)
-def _(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, normalize: bool = False
-) -> Tensor:
-    return x.new_empty(x.shape)
+fake("convolve_tokens", lambda a: torch.empty_like(a.x, memory_format=torch.contiguous_format))
+fake("delta_rule", lambda a: a.v.new_empty(a.v.shape))
+fake("scan_channels", lambda a: a.x.new_empty(a.x.shape))
 
 
 MARKERS = (
