@@ -10,9 +10,11 @@ import torch
 from tests.support.models import tiny
 from torch_armllm import Recipe, patch
 from torch_armllm.engine.execution import factor_message as factor_messages
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.factor_message import factor_pieces
 from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.step_features import StepFeatures
 from torch_armllm.engine.execution.step_message import Signal, factor_message, signal_message
 from torch_armllm.lora.expert_slots import ExpertSlots
 from torch_armllm.lora.read_slots import slots_read_by
@@ -43,7 +45,7 @@ def executor() -> StepExecutor:
     patch(model)
     servable = servable_model(model)
     assert servable is not None
-    return StepExecutor(servable, num_blocks=64)
+    return StepExecutor(servable, ExecutorSizes(64))
 
 
 def test_a_rank_gives_its_cache_back_and_ends(executor: StepExecutor) -> None:
@@ -83,7 +85,8 @@ def test_a_rank_writes_an_adapter_that_comes_in_pieces(monkeypatch: pytest.Monke
     pieces = list(factor_pieces(1, list(slots.layers), factors))
     assert len(pieces) > 7
     sent = [numbers + array("q", bytes_of(*tensors)) for numbers, tensors in map(factor_message, pieces)]
-    follow(1, Messages(*sent, signal_message(Signal.STOP)), StepExecutor(servable, num_blocks=4, slots=slots))
+    executor = StepExecutor(servable, ExecutorSizes(4), StepFeatures(slots))
+    follow(1, Messages(*sent, signal_message(Signal.STOP)), executor)
     for name, given in factors.items():
         slots.write(0, name, given)
     for one, rank in ((layer.a, 3), (down.outer_a.transpose(1, 2), 3)):

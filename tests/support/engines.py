@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.patched_models import patched
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
@@ -34,11 +35,11 @@ def engine_with_blocks(family: str, blocks: int, swap_blocks: int = 0, **limits:
     return engine
 
 
-def plan_runner(model: Any, num_blocks: int, **settings: Any) -> PlanRunner:
+def plan_runner(model: Any, num_blocks: int, **sizes: Any) -> PlanRunner:
     """Builds the runner of a patched model, with ``num_blocks`` blocks."""
     servable = servable_model(model)
     assert servable is not None
-    return PlanRunner(servable, num_blocks, **settings)
+    return PlanRunner(servable, ExecutorSizes(num_blocks, **sizes))
 
 
 def submit(

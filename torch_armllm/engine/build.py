@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.build import build_disk_cache
-from torch_armllm.engine.execution.pipeline_runner import PipelineRunner
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
+from torch_armllm.engine.execution.pipeline_runner import PipelineRunner, Stages
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.rank_leader import RankLeader
+from torch_armllm.engine.execution.step_features import StepFeatures
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
-from torch_armllm.engine.llm_engine import LLMEngine, Runner
+from torch_armllm.engine.llm_engine import EngineFeatures, LLMEngine, Runner
 from torch_armllm.engine.max_length import resolve_max_model_len
 from torch_armllm.engine.memory_limit import left, memory_limit, with_bytes
 from torch_armllm.engine.pictures.build import picture_reader
@@ -80,8 +82,8 @@ class Ranks(Protocol):
     largest_share: float
     pictures: PictureReader | str
 
-    def lead(self, sizes: dict[str, Any]) -> RankLeader:
-        """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
+    def lead(self, sizes: ExecutorSizes) -> RankLeader:
+        """Tells the other ranks the sizes of their caches, and returns what sends them steps."""
         ...
 
 
@@ -166,38 +168,39 @@ def build_engine(
         by_modules = runner = ModuleRunner(model, trace=trace, team=team)
         blocks = _counted_only(model, config, max_model_len, by_modules.block_size, memory)
     else:
-        state_slots = memory.state_slots + memory.spare_state_slots, memory.swap_state_slots
-        sizes = {
-            "num_blocks": memory.num_blocks,
-            "swap_blocks": memory.swap_blocks,
-            "drawable": drawable,
-            "state_slots": state_slots[0],
-            "swap_state_slots": state_slots[1],
-        }
-        common: dict[str, Any] = {"swap_blocks": memory.swap_blocks, "drawable": drawable, "shape": shape}
-        common |= {"state_slots": state_slots[0], "swap_state_slots": state_slots[1]}
-        common |= {"trace": trace, "team": team, "slots": None if adapters is None else adapters.slots}
-        common |= {"pictures": None if isinstance(pictures, str) else pictures.steps}
+        sizes = ExecutorSizes(
+            memory.num_blocks,
+            memory.swap_blocks,
+            memory.state_slots + memory.spare_state_slots,
+            memory.swap_state_slots,
+            drawable,
+        )
+        features = StepFeatures(
+            slots=None if adapters is None else adapters.slots,
+            pictures=None if isinstance(pictures, str) else pictures.steps,
+            kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
+        )
+        own: dict[str, Any] = {"features": features, "shape": shape, "trace": trace, "team": team}
         leader = None if ranks is None else ranks.lead(sizes)
         if ranks is not None and ranks.link is not None and leader is not None:
-            shares_logits = ranks.size > ranks.stages
-            stages = ranks.stages, ranks.link, leader, bool(state_slots[0]), shares_logits
-            runner = pipeline = PipelineRunner(servable, memory.num_blocks, *stages, **common)
+            has_states, shares_logits = bool(sizes.state_slots), ranks.size > ranks.stages
+            stages = Stages(ranks.stages, ranks.link, leader, has_states, shares_logits)
+            runner = pipeline = PipelineRunner(servable, sizes, stages, **own)
         else:
-            runner = PlanRunner(
-                *(servable, memory.num_blocks),
-                kept_columns=drafter.kept_columns if isinstance(drafter, DraftLayers) else None,
-                leader=leader,
-                **common,
-            )
+            runner = PlanRunner(servable, sizes, leader=leader, **own)
         if adapters is not None:
             adapters.share_by(runner.share_adapter)
         if memory.state_slots and not memory.spare_state_slots:
             _check_spare_states(name, config)
         caching = config.enable_prefix_caching and (not memory.state_slots or memory.spare_state_slots > 0)
         blocks = BlockManager(
-            *(memory.num_blocks, memory.block_size, memory.swap_blocks, caching),
-            *(memory.state_slots, memory.swap_state_slots, memory.spare_state_slots),
+            memory.num_blocks,
+            memory.block_size,
+            memory.swap_blocks,
+            caching,
+            memory.state_slots,
+            memory.swap_state_slots,
+            memory.spare_state_slots,
         )
     logger.info("kernels for %s on %s; %s", variants.machine().compiled, cpu_name(), team.chosen)
     for advice in diagnostics.warnings(diagnostics.describe()):
@@ -223,19 +226,32 @@ def build_engine(
     if drafts is not None and isinstance(runner, PlanRunner) and _drafts(drafts, runner, blocks):
         assert memory is not None
         speculative_decoder = build_speculative_decoder(
-            *(drafts, sampler, memory, drafter),
-            *(config.max_num_batched_tokens, max_num_seqs, max_model_len),
+            drafts,
+            sampler,
+            memory,
+            drafter,
+            config.max_num_batched_tokens,
+            max_num_seqs,
+            max_model_len,
         )
-    log_stats = not config.disable_log_stats
     disk = build_disk_cache(name, config, runner, blocks)
     if disk is not None:
         scheduler.call_on_leave(disk.leave)
     engine = LLMEngine(
-        *(preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace),
-        experts=None if experts is None else experts.counts,
-        disk=disk,
-        adapters=adapters,
-        pipeline=pipeline,
+        preprocessor,
+        scheduler,
+        runner,
+        sampler,
+        begin_text,
+        EngineFeatures(
+            speculative_decoder=speculative_decoder,
+            log_stats=not config.disable_log_stats,
+            trace=trace,
+            experts=None if experts is None else experts.counts,
+            disk=disk,
+            adapters=adapters,
+            pipeline=pipeline,
+        ),
     )
     if disk is not None:
         weakref.finalize(engine, disk.close)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as GenericSequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -78,6 +79,29 @@ class Pipeline(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class EngineFeatures:
+    """Parts of an engine that not every one has.
+
+    Attributes:
+        speculative_decoder: drafts tokens; None: no speculative decoding.
+        log_stats: logs throughput while requests run.
+        trace: records the phases of steps.
+        experts: returns the counts of a cache of experts; None: all weights are in memory.
+        disk: the prefix cache on disk; None: there is none.
+        adapters: the adapters that requests may use; None: they may use none.
+        pipeline: the runner, if it computes several steps at the same time; None: it computes one.
+    """
+
+    speculative_decoder: SpeculativeDecoder | None = None
+    log_stats: bool = False
+    trace: Trace = NO_TRACE
+    experts: Callable[[], ExpertCounts] | None = None
+    disk: DiskPrefixCache | None = None
+    adapters: AdapterTable | None = None
+    pipeline: Pipeline | None = None
+
+
 class LLMEngine:
     """Continuous batching over one model: the engine of `LLM` and `AsyncLLM`.
 
@@ -89,17 +113,11 @@ class LLMEngine:
         runner: computes logits.
         sampler: samples tokens from logits.
         begin_text: creates the output text of a sequence, which also checks for its end.
-        speculative_decoder: drafts tokens; None: no speculative decoding.
-        log_stats: logs throughput while requests run.
-        trace: records the phases of steps.
-        experts: returns the counts of a cache of experts; None: all weights are in memory.
-        disk: the prefix cache on disk; None: there is none.
-        adapters: the adapters that requests may use; None: they may use none.
-        pipeline: the runner, if it computes several steps at the same time; None: it computes one.
+        features: that not every engine has.
 
     Attributes:
         stats: counts of the work done.
-        disk: see above.
+        disk: the prefix cache on disk; None: there is none.
     """
 
     def __init__(
@@ -109,14 +127,9 @@ class LLMEngine:
         runner: Runner,
         sampler: Sampler,
         begin_text: Callable[[Sequence], OutputText],
-        speculative_decoder: SpeculativeDecoder | None = None,
-        log_stats: bool = False,
-        trace: Trace = NO_TRACE,
-        experts: Callable[[], ExpertCounts] | None = None,
-        disk: DiskPrefixCache | None = None,
-        adapters: AdapterTable | None = None,
-        pipeline: Pipeline | None = None,
+        features: EngineFeatures,
     ) -> None:
+        speculative_decoder, disk = features.speculative_decoder, features.disk
         self.preprocessor = preprocessor
         self.scheduler = scheduler
         self.runner = runner
@@ -124,14 +137,14 @@ class LLMEngine:
         self.speculative_decoder = speculative_decoder
         self._verify = speculative_decoder.verify if speculative_decoder is not None else sampler.verify_batch
         self.disk = disk
-        self._adapters = adapters
-        self._pipeline = pipeline
+        self._adapters = features.adapters
+        self._pipeline = features.pipeline
         self._under_way: deque[tuple[Step, float]] = deque()
         self._ended = 0.0  # when the last step ended
         self._arrivals = None if disk is None else Arrivals(disk, scheduler)
         counts = None if disk is None else disk.counts
-        self.stats = EngineStats(self._gauges, log_stats, experts=experts, disk=counts)
-        self._trace = trace
+        self.stats = EngineStats(self._gauges, features.log_stats, experts=features.experts, disk=counts)
+        self._trace = features.trace
         self._begin_text = begin_text
         self._output_builder = OutputBuilder()
         self._requests: dict[str, Request] = {}

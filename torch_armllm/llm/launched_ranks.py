@@ -18,7 +18,7 @@ from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
-from torch_armllm.llm.rank_part import RankPart
+from torch_armllm.llm.rank_part import FollowerSettings, RankPart
 from torch_armllm.parallel.connections import Connections
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
 from torch_armllm.parallel.rank_group import RankGroup
@@ -100,9 +100,9 @@ class LaunchedRanks:
         dist.all_gather_object(every, own, group=self._group)
         return every
 
-    def leader(self, sizes: dict[str, Any]) -> RankLeader:
-        """Gives the other ranks the sizes of their caches, and returns what sends them steps."""
-        dist.broadcast_object_list([sizes], 0, group=self._group)
+    def leader(self, settings: FollowerSettings) -> RankLeader:
+        """Tells the other ranks the sizes of their caches, and returns what sends them steps."""
+        dist.broadcast_object_list([settings], 0, group=self._group)
         mailbox = NetworkMailbox(self._messages)
         self._leader = RankLeader(mailbox, links=list(self._cached.values()))
         return self._leader
@@ -122,11 +122,11 @@ class LaunchedRanks:
         Args:
             part: this rank's part of the model.
             config: of the engine.
-            executor_of: called with the settings of `StepExecutor`.
+            executor_of: called with the arguments of `StepExecutor`.
         """
-        sizes: list[Any] = [None]
-        dist.broadcast_object_list(sizes, 0, group=self._group)
-        executor = executor_of(**part.executor_settings(sizes[0]))
+        settings: list[Any] = [None]
+        dist.broadcast_object_list(settings, 0, group=self._group)
+        executor = part.executor(settings[0], executor_of)
         team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
         try:
             with team.at_work():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
+from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.step_features import StepFeatures
 from torch_armllm.engine.pictures.parts import part_steps
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
@@ -35,6 +38,21 @@ class PartFacts(NamedTuple):
     text_only: str
 
 
+@dataclass(frozen=True)
+class FollowerSettings:
+    """Settings that the first process tells those that follow.
+
+    Attributes:
+        sizes: of the caches.
+        state_dtype: of states of recurrent layers, see `EngineConfig`.
+        takes_pictures: True if prompts may hold pictures.
+    """
+
+    sizes: ExecutorSizes
+    state_dtype: str
+    takes_pictures: bool
+
+
 @dataclass
 class RankPart:
     """A process's part of a model.
@@ -51,17 +69,20 @@ class RankPart:
     pictures: PictureSteps | str
     facts: PartFacts
 
-    def executor_settings(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings of the `StepExecutor` of a process that follows, by what the first one says.
+    def executor(
+        self, settings: FollowerSettings, kind: Callable[..., StepExecutor] = StepExecutor
+    ) -> StepExecutor:
+        """Returns the executor of a process that follows.
 
         Args:
-            sizes: see `torch_armllm.engine.build.Ranks.lead`.
+            settings: what the first process says.
+            kind: called with the arguments of `StepExecutor`.
         """
-        settings = dict(sizes)
-        shape = with_state_dtype(self.model.shape, STATE_DTYPES[settings.pop("state_dtype")])
-        pictures = self.pictures if settings.pop("takes_pictures") else None
-        own = {"model": self.model, "shape": shape, "pictures": pictures, "slots": self.model.slots}
-        return settings | own
+        shape = with_state_dtype(self.model.shape, STATE_DTYPES[settings.state_dtype])
+        pictures = self.pictures if settings.takes_pictures else None
+        assert not isinstance(pictures, str)
+        features = StepFeatures(self.model.slots, pictures)
+        return kind(self.model, settings.sizes, features, shape)
 
 
 def rank_part(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankPart:

@@ -62,12 +62,18 @@ def build_disk_cache(
         _logger.warning(
             "%s: prefix_cache_dir = %r is only read, as it cannot be written: %s. Writing is tried again "
             "every minute",
-            *(name, str(root), folder.problem),
+            name,
+            str(root),
+            folder.problem,
         )
     _logger.info(
         "%s: prefix cache on disk in %s, %s of %s in use; %s for %d tokens",
-        *(name, root / folder.fingerprint, format_bytes(folder.nbytes), format_bytes(size)),
-        *(format_bytes(largest), runner.block_size),
+        name,
+        root / folder.fingerprint,
+        format_bytes(folder.nbytes),
+        format_bytes(size),
+        format_bytes(largest),
+        runner.block_size,
     )
     if folder.nbytes and not folder.found:
         _logger.info(

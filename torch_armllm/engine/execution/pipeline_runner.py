@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.execution.adapter_rows import AdapterRuns, adapter_runs
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_message import Signal
@@ -19,6 +20,25 @@ from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step_result import StepResult
 
 
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a pipeline as the first one sees them.
+
+    Attributes:
+        count: number of stages.
+        link: from the last stage and to the next one.
+        leader: sends the steps to all other processes.
+        have_states: True if any stage has states of recurrent layers.
+        share_logits: True if other ranks of the first stage compute a part of the logits.
+    """
+
+    count: int
+    link: StageLink
+    leader: RankLeader
+    have_states: bool
+    share_logits: bool
+
+
 class PipelineRunner(PlanRunner):
     """Computes the first layers and the logits of steps; other processes compute the layers between.
 
@@ -26,34 +46,20 @@ class PipelineRunner(PlanRunner):
 
     Args:
         model: the first stage's layers, and the output layer.
-        num_blocks: blocks of the KV cache.
-        stages: number of stages.
-        link: from the last stage and to the next one.
-        leader: sends the steps to all other processes.
-        has_states: True if any stage has states of recurrent layers.
-        shares_logits: True if other ranks of the first stage compute a part of the logits.
-        settings: see `PlanRunner`.
+        sizes: of the caches.
+        stages: of the pipeline.
+        settings: further ones of `PlanRunner`.
 
     Attributes:
         stages: number of stages, which is the number of steps that may be under way.
     """
 
-    def __init__(
-        self,
-        model: ServableModel,
-        num_blocks: int,
-        stages: int,
-        link: StageLink,
-        leader: RankLeader,
-        has_states: bool,
-        shares_logits: bool,
-        **settings: Any,
-    ) -> None:
-        super().__init__(model, num_blocks, leader=leader, **settings)
-        self.stages = stages
-        self._link = link
-        self._led, self._shares_logits = leader, shares_logits
-        self._builder.keeps_states = has_states
+    def __init__(self, model: ServableModel, sizes: ExecutorSizes, stages: Stages, **settings: Any) -> None:
+        super().__init__(model, sizes, leader=stages.leader, **settings)
+        self.stages = stages.count
+        self._link = stages.link
+        self._led, self._shares_logits = stages.leader, stages.share_logits
+        self._builder.keeps_states = stages.have_states
         self._rows: deque[tuple[int, AdapterRuns]] = deque()
 
     def begin(self, step: Step) -> None:

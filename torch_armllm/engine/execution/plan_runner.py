@@ -8,17 +8,18 @@ from torch import Tensor
 
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.execution.adapter_rows import adapter_runs
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader, RankWatch
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.step_features import TEXTS, StepFeatures
 from torch_armllm.engine.execution.step_message import Signal
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.pictures.picture_input import PictureInput
-from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.lora.slot_set import Factors, SlotSet
+from torch_armllm.lora.slot_set import Factors
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step_result import StepResult
 
@@ -28,43 +29,27 @@ class PlanRunner(StepExecutor):
 
     Args:
         model: see `ServableModel`.
-        num_blocks: blocks of the KV cache.
-        swap_blocks: blocks of swap memory.
-        state_slots: slots for the states of recurrent layers.
-        swap_state_slots: likewise, of swap memory.
+        sizes: of the caches.
+        features: of steps, beside tokens.
         shape: of the KV cache and the states; None: the model's own.
         trace: records the phases of steps.
         team: compute threads; None: torch's own.
-        drawable: number of token ids that may be sampled; None: all.
-        kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
-        slots: for adapters, which the plan reads; None: there are none.
-        pictures: what pictures change in steps; None: there are no pictures.
         leader: sends the steps to the other ranks or stages; None: there are none.
     """
 
     def __init__(
         self,
         model: ServableModel,
-        num_blocks: int,
-        swap_blocks: int = 0,
+        sizes: ExecutorSizes,
+        features: StepFeatures = TEXTS,
+        shape: Shape | None = None,
         trace: Trace = NO_TRACE,
         team: ThreadTeam | None = None,
-        drawable: int | None = None,
-        state_slots: int = 0,
-        swap_state_slots: int = 0,
-        shape: Shape | None = None,
-        kept_columns: range | None = None,
-        slots: SlotSet | None = None,
-        pictures: PictureSteps | None = None,
         leader: RankLeader | None = None,
     ) -> None:
-        super().__init__(
-            *(model, num_blocks, swap_blocks, trace, drawable, state_slots, swap_state_slots, shape),
-            kept_columns=kept_columns,
-            slots=slots,
-            pictures=pictures,
-        )
-        self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states, pictures)
+        super().__init__(model, sizes, features, shape, trace)
+        first = model.first_position
+        self._builder = StepBuilder(self.cache, self.block_size, first, self.states, features.pictures)
         self._leader = leader
         self._at_work = nullcontext() if team is None else team.at_work()
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_armllm.engine.execution.adapter_rows import AdapterRuns
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage_link import StageLink
@@ -24,17 +25,17 @@ class StageExecutor(StepExecutor):
 
     Args:
         model: the stage's layers.
-        num_blocks: blocks of the KV cache.
+        sizes: of the caches.
+        settings: further ones of `StepExecutor`.
         place: of this process.  The first stage is given token ids; the last one sends the rows only whose
             logits a step needs.
         link: to the stages before and after.
-        settings: see `StepExecutor`.
     """
 
     def __init__(
-        self, model: ServableModel, num_blocks: int, place: RankPlace, link: StageLink, **settings: Any
+        self, model: ServableModel, sizes: ExecutorSizes, *settings: Any, place: RankPlace, link: StageLink
     ) -> None:
-        super().__init__(model, num_blocks, **settings)
+        super().__init__(model, sizes, *settings)
         self._link = link
         self._is_first, self._is_last = place.stage == 0, place.stage == place.stages - 1
         self._rows: deque[int] = deque()

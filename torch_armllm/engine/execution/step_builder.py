@@ -134,8 +134,17 @@ class StepBuilder:
         ids, positions, slots, saves = self._by_tokens[count]
         _, lengths, _ = self._by_sequences[count]
         return StepInputs(
-            *(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache, self.states),
-            *(self._state_slots_of(count), saves),
+            input_ids=ids,
+            position_ids=positions,
+            slots=slots,
+            block_table=self._table.view(count),
+            query_start=starts,
+            seq_lens=lengths,
+            max_seq_len=0,
+            cache=self.cache,
+            states=self.states,
+            state_slots=self._state_slots_of(count),
+            save_slots=saves,
             numbers=self._numbers_of(count),
             rows=self._rows_of(count),
         )
@@ -211,8 +220,17 @@ class StepBuilder:
         if self._numbers is not None:
             self._numbers.write(self._given, step)
         step_inputs = StepInputs(
-            *(input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache),
-            *(self.states, self._state_slots_of(len(scheduled)), saves),
+            input_ids=input_ids,
+            position_ids=position_ids,
+            slots=slot_ids,
+            block_table=table,
+            query_start=query_start,
+            seq_lens=seq_lens,
+            max_seq_len=max_seq_len,
+            cache=self.cache,
+            states=self.states,
+            state_slots=self._state_slots_of(len(scheduled)),
+            save_slots=saves,
             numbers=self._numbers_of(tokens),
             rows=self._rows_of(tokens),
         )

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.execution.adapter_rows import AdapterRows, AdapterRuns
-from torch_armllm.engine.pictures.picture_steps import PictureSteps
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
+from torch_armllm.engine.execution.step_features import TEXTS, StepFeatures
 from torch_armllm.engine.step import StateMove
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.block_copies import copy_blocks
 from torch_armllm.kv_cache.shapes import Cache, Shape
-from torch_armllm.lora.slot_set import SlotSet
 from torch_armllm.ops.linear.packed_layout import same_in_any_batch
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.program import schemes_of
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step import Plan, StepInputs
 from torch_armllm.plan.step_result import StepResult
@@ -32,32 +31,21 @@ class StepExecutor:
 
     Args:
         model: see `ServableModel`.
-        num_blocks: blocks of the KV cache.
-        swap_blocks: blocks of swap memory.
-        trace: records the phases of steps.
-        drawable: number of token ids that may be sampled; None: all.
-        state_slots: slots for the states of recurrent layers.
-        swap_state_slots: likewise, of swap memory.
+        sizes: of the caches.
+        features: of steps, beside tokens.
         shape: of the KV cache and the states; None: the model's own.
-        kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
-        slots: for adapters, which the plan reads; None: there are none.
-        pictures: what pictures change in steps; None: there are no pictures.
+        trace: records the phases of steps.
     """
 
     def __init__(
         self,
         model: ServableModel,
-        num_blocks: int,
-        swap_blocks: int = 0,
-        trace: Trace = NO_TRACE,
-        drawable: int | None = None,
-        state_slots: int = 0,
-        swap_state_slots: int = 0,
+        sizes: ExecutorSizes,
+        features: StepFeatures = TEXTS,
         shape: Shape | None = None,
-        kept_columns: range | None = None,
-        slots: SlotSet | None = None,
-        pictures: PictureSteps | None = None,
+        trace: Trace = NO_TRACE,
     ) -> None:
+        slots, pictures, kept_columns = features.slots, features.pictures, features.kept_columns
         self.model = model
         self.slots = slots
         self._adapters = None if slots is None else AdapterRows(slots)
@@ -67,13 +55,12 @@ class StepExecutor:
         self.shape = model.shape if shape is None else shape
         self.block_size = self.shape.block_size
         self.vocab_size = model.vocab_size
-        self.num_blocks = num_blocks
-        self.swap_blocks = swap_blocks
-        self.cache: Cache = self.shape.tensors(num_blocks)
-        self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
-        self.states = self.shape.states.tensors(state_slots)
-        self._swapped_states = self.shape.states.tensors(swap_state_slots)
-        self._drawable = model.vocab_size if drawable is None else drawable
+        self.num_blocks, self.swap_blocks = sizes.num_blocks, sizes.swap_blocks
+        self.cache: Cache = self.shape.tensors(sizes.num_blocks)
+        self._swap: Cache | None = self.shape.tensors(sizes.swap_blocks) if sizes.swap_blocks else None
+        self.states = self.shape.states.tensors(sizes.state_slots)
+        self._swapped_states = self.shape.states.tensors(sizes.swap_state_slots)
+        self._drawable = model.vocab_size if sizes.drawable is None else sizes.drawable
         self._kept = kept_columns
         # further columns follow those of the last hidden state
         self._hidden_size = (kept_columns.start or None) if kept_columns else None
@@ -153,7 +140,7 @@ class StepExecutor:
         head = self.head.weights(torch.zeros(1, program.columns, dtype=program.dtype))
         if head is None or (head.scheme is not None and not same_in_any_batch(head.scheme)):
             return False
-        return all(map(same_in_any_batch, schemes_of(program)))
+        return all(map(same_in_any_batch, program.schemes))
 
     def _fuse_head(self, hidden: Tensor) -> None:
         """Fuses the head with a native plan, if the head is one matrix product."""

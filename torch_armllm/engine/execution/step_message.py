@@ -109,8 +109,17 @@ def step_message(
     lists = step.swaps_out, step.swaps_in, step.copies
     runs = adapter_runs(step)
     header = _Header(
-        *(STEP, inputs.tokens, sequences, width, inputs.max_seq_len, -1 if rows is None else len(rows)),
-        *(best, inputs.state_slots is not None, step.decode_only, len(step.state_moves), *map(len, lists)),
+        STEP,
+        inputs.tokens,
+        sequences,
+        width,
+        inputs.max_seq_len,
+        -1 if rows is None else len(rows),
+        best,
+        inputs.state_slots is not None,
+        step.decode_only,
+        len(step.state_moves),
+        *map(len, lists),
         *map(len, runs),
     )
     numbers = array("q", header)
@@ -243,8 +252,17 @@ class StepReader:
             starts, lengths = (torch.empty(sequences + n, dtype=torch.int32) for n in (1, 0))
             state_slots = torch.empty(sequences, dtype=torch.int64) if header.has_states else None
             inputs = StepInputs(
-                *(ids, positions, slots, table, starts, lengths, 0, self._cache, self._states, state_slots),
-                saves if header.has_states else NO_SAVES,
+                input_ids=ids,
+                position_ids=positions,
+                slots=slots,
+                block_table=table,
+                query_start=starts,
+                seq_lens=lengths,
+                max_seq_len=0,
+                cache=self._cache,
+                states=self._states,
+                state_slots=state_slots,
+                save_slots=saves if header.has_states else NO_SAVES,
                 numbers=torch.empty(tokens, self._columns, dtype=torch.int64) if self._columns else None,
                 rows=None if self._shown is None else self._shown.view(tokens),
             )

@@ -224,7 +224,10 @@ class Sampler:
         """
         return self._with_processed(
             lambda processed: self._batch.probabilities(processed, prefixes),
-            *(logits[:, : self.vocab_size], sequences, prefixes, keep),
+            logits[:, : self.vocab_size],
+            sequences,
+            prefixes,
+            keep,
         )
 
     def logprobs_of(
@@ -348,8 +351,13 @@ class Sampler:
         if params.thinking_token_budget is not None and self._reasoning is not None:
             budget = ThinkingBudget(params.thinking_token_budget, self._reasoning, prompt)
         processors = LogitProcessors(
-            *(sequence, self.vocab_size, self.eos_token_ids, self.tokenizer, matcher, budget),
-            custom_processors(self._for_requests, params, is_greedy(params)),
+            sequence=sequence,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            tokenizer=self.tokenizer,
+            matcher=matcher,
+            budget=budget,
+            custom=custom_processors(self._for_requests, params, is_greedy(params)),
         )
         history = TokenHistory(prompt)
         state = self._states[sequence] = _SequenceState(processors, history)

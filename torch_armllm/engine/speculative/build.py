@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.speculative.adaptive import MAX_DRAFT_TOKENS, AdaptiveDrafts
@@ -168,8 +169,13 @@ def build_speculative_decoder(
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     elif isinstance(drafter, DraftLayers):
         proposer = HiddenStateProposer(
-            *(drafter, memory.num_blocks, memory.swap_blocks, sampler),
-            *(config.num_speculative_tokens, max_num_seqs, max_length),
+            layers=drafter,
+            num_blocks=memory.num_blocks,
+            swap_blocks=memory.swap_blocks,
+            sampler=sampler,
+            max_draft_tokens=config.num_speculative_tokens,
+            max_num_seqs=max_num_seqs,
+            max_length=max_length,
             rejection=config.draft_sampling == "rejection",
         )
     else:
@@ -178,10 +184,16 @@ def build_speculative_decoder(
         num_blocks = memory.drafter_tokens // servable.shape.block_size
         if not num_blocks or (servable.shape.states and not slots):
             raise ValueError("kv_cache_memory has no room for the draft model's own cache: raise it")
-        runner = PlanRunner(servable, num_blocks, state_slots=slots)
+        runner = PlanRunner(servable, ExecutorSizes(num_blocks, state_slots=slots))
         rejection = config.draft_sampling == "rejection"
         proposer = DraftModelProposer(
-            *(runner, num_blocks, sampler, max_num_batched_tokens, drafter.max_length, rejection, slots)
+            runner=runner,
+            num_blocks=num_blocks,
+            sampler=sampler,
+            chunk=max_num_batched_tokens,
+            max_length=drafter.max_length,
+            rejection=rejection,
+            state_slots=slots,
         )
     return SpeculativeDecoder(proposer, sampler, config.num_speculative_tokens, memory.drafter_bytes)
 
