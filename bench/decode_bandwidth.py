@@ -19,6 +19,7 @@ import torch
 
 from bench.ops import limits
 from torch_armllm.benchmark.latency import step_bytes
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.llm_engine import LLMEngine
@@ -58,7 +59,9 @@ def main() -> None:
     parser.add_argument("--state-dtype", default="float32")
     options = parser.parse_args()
     config = EngineConfig(state_dtype=options.state_dtype, speculative_config=None)
-    engine, model, _ = load_engine(options.model, skip_tokenizer_init=True, progress=False, config=config)
+    engine, model, _ = load_engine(
+        ModelRequest(options.model, skip_tokenizer_init=True, progress=False), config
+    )
     read = (step_bytes(model, options.batch) + _state_bytes(engine, options.batch)) / 1e9
     step_seconds(engine, options.batch)
     for _ in range(options.rounds):

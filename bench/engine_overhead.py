@@ -28,6 +28,7 @@ from random import Random
 from statistics import median, quantiles
 from typing import Any
 
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm.loader import load_engine
@@ -130,7 +131,7 @@ def main() -> None:
             speculative_config=None,
             trace=str(trace),
         )
-        engine = load_engine(options.model, quantization="int4", progress=False, config=config).engine
+        engine = load_engine(ModelRequest(options.model, quantization="int4", progress=False), config).engine
         random = Random(0)
         drawn = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1} if options.sampled else {}
         params = SamplingParams(

@@ -27,6 +27,7 @@ import torch_armllm  # noqa: F401  registers the format of saved models
 from bench.peers.shapes import SHAPES
 from torch_armllm import AsyncLLM, SamplingParams
 from torch_armllm.benchmark.random_model import save_random_model
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.sampling_params import RequestOutputKind
 from torch_armllm.llm.replica_loader import load_replicas
 
@@ -45,8 +46,8 @@ class _Replicas(AsyncLLM):
         names = ("skip_tokenizer_init", "progress")
         settings = {name: value for name, value in _SETTINGS.items() if name not in names}
         config = engine_config({**settings, "threads": threads, "data_parallel_size": count})
-        given = {"skip_tokenizer_init": True, "progress": False}
-        self.replicas, self._tokenizer = load_replicas(folder, None, config, given)
+        request = ModelRequest(folder, skip_tokenizer_init=True, progress=False)
+        self.replicas, self._tokenizer = load_replicas(request, config)
         self.llm_engine = self.replicas  # type: ignore[assignment]
         self.pooling_engine = None
         self._start()

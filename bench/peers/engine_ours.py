@@ -15,6 +15,7 @@ import torch_armllm
 from bench.peers.setup import Setup, family
 from bench.peers.shapes import Shape
 from bench.peers.work import Work
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.evaluation.variant import Variant
@@ -70,7 +71,8 @@ class Ours:
             speculative_config=None,
             threads=threads,
         )
-        self.engine = load_engine(str(folder), skip_tokenizer_init=True, progress=False, config=config).engine
+        request = ModelRequest(str(folder), skip_tokenizer_init=True, progress=False)
+        self.engine = load_engine(request, config).engine
 
     def ways(self, work: Work) -> list[str]:
         return ["defaults"]

@@ -13,6 +13,7 @@ from tests.checkpoint.damaged_folders import edit_config
 from torch_armllm import load
 from torch_armllm.checkpoint.load import load_model, load_processor
 from torch_armllm.checkpoint.model_config import read_config, with_overrides
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.pooling.loading import load_pooling
 
 KERNEL = "somebody/kernel@main:attention"
@@ -49,7 +50,7 @@ def test_choices_of_code_are_ignored(
     assert "chooses code outside of the model" in caplog.text or field.endswith("_internal")
     load_model(str(source))
     load(str(source), fuse=False)
-    load_pooling(str(source), skip_tokenizer_init=True, progress=False)
+    load_pooling(ModelRequest(str(source), skip_tokenizer_init=True, progress=False))
 
 
 def test_choices_of_code_in_inner_configurations(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.support.models import tiny, token_ids
 from torch_armllm import load
 from torch_armllm.checkpoint.incoming import Incoming, check_incoming
 from torch_armllm.checkpoint.load import load_model
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.checkpoint.weight_files import weight_files
 from torch_armllm.lora.adapter import CONFIG as ADAPTER
@@ -29,7 +30,7 @@ WAYS: dict[str, Callable[[str], Any]] = {
     "LLM": lambda folder: load_model(folder, "auto"),
     "load": lambda folder: load(folder, fuse=False),
     "quantize": lambda folder: quantize_folder(folder, f"{folder}-out", progress=False),
-    "pooling": lambda folder: load_pooling(folder, skip_tokenizer_init=True, progress=False),
+    "pooling": lambda folder: load_pooling(ModelRequest(folder, skip_tokenizer_init=True, progress=False)),
 }
 ways = pytest.mark.parametrize("way", WAYS)
 NAME = "model.layers.1.self_attn.q_proj.weight"

@@ -15,6 +15,7 @@ import torch_armllm
 from tests.support.models import tiny
 from torch_armllm import LLM
 from torch_armllm.checkpoint.load import load_tokenizer
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.checkpoint.named_files import check_named_files
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.pooling.loading import load_pooling
@@ -33,7 +34,7 @@ WAYS: dict[str, Callable[[str], Any]] = {
     "load": torch_armllm.load,
     "LLM": lambda folder: LLM(folder, skip_tokenizer_init=True),
     "quantize": lambda folder: quantize_folder(folder, f"{folder}-int4", progress=False),
-    "pooling": lambda folder: load_pooling(folder, skip_tokenizer_init=True),
+    "pooling": lambda folder: load_pooling(ModelRequest(folder, skip_tokenizer_init=True)),
 }
 
 

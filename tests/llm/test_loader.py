@@ -16,6 +16,7 @@ from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
 from torch_armllm import LLM, AsyncLLM, SamplingParams
 from torch_armllm.checkpoint import load
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.llm.loader import engine_config, load_engine
 from torch_armllm.patching.state import patched_forward
@@ -80,8 +81,8 @@ def test_async_llm_yields_the_same_tokens(folder: Path) -> None:
 
 
 def test_tokenizer_options(model: PreTrainedModel, folder: Path) -> None:
-    assert load_engine(str(folder), skip_tokenizer_init=True).tokenizer is None
-    assert load_engine(model, str(folder)).tokenizer is not None
+    assert load_engine(ModelRequest(str(folder), skip_tokenizer_init=True)).tokenizer is None
+    assert load_engine(ModelRequest(model, str(folder))).tokenizer is not None
     own = tokenizer()
     llm = LLM(model, own)
     assert llm.get_tokenizer() is own
@@ -105,12 +106,12 @@ def test_logprobs_contain_token_strings(model: PreTrainedModel) -> None:
 
 def test_kv_cache_dtypes(folder: Path) -> None:
     for model in (str(folder), tiny("llama")):
-        loaded = load_engine(model, config=cached_as("int8"), progress=False)
+        loaded = load_engine(ModelRequest(model, progress=False), cached_as("int8"))
         forward = patched_forward(loaded.model)
         assert forward is not None
         assert forward.shape.dtype is torch.int8
     with pytest.raises(ValueError, match="patched for int8 caches: patch it with kv_cache_dtype='float16'"):
-        load_engine(loaded.model, config=cached_as("float16"))
+        load_engine(ModelRequest(loaded.model), cached_as("float16"))
 
 
 def cached_as(cache: str) -> EngineConfig:
@@ -120,7 +121,7 @@ def cached_as(cache: str) -> EngineConfig:
 @pytest.mark.parametrize("dtype", ["int8", "nonsense"])
 def test_weight_dtypes(folder: Path, dtype: str) -> None:
     with pytest.raises(ValueError, match=f"dtype must be auto, .*, not '{dtype}'"):
-        load_engine(str(folder), dtype=dtype)
+        load_engine(ModelRequest(str(folder), dtype=dtype))
 
 
 def test_weights_larger_than_the_memory(

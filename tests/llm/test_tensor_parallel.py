@@ -15,6 +15,8 @@ import torch
 from tests.support.models import tiny
 from tests.support.rank_processes import ended, pids
 from torch_armllm import LLM, SamplingParams
+from torch_armllm.checkpoint.model_request import ModelRequest
+from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.llm.rank_processes import RankProcesses
@@ -112,12 +114,9 @@ def test_a_rank_that_does_not_answer_is_killed_and_ends_the_engine(
 
 @pytest.mark.slow
 def test_a_rank_tells_its_stack(folder: Path) -> None:
-    settings: dict[str, Any] = {
-        **{"model": str(folder), "dtype": "auto", "quantization": None, "kv_cache_dtype": "auto"},
-        **{"hf_overrides": None, "threads": 1, "pin_threads": False, "whole_experts": False},
-    }
+    load = ModelRequest(str(folder), quantization=None), EngineConfig(threads=1, pin_threads=False)
     cpus = sorted(os.sched_getaffinity(0))
-    processes = RankProcesses([cpus, cpus], RankPlace(0, 2, 1), settings)
+    processes = RankProcesses([cpus, cpus], RankPlace(0, 2, 1), load)
     try:
         processes.receive()
         assert "rank_process.py" in processes.stack_of(1)

@@ -16,6 +16,7 @@ import torch
 from torch_armllm.benchmark.latency import step_bytes
 from torch_armllm.benchmark.model_shapes import shape_of
 from torch_armllm.benchmark.random_model import save_random_model
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -99,10 +100,8 @@ def measure_shape(name: str, folder: Path, works: Works, layers: int | None = No
         )
     max_model_len = max([*works.prompts, works.context + works.steps + max(works.batches)]) + 1
     loaded = load_engine(
-        str(folder),
-        skip_tokenizer_init=True,
-        progress=False,
-        config=EngineConfig(
+        ModelRequest(str(folder), skip_tokenizer_init=True, progress=False),
+        EngineConfig(
             max_model_len=max_model_len,
             max_num_seqs=2
             * max(works.batches),  # sizes the cache for twice the largest batch, so that new blocks fit

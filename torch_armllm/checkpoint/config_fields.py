@@ -74,7 +74,9 @@ def without_choices(source: str, config: PreTrainedConfig) -> PreTrainedConfig:
 def _say_dropped(source: str, field: str, value: object) -> None:
     logger.warning(
         "%s in the configuration of %s is %r, which chooses code outside of the model: it is ignored",
-        *(field, source, value),
+        field,
+        source,
+        value,
     )
 
 

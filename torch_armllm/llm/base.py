@@ -12,6 +12,7 @@ import torch
 from typing_extensions import Unpack
 
 from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.engine_settings import EngineSettings
 from torch_armllm.engine.metrics import Metric, read_metrics
@@ -25,7 +26,6 @@ from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
 from torch_armllm.llm.engine_facts import EngineFacts, hidden_size_of
 from torch_armllm.llm.foreign_settings import NO_CODE, missing_attribute
 from torch_armllm.llm.loader import (
-    LoadedEngine,
     default_sampling_params,
     engine_config,
     load_engine,
@@ -45,7 +45,6 @@ from torch_armllm.system.gc_pause import collection_paused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from torch_armllm.engine.config import EngineConfig
     from torch_armllm.engine.llm_engine import LLMEngine
     from torch_armllm.llm.replica_set import ReplicaSet
     from torch_armllm.quant.recipe import Recipe
@@ -96,6 +95,8 @@ class LLMBase:
         if revision is not None:
             model = _revised(model, revision)
         dtype = float_dtype(dtype)
+        how = dtype, quantization, skip_tokenizer_init, progress, hf_overrides
+        request = ModelRequest(model, tokenizer, *how)
         config = engine_config({**self._DEFAULTS, **settings})
         self.replicas: ReplicaSet | None = None
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
@@ -113,59 +114,29 @@ class LLMBase:
                     f"data_parallel_size = {config.data_parallel_size}: replicas of models that pool are not "
                     "built yet: leave it out"
                 )
-            self.pooling_engine, self._model, self._tokenizer = load_pooling_engine(
-                model,
-                tokenizer,
-                dtype=dtype,
-                quantization=quantization,
-                skip_tokenizer_init=skip_tokenizer_init,
-                progress=progress,
-                pooler_config=pooler_config,
-                hf_overrides=hf_overrides,
-                config=config,
-            )
+            pooled = load_pooling_engine(request, config, pooler_config)
+            self.pooling_engine, self._model, self._tokenizer = pooled
             self._start()
             return
         if pooler_config:
             raise ValueError("pooler_config is for pooling models: give runner='pooling'")
         with collection_paused():  # it imports transformers
-            model, quantization = resolve_auto(model, quantization)
+            request = resolve_auto(request)
         if verify:
-            verify_checksums(model)
+            verify_checksums(request.model)
 
         if config.data_parallel_size > 1:
-            given: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "progress": False}
-            given |= {"skip_tokenizer_init": skip_tokenizer_init, "hf_overrides": hf_overrides}
-            self.replicas, self._tokenizer = load_replicas(model, tokenizer, config, given)
+            self.replicas, self._tokenizer = load_replicas(request, config)
             self.llm_engine = cast("LLMEngine", self.replicas)
             self._start()
             return
-        config = with_ranks(model, config)
-        load_one = load_engine if config.ranks == 1 else load_divided_engine
+        config = with_ranks(request.model, config)
+        load = load_engine if config.ranks == 1 else load_divided_engine
         if config.distributed_executor_backend == "ray":
-            load_one = functools.partial(load_on_ray, load_one)
-
-        def load(config: EngineConfig) -> LoadedEngine:
-            return load_one(
-                model,
-                tokenizer,
-                dtype=dtype,
-                quantization=quantization,
-                skip_tokenizer_init=skip_tokenizer_init,
-                progress=progress,
-                config=config,
-                hf_overrides=hf_overrides,
-            )
-
-        def load_model() -> PreTrainedModel:
-            cache = config.kv_cache_dtype
-            return load_patched(model, dtype, quantization, progress, cache, hf_overrides=hf_overrides)
-
-        requested: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
-        requested |= {"hf_overrides": dict(hf_overrides)} if hf_overrides else {}
-        loaded = load_with_plan_cache(model, tokenizer, config, requested, skip_tokenizer_init, load)
+            load = functools.partial(load_on_ray, load)
+        loaded = load_with_plan_cache(request, config, load)
         self.llm_engine, self._model, self._tokenizer = loaded
-        self._load_model = load_model
+        self._load_model = functools.partial(load_patched, request, config.kv_cache_dtype)
         self._start()
 
     def _start(self) -> None:

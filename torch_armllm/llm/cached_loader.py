@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.plan_runner import PlanRunner
@@ -30,9 +30,6 @@ from torch_armllm.system.allocator import release_free_memory
 from torch_armllm.system.files import format_bytes
 from torch_armllm.system.gc_pause import collection_paused
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 SETTING = "ARMLLM_PLAN_CACHE"
 """Environment variable; ``0`` disables the plan cache."""
 
@@ -40,12 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_with_plan_cache(
-    source: Any,
-    tokenizer: str | PreTrainedTokenizerBase | None,
-    config: EngineConfig,
-    options: Mapping[str, Any],
-    skip_tokenizer_init: bool,
-    load: Callable[[EngineConfig], LoadedEngine],
+    request: ModelRequest, config: EngineConfig, load: Callable[[ModelRequest, EngineConfig], LoadedEngine]
 ) -> LoadedEngine:
     """Returns a cached engine if a stored plan matches; otherwise calls ``load`` and stores its plan.
 
@@ -53,17 +45,14 @@ def load_with_plan_cache(
     that was loaded is replaced by its cached plan where its weights exceed the limit of memory.
 
     Args:
-        source: the model to load.
-        tokenizer: a tokenizer, its folder or name; None: the model's own.
+        request: what to load.
         config: of the engine.
-        options: further loading options that affect the weights.
-        skip_tokenizer_init: runs without a tokenizer.
         load: loads model, tokenizer and engine.
 
     Raises:
         MemoryLimitError: the model cannot run within ``max_memory``.
     """
-    key = _key(source, config, options)
+    key = _key(request, config)
     config = with_bytes(config)
     if key is None:
         if config.max_memory is not None:
@@ -71,7 +60,7 @@ def load_with_plan_cache(
                 "max_memory limits the KV cache only, as this model's weights are no folder that "
                 "torch-armllm quantize has written, or the plan cache is disabled"
             )
-        return load(config)
+        return load(request, config)
     limited, limit = _limit(config, key)
     cached = lookup(key, limit, left(config))
     if cached is None:
@@ -79,10 +68,9 @@ def load_with_plan_cache(
         too_large = limit is not None and weight_bytes(Path(key["folder"])) > limit.weights
         is_given = config.max_memory is not None
         with collection_paused():  # weights are mapped, so that little waits to be collected
-            loaded = load(
-                replace(config, max_memory=None, kv_cache_memory=None) if too_large and is_given else config
-            )
-            reason = _store(key, loaded, own_tokenizer=tokenizer is None)
+            unlimited = replace(config, max_memory=None, kv_cache_memory=None)
+            loaded = load(request, unlimited if too_large and is_given else config)
+            reason = _store(key, loaded, own_tokenizer=request.tokenizer is None)
         if limit is None or not too_large:
             return loaded
         if limit.is_chosen and (reason is not None or not _has_experts(loaded)):
@@ -100,7 +88,8 @@ def load_with_plan_cache(
                 "the model cannot run within max_memory, as its stored plan cannot be used"
             )
     model, tokenizer_class = cached
-    if skip_tokenizer_init:
+    tokenizer = request.tokenizer
+    if request.skip_tokenizer_init:
         tokenizer = None
     elif tokenizer is None and tokenizer_class is not None:
         tokenizer = tokenizer_class.from_pretrained(key["folder"])  # type: ignore[attr-defined]
@@ -133,12 +122,14 @@ def _warn(key: PlanKey, limit: MemoryLimit) -> None:
         "%s has %s of weights, more than the free memory: it runs within %s, and reads its experts from the "
         "disk when a step needs them. Expect a few tokens per second or fewer: the log says the hit rate of "
         "the experts in memory. Set max_memory to choose the limit",
-        *(key["folder"], format_bytes(weight_bytes(Path(key["folder"]))), format_bytes(limit.total)),
+        key["folder"],
+        format_bytes(weight_bytes(Path(key["folder"]))),
+        format_bytes(limit.total),
     )
 
 
-def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanKey | None:
-    if not isinstance(source, str) or os.environ.get(SETTING) == "0":
+def _key(request: ModelRequest, config: EngineConfig) -> PlanKey | None:
+    if not isinstance(request.model, str) or os.environ.get(SETTING) == "0":
         return None
     if config.ranks > 1:  # each rank's plan has its own part of the weights
         return None
@@ -146,9 +137,8 @@ def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanK
         return None
     if reads_hidden_states(config.speculative_config):  # draft layers take the model's modules
         return None
-    return plan_key(
-        source, {name: repr(value) for name, value in options.items()} | {"kv": config.kv_cache_dtype}
-    )
+    options = {name: repr(value) for name, value in request.weight_options.items()}
+    return plan_key(request.model, options | {"kv": config.kv_cache_dtype})
 
 
 def _store(key: PlanKey, loaded: LoadedEngine, own_tokenizer: bool) -> str | None:

@@ -6,15 +6,14 @@ import functools
 import json
 import logging
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.stage_executor import StageExecutor
 from torch_armllm.engine.execution.step_executor import StepExecutor
@@ -22,15 +21,22 @@ from torch_armllm.engine.pictures.parts import leading_reader
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.llm.launched_ranks import LaunchedRanks, launched_ranks
-from torch_armllm.llm.loader import LoadedEngine, load_patched, load_processor
+from torch_armllm.llm.loader import LoadedEngine, adapter_slots_of, load_patched, load_processor
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
-from torch_armllm.llm.rank_part import PartFacts, RankPart, compare, largest_share, rank_part
+from torch_armllm.llm.rank_part import (
+    FollowerSettings,
+    PartFacts,
+    RankPart,
+    compare,
+    largest_share,
+    rank_part,
+)
 from torch_armllm.llm.rank_processes import RankProcesses
 from torch_armllm.llm.rank_start import (
     agree,
     described,
     end_ranks,
-    model_settings,
+    for_follower,
     place_on,
     rank_cpus,
     take_cpus_back,
@@ -43,11 +49,6 @@ from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage_link import StageLink, rings
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.system.files import format_bytes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from torch_armllm.quant.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +72,13 @@ class DividedRanks:
         self._others, self._state_dtype = others, config.state_dtype
         self.pictures = pictures
 
-    def lead(self, sizes: dict[str, Any]) -> RankLeader:
-        """Gives the other processes the sizes of their caches, and returns what sends them steps."""
+    def lead(self, sizes: ExecutorSizes) -> RankLeader:
+        """Tells the other processes the sizes of their caches, and returns what sends them steps."""
         takes_pictures = not isinstance(self.pictures, str)
-        own = {"state_dtype": self._state_dtype, "takes_pictures": takes_pictures}
-        return self._others.leader(sizes | own)
+        return self._others.leader(FollowerSettings(sizes, self._state_dtype, takes_pictures))
 
 
-def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConfig:
+def with_ranks(model: object, config: EngineConfig) -> EngineConfig:
     """Returns the settings with a number of ranks in place of ``auto``, and says it in the log."""
     take_cpus_back()
     if config.tensor_parallel_size != "auto":
@@ -93,7 +93,9 @@ def with_ranks(model: str | PreTrainedModel, config: EngineConfig) -> EngineConf
         ranks = best_ranks(weight_bytes(folder), _layers(folder), nodes) if folder.is_dir() else 1
         logger.info(
             "tensor_parallel_size: %d of %d NUMA nodes, as estimated for %s of weights",
-            *(ranks, nodes, format_bytes(weight_bytes(folder)) if folder.is_dir() else "unknown sizes"),
+            ranks,
+            nodes,
+            format_bytes(weight_bytes(folder)) if folder.is_dir() else "unknown sizes",
         )
     return replace(config, tensor_parallel_size=ranks)
 
@@ -106,45 +108,31 @@ def _layers(folder: Path) -> int:
     return int(config.get("num_hidden_layers") or config.get("text_config", {}).get("num_hidden_layers") or 0)
 
 
-def load_divided_engine(
-    model: str | PreTrainedModel,
-    tokenizer: str | PreTrainedTokenizerBase | None,
-    *,
-    dtype: str | torch.dtype,
-    quantization: str | Recipe | None,
-    skip_tokenizer_init: bool,
-    progress: bool,
-    config: EngineConfig,
-    hf_overrides: Mapping[str, Any] | None = None,
-) -> LoadedEngine:
+def load_divided_engine(request: ModelRequest, config: EngineConfig) -> LoadedEngine:
     """Loads a model in several processes, of which this one is the first; see `load_engine`.
 
     Raises:
         ValueError: a setting or the model does not allow it, or another process has failed.
     """
-    if (reason := why_not_divided(model, config)) is not None:
+    if (reason := why_not_divided(request.model, config)) is not None:
         pipeline = config.pipeline_parallel_size > 1
         name = "pipeline_parallel_size" if pipeline else "tensor_parallel_size"
         raise ValueError(f"{name} = {getattr(config, name)}: {reason}")
-    assert isinstance(model, str)
-    own_tokenizer = None if skip_tokenizer_init else tokenizer_for(model, tokenizer)
-    settings = model_settings(model, config, dtype, quantization, hf_overrides)
+    tokenizer = None if request.skip_tokenizer_init else tokenizer_for(request)
     load = _load_launched if launched_ranks() is not None else _load_with_processes
-    part, engine = load(settings, own_tokenizer, progress, config)
-    return LoadedEngine(engine, part, own_tokenizer)
+    part, engine = load(request, tokenizer, config)
+    return LoadedEngine(engine, part, tokenizer)
 
 
 def _load_with_processes(
-    settings: dict[str, Any], tokenizer: Any, progress: bool, config: EngineConfig
+    request: ModelRequest, tokenizer: Any, config: EngineConfig
 ) -> tuple[PlanModel, Any]:
     """Starts a process for each part but the first, loads that one, and builds the engine of all."""
     place = RankPlace(0, config.tensor_ranks, config.pipeline_parallel_size)
     cores = rank_cpus(place.size)
-    own = {"threads": config.threads, "pin_threads": config.pin_threads}
-    own |= {"whole_experts": config.enable_expert_parallel}
     sockets = rings(place.tensor_ranks, place.stages) if place.stages > 1 else []
     links = [[each.fileno() for each in pair] for pair in sockets]
-    processes = RankProcesses(cores, place, settings | own, links)
+    processes = RankProcesses(cores, place, for_follower(request, config), links)
     for pair in sockets[1:]:  # once their process has ended, a connection is to end too
         for each in pair:
             each.close()
@@ -161,13 +149,13 @@ def _load_with_processes(
     try:
         place_on(cores[0])
         logger.info("%s runs on CPUs %s, others on %s", place, cores[0], cores[1:])
-        loaded = load_patched(**settings, progress=progress)
+        loaded = load_patched(request, config.kv_cache_dtype, adapter_slots_of(config))
         agree([described(), *processes.receive()])
         processes.send("build")
         part = rank_part(loaded, config.kv_cache_dtype, place, group)
         facts = [part.facts, *processes.receive()]
         compare(facts, place.tensor_ranks)
-        pictures = _reader(loaded, settings["model"], part, facts, config)
+        pictures = _reader(loaded, request.source, part, facts, config)
         del loaded
         ranks = DividedRanks(processes, place, part, facts, link, config, pictures)
         engine = build_engine(part.model, tokenizer, config, ranks=ranks)
@@ -192,14 +180,13 @@ def _reader(
     return leading_reader(model, part.pictures, processor, *limits)
 
 
-def _load_launched(
-    settings: dict[str, Any], tokenizer: Any, progress: bool, config: EngineConfig
-) -> tuple[PlanModel, Any]:
+def _load_launched(request: ModelRequest, tokenizer: Any, config: EngineConfig) -> tuple[PlanModel, Any]:
     """Loads this process's part, of those that ``torchrun`` has started; returns on the first one only."""
     others = LaunchedRanks(config.tensor_ranks, config.pipeline_parallel_size)
     place = others.place
     agree(others.gather(described()))
-    loaded = load_patched(**settings, progress=progress and place.rank == 0)
+    request = replace(request, progress=request.progress and place.rank == 0)
+    loaded = load_patched(request, config.kv_cache_dtype, adapter_slots_of(config))
     group = others.open_group(config.enable_expert_parallel)
     part = rank_part(loaded, config.kv_cache_dtype, place, group)
     facts = others.gather(part.facts)
@@ -211,7 +198,7 @@ def _load_launched(
             executor = functools.partial(StageExecutor, place=place, link=link)
         del loaded
         others.run(part, config, executor)
-    pictures = _reader(loaded, settings["model"], part, facts, config)
+    pictures = _reader(loaded, request.source, part, facts, config)
     del loaded
     ranks = DividedRanks(others, place, part, facts, link, config, pictures)
     engine = build_engine(part.model, tokenizer, config, ranks=ranks)

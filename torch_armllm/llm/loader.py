@@ -8,9 +8,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from torch_armllm.checkpoint.bundled_model import with_own_integers
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from torch_armllm.lora.slots import AdapterSlots
-    from torch_armllm.quant.recipe import Recipe
 
 
 logger = logging.getLogger(__name__)
@@ -43,44 +41,24 @@ class LoadedEngine(NamedTuple):
 
 
 @Float32ByDefault()
-def load_engine(
-    model: str | PreTrainedModel,
-    tokenizer: str | PreTrainedTokenizerBase | None = None,
-    *,
-    dtype: str | torch.dtype = "auto",
-    quantization: str | Recipe | None = "auto",
-    skip_tokenizer_init: bool = False,
-    progress: bool = True,
-    config: EngineConfig | None = None,
-    hf_overrides: Mapping[str, Any] | None = None,
-) -> LoadedEngine:
+def load_engine(request: ModelRequest, config: EngineConfig | None = None) -> LoadedEngine:
     """Loads a model and its tokenizer, patches the model if needed, and builds an engine.
 
     Args:
-        model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
-        tokenizer: a tokenizer, its folder or name; None: the model's own.
-        dtype: of the loaded weights; ``auto``: the checkpoint's own.
-        quantization: ``auto`` (see `resolve_auto`), the name of a scheme, a `Recipe`, or None to keep the
-            weights as they are; ignored if the model is quantized or patched already.
-        skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
-        progress: shows progress bars.
+        request: what to load; see `resolve_auto` for ``quantization="auto"``.
         config: of the engine.
-        hf_overrides: fields to replace in config.json.
 
     Raises:
         ValueError: a setting is unknown, or does not fit the model or the memory.
         OSError: the checkpoint is not found.
     """
     config = config or EngineConfig()
-    model, quantization = resolve_auto(model, quantization)
-    source = model if isinstance(model, str) else model.name_or_path
-    own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
-    loaded = load_patched(
-        model, dtype, quantization, progress, config.kv_cache_dtype, adapter_slots_of(config), hf_overrides
-    )
-    if config.speculative_config == "auto" and isinstance(model, str):
-        _suggest_drafts(loaded, Path(model).expanduser())
-    processor = load_processor(loaded, source) if config.most_pictures else None
+    request = resolve_auto(request)
+    own_tokenizer = None if request.skip_tokenizer_init else _tokenizer(request)
+    loaded = load_patched(request, config.kv_cache_dtype, adapter_slots_of(config))
+    if config.speculative_config == "auto" and isinstance(request.model, str):
+        _suggest_drafts(loaded, Path(request.model).expanduser())
+    processor = load_processor(loaded, request.source) if config.most_pictures else None
     return LoadedEngine(build_engine(loaded, own_tokenizer, config, processor), loaded, own_tokenizer)
 
 
@@ -99,21 +77,14 @@ def load_processor(model: Any, source: str) -> Any:
 
 @Float32ByDefault()
 def load_pooling_engine(
-    model: str | PreTrainedModel,
-    tokenizer: str | PreTrainedTokenizerBase | None,
-    *,
-    dtype: str | torch.dtype,
-    config: EngineConfig,
-    **options: Any,
+    request: ModelRequest, config: EngineConfig, pooler_config: Mapping[str, Any] | None
 ) -> tuple[PoolingEngine, Any, PreTrainedTokenizerBase | None]:
     """Loads a pooling model and its tokenizer, patches the model if needed, and builds its engine.
 
     Args:
-        model: a folder, a name on the model hub, or a model, patched or not.
-        tokenizer: see `load_engine`.
-        dtype: see `load_engine`.
+        request: what to load.
         config: of the engine.
-        options: further arguments of `torch_armllm.pooling.loading.load_pooling`.
+        pooler_config: see `torch_armllm.pooling.loading.load_pooling`.
 
     Raises:
         ValueError: the model cannot pool, or a setting or a file does not fit it.
@@ -122,14 +93,12 @@ def load_pooling_engine(
     from torch_armllm.pooling.loading import load_pooling  # imports transformers
 
     show_messages()
-    loaded = load_pooling(model, tokenizer, dtype=dtype, **options)
+    loaded = load_pooling(request, pooler_config)
     return PoolingEngine(loaded, config), loaded.model.model, loaded.tokenizer
 
 
-def resolve_auto(
-    model: str | PreTrainedModel, quantization: str | Recipe | None
-) -> tuple[str | PreTrainedModel, str | Recipe | None]:
-    """Returns what ``quantization="auto"`` stands for; every other choice as it is.
+def resolve_auto(request: ModelRequest) -> ModelRequest:
+    """Returns a request with what ``quantization="auto"`` stands for; every other choice as it is.
 
     It keeps the embedded model's 4-bit integers, which rounding to another scheme would change once more, and
     quantizes other models to ``int4``.
@@ -137,21 +106,16 @@ def resolve_auto(
     Raises:
         FileNotFoundError: the embedded model is not installed.
     """
-    if quantization != "auto":
-        return model, quantization
-    return (with_own_integers(model) if isinstance(model, str) else model), "int4"
+    if request.quantization != "auto":
+        return request
+    model = with_own_integers(request.model) if isinstance(request.model, str) else request.model
+    return replace(request, model=model, quantization="int4")
 
 
 def load_patched(
-    model: str | PreTrainedModel,
-    dtype: str | torch.dtype,
-    quantization: str | Recipe | None,
-    progress: bool,
-    kv_cache_dtype: str,
-    adapter_slots: AdapterSlots | None = None,
-    hf_overrides: Mapping[str, Any] | None = None,
+    request: ModelRequest, kv_cache_dtype: str, adapter_slots: AdapterSlots | None = None
 ) -> PreTrainedModel:
-    """Loads and patches the model of `load_engine`, with slots for adapters."""
+    """Loads and patches the model of `load_engine`, with slots for adapters if their sizes are given."""
     # these import transformers, which an engine from the plan cache does not need
     from torch_armllm.checkpoint.load import load_model
     from torch_armllm.patching.patch import patch, patch_with_slots
@@ -159,12 +123,15 @@ def load_patched(
     from torch_armllm.quant.recipe import Recipe
     from torch_armllm.quant.schemes.registry import DEFAULT
 
+    request.check_overrides()
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
+    quantization = request.quantization
     recipe = None if quantization is None else Recipe.of(quantization)
-    if isinstance(model, str):
-        model = load_model(model, dtype, progress, cache, recipe, hf_overrides=hf_overrides)
-    elif hf_overrides:
-        raise ValueError("hf_overrides are for a model that is yet to be loaded: give its folder")
+    if isinstance(request.model, str):
+        how = request.dtype, request.progress, cache, recipe
+        model = load_model(request.model, *how, hf_overrides=request.hf_overrides)
+    else:
+        model = request.model
     if not is_patched(model):
         if recipe is not None and not is_packed(model):
             show_messages()
@@ -174,7 +141,7 @@ def load_patched(
         chosen = quantization if isinstance(quantization, str) else recipe
         if adapter_slots is not None and recipe is not None and recipe.importance is None:
             chosen = replace(recipe, importance=False)  # adapters do not know scaled channels
-        patch(model, chosen, progress=progress, kv_cache_dtype=cache, adapter_slots=adapter_slots)
+        patch(model, chosen, progress=request.progress, kv_cache_dtype=cache, adapter_slots=adapter_slots)
     elif adapter_slots is not None:  # each engine has slots, and a plan that reads them, of its own
         patch_with_slots(model, cache, adapter_slots)
     _check_cache(model, cache)
@@ -252,22 +219,20 @@ def _check_cache(model: PreTrainedModel, cache: str | None) -> None:
         )
 
 
-def _tokenizer(
-    tokenizer: str | PreTrainedTokenizerBase | None, source: str, named: bool
-) -> PreTrainedTokenizerBase | None:
+def _tokenizer(request: ModelRequest) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
     from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
 
-    if isinstance(tokenizer, str):
-        return load_tokenizer(tokenizer)
-    if tokenizer is not None:
-        return tokenizer
-    if named:
-        return load_tokenizer(source)
-    if not source:
+    if isinstance(request.tokenizer, str):
+        return load_tokenizer(request.tokenizer)
+    if request.tokenizer is not None:
+        return request.tokenizer
+    if isinstance(request.model, str):
+        return load_tokenizer(request.model)
+    if not request.source:
         return None
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(request.source, trust_remote_code=False)
     except (OSError, ValueError):  # such as a model that was created from a configuration
         return None

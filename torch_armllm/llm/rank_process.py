@@ -16,17 +16,18 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from socket import socket
-from typing import Any
 
 from torch_armllm.engine.disk.rank_rows import RankRowServer
 from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.stage_executor import StageExecutor
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
-from torch_armllm.llm.loader import load_patched
-from torch_armllm.llm.rank_part import rank_part
+from torch_armllm.llm.loader import adapter_slots_of, load_patched
+from torch_armllm.llm.rank_part import FollowerSettings, rank_part
 from torch_armllm.llm.rank_start import described
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.rank_place import RankPlace
@@ -59,25 +60,22 @@ def main() -> None:
 
 
 def _run(place: RankPlace, memory: GroupMemory, connection: Connection, rows: int, links: list[int]) -> None:
-    settings = connection.recv()
-    team = ThreadTeam(choose_threads(settings.pop("threads"), settings.pop("pin_threads")))
+    request, config = connection.recv()
+    team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
-    whole_experts = settings.pop("whole_experts")
-    model = load_patched(**settings, progress=False)
+    model = load_patched(request, config.kv_cache_dtype, adapter_slots_of(config))
     connection.send(("loaded", described()))
     connection.recv()
-    group = memory.group(place, whole_experts)
-    part = rank_part(model, settings["kv_cache_dtype"], place, group)
+    group = memory.group(place, config.enable_expert_parallel)
+    part = rank_part(model, config.kv_cache_dtype, place, group)
     del model
     connection.send(("built", part.facts))
-    sizes: dict[str, Any] = connection.recv()
-    own = part.executor_settings(sizes)
+    following: FollowerSettings = connection.recv()
+    executor_of: Callable[..., StepExecutor] = StepExecutor
     if links:
-        previous, following = (socket(fileno=each) for each in links)
-        link = StageLink(previous, following, group=group)
-        executor: StepExecutor = StageExecutor(place=place, link=link, **own)
-    else:
-        executor = StepExecutor(**own)
+        before, after = (socket(fileno=each) for each in links)
+        executor_of = partial(StageExecutor, place=place, link=StageLink(before, after, group=group))
+    executor = part.executor(following, executor_of)
     threading.Thread(target=_end_with, args=[connection], name="armllm-leader", daemon=True).start()
     mailbox = Mailbox(memory.mail, place.size, lambda: _check(memory))
     with team.at_work():

@@ -7,14 +7,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from socket import socketpair
 from typing import Any
 
+from torch_armllm.checkpoint.model_request import ModelRequest
+from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_failures import RankFailures
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.llm.child_process import ChildProcess
+from torch_armllm.llm.rank_part import FollowerSettings
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.row_link import RowLink
@@ -37,7 +40,7 @@ class RankProcesses:
     Args:
         cores: CPUs of each rank, that of this process included.
         leader: place of this process.
-        settings: of the model, for `torch_armllm.llm.rank_process`.
+        load: what each loads.
         links: descriptors of each rank's sockets from the stage before and to the next one; empty if there is
             one stage.
 
@@ -53,7 +56,7 @@ class RankProcesses:
         self,
         cores: Sequence[Sequence[int]],
         leader: RankPlace,
-        settings: Mapping[str, Any],
+        load: tuple[ModelRequest, EngineConfig],
         links: Sequence[Sequence[int]] = (),
     ) -> None:
         self._leader = leader
@@ -73,7 +76,7 @@ class RankProcesses:
                 arguments = [rank, *grid, *files]
                 child = ChildProcess("torch_armllm.llm.rank_process", cores[rank], arguments, files)
             self._rows.append(RowLink(ours))
-            child.connection.send(settings)
+            child.connection.send(load)
             self._children[rank] = child
 
     def send(self, message: Any) -> None:
@@ -99,9 +102,9 @@ class RankProcesses:
             raise ValueError(f"{self._name(rank)} failed: {content}")
         return content
 
-    def leader(self, sizes: dict[str, Any]) -> RankLeader:
-        """Gives the ranks the sizes of their caches, watches them, and returns what sends them steps."""
-        self.send(sizes)
+    def leader(self, settings: FollowerSettings) -> RankLeader:
+        """Tells the ranks the sizes of their caches, watches them, and returns what sends them steps."""
+        self.send(settings)
         self._watch_all()
         mailbox = Mailbox(self.memory.mail, self._leader.size, self._check)
         return RankLeader(mailbox, self, self._rows)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch_armllm import _version
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.speculative.build import reads_hidden_states
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
-from torch_armllm.llm.loader import adapter_slots_of
 from torch_armllm.ops import variants
 from torch_armllm.parallel.placement import rank_cores
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from torch_armllm.quant.recipe import Recipe
 
 
 def described() -> str:
@@ -47,30 +42,19 @@ def rank_cpus(ranks: int) -> list[list[int]]:
     return [[cpu for core in part for cpu in core] for part in rank_cores(ranks)]
 
 
-def tokenizer_for(model: str, tokenizer: str | PreTrainedTokenizerBase | None) -> Any:
+def tokenizer_for(request: ModelRequest) -> Any:
     """Returns the tokenizer that is given, or loads it: the model's own if none is named."""
     from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
 
-    given = tokenizer is not None and not isinstance(tokenizer, str)
-    return tokenizer if given else load_tokenizer(tokenizer or model)
+    given = request.tokenizer is not None and not isinstance(request.tokenizer, str)
+    return request.tokenizer if given else load_tokenizer(request.tokenizer or request.source)
 
 
-def model_settings(
-    model: str,
-    config: EngineConfig,
-    dtype: str | torch.dtype,
-    quantization: str | Recipe | None,
-    hf_overrides: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Returns the arguments of `load_patched`, by which every rank loads the same model."""
-    return {
-        "model": model,
-        "dtype": dtype,
-        "quantization": quantization,
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "adapter_slots": adapter_slots_of(config),
-        "hf_overrides": hf_overrides,
-    }
+def for_follower(request: ModelRequest, config: EngineConfig) -> tuple[ModelRequest, EngineConfig]:
+    """Returns what a process loads that follows: it neither schedules nor samples, and has no tokenizer."""
+    quiet = replace(request, tokenizer=None, skip_tokenizer_init=True, progress=False)
+    own: dict[str, Any] = {"logits_processors": (), "scheduling_policy": None, "speculative_config": None}
+    return quiet, replace(config, trace=None, **own)
 
 
 def agree(facts: Sequence[object], first: int = 0) -> None:
@@ -95,7 +79,7 @@ def end_ranks(disk: DiskPrefixCache | None, close: Callable[[], None]) -> None:
     close()
 
 
-def why_not_divided(model: str | PreTrainedModel, config: EngineConfig) -> str | None:
+def why_not_divided(model: object, config: EngineConfig) -> str | None:
     """Returns the reason why several ranks cannot serve a model; None if they may."""
     if not isinstance(model, str):
         return "each rank loads its part of the model itself: give the folder in place of a loaded model"

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.llm.launched_ranks import launched_ranks
 from torch_armllm.llm.loader import LoadedEngine
-from torch_armllm.llm.rank_start import end_ranks, why_not_divided
+from torch_armllm.llm.rank_start import end_ranks, for_follower, why_not_divided
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.system.extras import require_extra
 from torch_armllm.system.host import physical_cores
@@ -26,16 +27,14 @@ _loads = threading.Lock()
 
 
 def load_on_ray(
-    load: Callable[..., LoadedEngine], model: Any, tokenizer: Any, *, config: EngineConfig, **settings: Any
+    load: Callable[[ModelRequest, EngineConfig], LoadedEngine], request: ModelRequest, config: EngineConfig
 ) -> LoadedEngine:
     """Loads a model on several ranks: the first is this process, the others are actors of a Ray cluster.
 
     Args:
         load: loader of ranks that ``torchrun`` has started.
-        model: the folder, or a name on the model hub, which all machines can read.
-        tokenizer: see `torch_armllm.llm.loader.load_engine`.
+        request: what to load: a folder, or a name on the model hub, which all machines can read.
         config: of the engine.
-        settings: further arguments of ``load``.
 
     Raises:
         ImportError: Ray is not installed.
@@ -43,28 +42,25 @@ def load_on_ray(
             failed.
     """
     require_extra("ray", "ray", SETTING)
-    if (reason := _refusal(model, config)) is not None:
+    if (reason := _refusal(request.model, config)) is not None:
         raise ValueError(f"{SETTING}: {reason}")
     from torch_armllm.llm.ray_places import Needs, connect, machines  # ray is an optional package
     from torch_armllm.llm.ray_ranks import RayRanks
 
-    folder = Path(model).expanduser()
-    model = str(folder.absolute()) if folder.is_dir() else model
+    folder = Path(request.source).expanduser()
+    request = replace(request, model=str(folder.absolute())) if folder.is_dir() else request
     connect()
     spread = config.has_stages_only and len(machines()) > 1
     ranks_here = -(-config.ranks // len(machines())) if spread else config.ranks
     threads = config.threads or max(1, len(physical_cores()) // ranks_here)
     # actors of a machine do not know of each other: none may pin threads to cores
     config = replace(config, threads=threads, pin_threads=False)
-    # rank 0 alone schedules and samples
-    followers = replace(config, logits_processors=(), scheduling_policy=None, trace=None)
-    others = settings | {"config": followers, "skip_tokenizer_init": True, "progress": False}
     with _loads:
         place = RankPlace(0, config.tensor_ranks, config.pipeline_parallel_size)
         ranks = RayRanks(Needs(config.ranks, threads, spread), place)
         try:
-            with ranks.meeting(load, model, others):
-                loaded = load(model, tokenizer, config=config, **settings)
+            with ranks.meeting(load, *for_follower(request, config)):
+                loaded = load(request, config)
         except BaseException as error:
             # a connection that breaks; other errors say what is wrong here
             reason = ranks.awaited_failure() if isinstance(error, RuntimeError) else None

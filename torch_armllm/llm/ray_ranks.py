@@ -16,6 +16,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from torch_armllm.checkpoint.model_request import ModelRequest
+from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_failures import RankFailures
 from torch_armllm.llm.ray_places import Needs, bundles_in_order, reserve
 from torch_armllm.parallel.rank_place import RankPlace
@@ -26,6 +28,10 @@ _SECONDS_TO_HEAR = 10.0
 logger = logging.getLogger(__name__)
 
 
+Load = Callable[[ModelRequest, EngineConfig], Any]
+"""Loads a rank's part of a model."""
+
+
 class RankActor:
     """A rank other than 0."""
 
@@ -34,22 +40,22 @@ class RankActor:
         return f"process {os.getpid()} on {ray.util.get_node_ip_address()}"
 
     def run(
-        self, meeting: Mapping[str, str], load: Callable[..., Any], model: str, settings: dict[str, Any]
+        self, meeting: Mapping[str, str], load: Load, request: ModelRequest, config: EngineConfig
     ) -> None:
         """Loads a rank's part of a model, and computes steps until rank 0 ends.
 
         Args:
             meeting: environment variables by which ``torch.distributed`` connects the ranks.
             load: loader, which does not return on ranks other than 0.
-            model: its first argument.
-            settings: its other arguments.
+            request: what it loads.
+            config: of the engine.
 
         Raises:
             RuntimeError: a step has failed.
         """
         os.environ.update(meeting)
         try:
-            load(model, None, **settings)
+            load(request, config)
         except SystemExit as ended:
             if ended.code:
                 raise RuntimeError(str(ended.__cause__)) from ended.__cause__
@@ -97,13 +103,13 @@ class RayRanks:
         return actor.remote()
 
     @contextlib.contextmanager
-    def meeting(self, load: Callable[..., Any], model: str, settings: dict[str, Any]) -> Iterator[None]:
+    def meeting(self, load: Load, request: ModelRequest, config: EngineConfig) -> Iterator[None]:
         """Lets all other ranks load their parts; meanwhile this process is rank 0 of a group of ``torchrun``.
 
         Args:
             load: called by each rank.
-            model: its first argument.
-            settings: its other arguments.
+            request: what it loads.
+            config: of the engine.
         """
         common = {
             "MASTER_ADDR": ray.util.get_node_ip_address(),
@@ -112,7 +118,7 @@ class RayRanks:
             "TORCHELASTIC_RUN_ID": "ray",
         }
         results = {
-            actor.run.remote({**common, "RANK": str(rank)}, load, model, settings): rank
+            actor.run.remote({**common, "RANK": str(rank)}, load, request, config): rank
             for rank, actor in self._actors.items()
         }
         threading.Thread(target=self._watch, args=[results], name="armllm-ray-ranks", daemon=True).start()

@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.memory_limit import left
 from torch_armllm.llm.launched_ranks import launched_ranks
 from torch_armllm.llm.replica_set import ReplicaSet
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 logger = logging.getLogger(__name__)
 
 
 def load_replicas(
-    model: str | PreTrainedModel,
-    tokenizer: str | PreTrainedTokenizerBase | None,
-    config: EngineConfig,
-    arguments: Mapping[str, Any],
+    request: ModelRequest, config: EngineConfig
 ) -> tuple[ReplicaSet, PreTrainedTokenizerBase | None]:
     """Starts replicas of a model, and returns them with their tokenizer.
 
     Args:
-        model: the folder.
-        tokenizer: its folder or name; None: the model's own.
+        request: what each loads: a folder, with the name of a tokenizer or without.
         config: settings of each engine, and the number of replicas.
-        arguments: further ones of `torch_armllm.LLM`.
 
     Raises:
         ValueError: a setting or the model does not allow it, or a replica has failed.
     """
     from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
 
-    count = config.data_parallel_size
+    count, model, tokenizer = config.data_parallel_size, request.model, request.tokenizer
     if (reason := _refusal(model, tokenizer, config)) is not None:
         raise ValueError(f"data_parallel_size = {count}: {reason}")
     assert isinstance(model, str) and (tokenizer is None or isinstance(tokenizer, str))
-    own = None if arguments["skip_tokenizer_init"] else load_tokenizer(tokenizer or model)
+    own = None if request.skip_tokenizer_init else load_tokenizer(tokenizer or model)
     # a replica sees its part of the memory that is free now, whenever the others take theirs
     promised = config.promised_memory + left(config) * (count - 1) // count
     each = replace(config, data_parallel_size=1, promised_memory=promised)
-    settings = {field.name: getattr(each, field.name) for field in fields(EngineConfig)}
-    replicas = ReplicaSet({"model": model, "tokenizer": tokenizer, **arguments, **settings}, count, own, each)
+    quiet = replace(request, progress=False)
+    settings = {field.name: getattr(part, field.name) for part in (quiet, each) for field in fields(part)}
+    replicas = ReplicaSet(settings, count, own, each)
     logger.info("data parallel: %d replicas, in processes %s", count, [r.pid for r in replicas.replicas])
     return replicas, own
 

@@ -77,8 +77,12 @@ class Short(NamedTuple):
     def of(cls, output: RequestOutput) -> Short:
         """Returns an output without its prompt."""
         return cls(
-            *(output.request_id, output.prompt_logprobs, output.outputs),
-            *(output.finished, output.metrics, output.num_cached_tokens),
+            output.request_id,
+            output.prompt_logprobs,
+            output.outputs,
+            output.finished,
+            output.metrics,
+            output.num_cached_tokens,
         )
 
     def whole(self, prompt: str | None, token_ids: list[int]) -> RequestOutput:

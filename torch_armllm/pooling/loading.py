@@ -14,13 +14,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from torch_armllm.checkpoint.formats.registry import quantization_settings
 from torch_armllm.checkpoint.load import is_third_party, load, load_tokenizer, resolve
 from torch_armllm.checkpoint.model_config import read_config
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.checkpoint.pretrained import load_pretrained
 from torch_armllm.hf.base_model import base_model_of, first_position_of, position_limit
 from torch_armllm.patching.model_kind import check_kind
@@ -50,54 +50,38 @@ _MODES = {"LAST": "lasttoken", "CLS": "cls", "MEAN": "mean", "MAX": "max"}
 """Pooling modes by vLLM's names."""
 
 
-def load_pooling(
-    source: str | PreTrainedModel,
-    tokenizer: str | PreTrainedTokenizerBase | None = None,
-    *,
-    dtype: str | torch.dtype = "auto",
-    quantization: str | Recipe | None = "auto",
-    skip_tokenizer_init: bool = False,
-    progress: bool = True,
-    pooler_config: Mapping[str, Any] | None = None,
-    hf_overrides: Mapping[str, Any] | None = None,
-) -> LoadedPooling:
+def load_pooling(request: ModelRequest, pooler_config: Mapping[str, Any] | None = None) -> LoadedPooling:
     """Loads a pooling model, and patches it.
 
     A causal language model is loaded without its head, and makes vectors; or it scores pairs of texts by
     tokens that its configuration names (``classifier_from_token``).
 
     Args:
-        source: a folder, a hub name, or a model, patched or not.
-        tokenizer: a tokenizer, its folder or name; None: the model's own.
-        dtype: of the loaded weights; ``auto``: the checkpoint's own.
-        quantization: see `torch_armllm.patch`.
-        skip_tokenizer_init: runs without a tokenizer: texts are token ids.
-        progress: shows a progress bar.
+        request: what to load.
         pooler_config: replaces what the files say: ``pooling_type`` (``LAST``, ``CLS``, ``MEAN``, ``MAX``)
             and ``normalize``.
-        hf_overrides: replaces fields of config.json.
 
     Raises:
         ValueError: the model cannot pool, or a file or an option says something that is not supported.
         OSError: the checkpoint is not found.
     """
-    name = resolve(source) if isinstance(source, str) else str(source.name_or_path or "")
-    own = None if skip_tokenizer_init else _tokenizer(tokenizer, name)
+    request.check_overrides()
+    source, overrides = request.model, request.hf_overrides or {}
+    name = resolve(source) if isinstance(source, str) else request.source
+    own = None if request.skip_tokenizer_init else _tokenizer(request.tokenizer, name)
     files = _configured(read_sentence_files(name) if name else SentenceFiles(), pooler_config or {})
     rows: torch.Tensor | None = None
     if isinstance(source, str):
-        if Path(name).is_file() and hf_overrides:
+        if Path(name).is_file() and overrides:
             raise ValueError("hf_overrides replace fields of config.json, which a single file has not")
-        model, rows = _load(name, dtype, own, hf_overrides or {})
+        model, rows = _load(name, request.dtype, own, overrides)
         has_plan = is_patched(model)
     else:
         model, has_plan = source, is_patched(source)
-        if hf_overrides:
-            raise ValueError("hf_overrides are for a model that is yet to be loaded: give its folder")
         if type(model).__name__.endswith(_CAUSAL):
             model = base_model_of(model)
     if not has_plan:
-        _patch(model, quantization, progress)
+        _patch(model, request.quantization, request.progress)
     pooled = _with_pooler(model, rows, files)
     limits = [n for n in (_positions(model), files.max_tokens) if n is not None]
     template = score_template_of(model.config)
