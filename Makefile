@@ -58,7 +58,7 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo check test test-arm oldest newest fuzz fuzz-models bench bench-peers bench-arm microbench \
+.PHONY: all install demo check quick test test-arm oldest newest fuzz fuzz-models bench bench-peers bench-arm microbench \
         models lint format types docs asan tsan faults soak weekly wheel wheel-arm \
         kernels-hub matrix clean
 .DELETE_ON_ERROR:
@@ -90,6 +90,9 @@ demo: $(DEMO) $(MODEL)
 
 check: lint types
 	$(PY) -m pytest -q -m "not slow and not model and not builds" $(FAST) $(ARGS)
+
+quick: $(READY)
+	$(PY) .ci/quick.py $(ARGS)
 
 test: $(READY) $(MODEL)
 	$(BIN)/cmake --build build/py3-none-* --target check_kernels  # where the install builds: build/{wheel_tag}
@@ -138,6 +141,7 @@ lint: $(READY)
 	$(PY) .ci/lint/layers.py
 	$(PY) .ci/lint/imports.py
 	$(PY) .ci/lint/includes.py
+	$(PY) .ci/lint/sizes.py
 	$(PY) .ci/lint/prose.py
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

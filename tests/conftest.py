@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ os.environ.setdefault("ARMLLM_PLAN_CACHE", "0")
 
 _FAMILIES = Path(__file__).parents[1] / "docs" / "models.md"
 _exports_anew = False
+_began = time.monotonic()
 
 
 def pytest_collection_finish() -> None:
@@ -31,6 +33,9 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Draws the same random numbers for a test whatever has run before it in its process."""
+    budget = item.config.getoption("budget")
+    if budget is not None and time.monotonic() - _began > budget:
+        pytest.skip("the time is up")
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
     torch.manual_seed(seed)
@@ -63,6 +68,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "kernel variants to test where a test has them as a parameter, such as svei8mm,dotprod (default: all)"
     )
     parser.addoption("--variants", metavar="NAMES", type=lambda names: frozenset(names.split(",")), help=text)
+    text = "seconds in which tests may begin; later ones are skipped (default: no limit)"
+    parser.addoption("--budget", metavar="SECONDS", type=float, help=text)
     text = "most examples that a property is tested with (default: as each test says)"
     parser.addoption("--examples", metavar="N", type=int, help=text)
 

@@ -1,0 +1,103 @@
+"""Runs the tests that a change is most likely to break, in about a minute.
+
+    python .ci/quick.py [--since REVISION] [PYTEST ARGUMENTS]
+
+A change is what differs from a revision (default: HEAD), untracked files included.  First come tests that
+were changed, then those that import a changed module, then those that import a module that does, and so on;
+files of compiled ops count as the Python package of their folder.  One tiny model of each kind runs first,
+whatever was changed.  Tests that do not begin within the time are left out, and counted as skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "lint"))
+from imports import modules  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 40
+"""Time in which tests may begin: imports take some seconds before, and the last tests end after."""
+KINDS = (
+    "tests/patching/test_parity.py::test_quantized_steps_run_natively_and_are_deterministic[llama]",
+    "tests/patching/test_parity.py::test_quantized_steps_run_natively_and_are_deterministic[qwen3_moe]",
+)
+"""A tiny model end to end of each kind: dense, experts, latent attention, hybrid, encoder, encoder and
+decoder, images."""
+
+
+def main() -> int:
+    """Runs the tests; returns pytest's exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--since", default="HEAD", metavar="REVISION")
+    options, further = parser.parse_known_args()
+    changed = [ROOT / name for name in _changed(options.since)]
+    chosen = nearest_tests(changed, imports_by_file())
+    print(f"{len(changed)} changed files, {len(chosen)} files of tests that read them", flush=True)
+    names = [str(path.relative_to(ROOT)) for path in chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+    command += ["--no-loadscope-reorder", "--budget", str(SECONDS)]
+    command += ["-m", "not slow and not model and not builds", *further, *KINDS, *names]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def _changed(since: str) -> list[str]:
+    """Returns the names of changed and new files that still exist."""
+    listed = (("diff", "--name-only", "--diff-filter=d", since), ("ls-files", "-o", "--exclude-standard"))
+    texts = (
+        subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for command in listed
+    )
+    return sorted({name for text in texts for name in text.splitlines()})
+
+
+def imports_by_file() -> dict[Path, set[Path]]:
+    """Returns the files of this project that each Python file of the package and the tests imports."""
+    known = modules(ROOT)
+    for path in (ROOT / "tests").rglob("*.py"):
+        known[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path
+    found: dict[Path, set[Path]] = {}
+    for path in known.values():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found[path] = {known[name] for name in names if name in known} - {path}
+    return found
+
+
+def nearest_tests(changed: Iterable[Path], imports: Mapping[Path, set[Path]]) -> list[Path]:
+    """Returns the test files that import changed files, directly or not, the nearest first."""
+    importers: dict[Path, set[Path]] = {}
+    for importer, imported in imports.items():
+        for path in imported:
+            importers.setdefault(path, set()).add(importer)
+    reached = {path for each in changed for path in _python_files(each) if path in imports}
+    ordered: list[Path] = []
+    seen: set[Path] = set()
+    while reached:
+        seen |= reached
+        tests = (path for path in reached if path.name.startswith("test_") and ROOT / "tests" in path.parents)
+        ordered += sorted(tests, key=lambda path: path.stat().st_size)
+        reached = {importer for path in reached for importer in importers.get(path, ())} - seen
+    return ordered
+
+
+def _python_files(path: Path) -> list[Path]:
+    """Returns a Python file itself, or the package of a compiled op."""
+    if path.suffix == ".py":
+        return [path]
+    return [path.parent / "__init__.py"] if ROOT / "ops" in path.parents else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())
