@@ -155,7 +155,10 @@ def size_kv_memory(
         drafter_tokens = drafter.alone(granted, most) // shape.block_size * shape.block_size
         granted -= drafter_tokens * drafter.bytes_per_token
     states = share_of_states(
-        *(state_bytes, granted, origin, max_num_seqs),
+        state_bytes=state_bytes,
+        granted=granted,
+        origin=origin,
+        max_num_seqs=max_num_seqs,
         needed=0 if max_model_len is None else blocks_per_sequence * both_bytes,
         checkpoints=checkpoints,
         draft_tokens=draft_tokens,
@@ -166,9 +169,20 @@ def size_kv_memory(
         swap_state_slots = min(max_num_seqs, swap_space // state_bytes)
         blocks, swap_blocks = (n * blocks_per_sequence for n in (states.running, swap_state_slots))
         return KvMemory(
-            *(blocks, swap_blocks, shape.block_size, 0, length, kv_cache_dtype_name(shape.dtype)),
-            *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
-            *(drafter, drafter_tokens, drafter_slots),
+            num_blocks=blocks,
+            swap_blocks=swap_blocks,
+            block_size=shape.block_size,
+            block_bytes=0,
+            max_model_len=length,
+            dtype=kv_cache_dtype_name(shape.dtype),
+            state_slots=states.running,
+            swap_state_slots=swap_state_slots,
+            state_bytes=state_bytes,
+            spare_state_slots=states.spare,
+            state_dtype=state_dtype,
+            drafter=drafter,
+            drafter_tokens=drafter_tokens,
+            drafter_state_slots=drafter_slots,
         )
     swap_state_slots = min(max_num_seqs, swap_space // 2 // state_bytes) if state_bytes else 0
     swap_space -= swap_state_slots * state_bytes
@@ -188,9 +202,20 @@ def size_kv_memory(
         blocks = min(blocks, max_num_seqs * blocks_per_sequence)
     swap_blocks = swap_space // (both_bytes if drafter.swapped else block_bytes)
     return KvMemory(
-        *(blocks, swap_blocks, shape.block_size, block_bytes, length, kv_cache_dtype_name(shape.dtype)),
-        *(states.running, swap_state_slots, state_bytes, states.spare, state_dtype),
-        *(drafter, blocks * shape.block_size, drafter_slots),
+        num_blocks=blocks,
+        swap_blocks=swap_blocks,
+        block_size=shape.block_size,
+        block_bytes=block_bytes,
+        max_model_len=length,
+        dtype=kv_cache_dtype_name(shape.dtype),
+        state_slots=states.running,
+        swap_state_slots=swap_state_slots,
+        state_bytes=state_bytes,
+        spare_state_slots=states.spare,
+        state_dtype=state_dtype,
+        drafter=drafter,
+        drafter_tokens=blocks * shape.block_size,
+        drafter_state_slots=drafter_slots,
     )
 
 

@@ -119,7 +119,11 @@ class CacheShape:
         assert isinstance(layer, KvCache)
         torch.ops.armllm.kv_write(
             *(x.transpose(0, 1).contiguous() for x in (keys, values)),
-            *(layer.k, layer.v, slots, layer.k_scales, layer.v_scales),
+            layer.k,
+            layer.v,
+            slots,
+            layer.k_scales,
+            layer.v_scales,
         )
 
     def read(self, layer: Cache, blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -211,8 +211,13 @@ class _Builder:
             notes.append(f"{NODE_BY_NODE}{why_not_native}{_SLOWER}")
         columns = [replace(each, name=captured.names[each.name]) for each in adapter_columns(graph)]
         return BuiltPlan(
-            *(plan, shape, graph, captured.has_other_cache, captured.most_tokens, captured.length_reason),
-            looks_ahead,
+            plan=plan,
+            shape=shape,
+            graph=graph,
+            has_other_cache=captured.has_other_cache,
+            most_tokens=captured.most_tokens,
+            length_reason=captured.length_reason,
+            looks_ahead=looks_ahead,
             notes=notes,
             adapter_columns=columns,
         )

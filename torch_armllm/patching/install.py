@@ -83,7 +83,13 @@ def install(model: Any, cache_dtype: torch.dtype | None, replaced: Replacements)
     else:
         make = PrefixForward if is_prefix_model(model) else PatchedForward
         forward = make(
-            *(base, built.plan, shape, vocabulary, max_length, needs_recompute), _begins_at_zero(built.graph)
+            base,
+            built.plan,
+            shape,
+            vocabulary,
+            max_length,
+            needs_recompute,
+            _begins_at_zero(built.graph),
         )
         forward.gap_limit = 0 if needs_recompute else gap_limit(built.graph)
         forward.reads_hidden = predicts_tokens(model)

@@ -94,7 +94,16 @@ def _quantize_linear(
     blocks = block_count(module) if layer.kind == "blocks" else 1
     rotated = method.rotates(layer, scheme)
     new = QuantLinear(
-        *(empty, columns, rows, scheme.name, bias, 0.0, module, weight.dtype), blocks=blocks, rotated=rotated
+        weight_packed=empty,
+        in_features=columns,
+        out_features=rows,
+        scheme=scheme.name,
+        bias=bias,
+        error=0.0,
+        shell=module,
+        float_dtype=weight.dtype,
+        blocks=blocks,
+        rotated=rotated,
     )
     sharer = None if tied is None else TiedEmbedding(tied, new)
 

@@ -107,8 +107,13 @@ class DiskPrefixCache:
         """Returns what has happened so far."""
         writer = self._writer
         return DiskCounts(
-            *(self.hits, self.misses, self._reader.bytes_read, writer.bytes_written, writer.dropped),
-            *(self.folder.nbytes, self.folder.limit),
+            hits=self.hits,
+            misses=self.misses,
+            bytes_read=self._reader.bytes_read,
+            bytes_written=writer.bytes_written,
+            dropped=writer.dropped,
+            nbytes=self.folder.nbytes,
+            limit=self.folder.limit,
         )
 
     def end(self) -> None:

@@ -183,7 +183,9 @@ class BlockWriter:
             _logger.warning(
                 "the prefix cache cannot write to %s: %s. What is there is still read, and writing is tried "
                 "again every %d s; make room there, or name another prefix_cache_dir",
-                *(folder.root, folder.problem, _RETRY),
+                folder.root,
+                folder.problem,
+                _RETRY,
             )
 
     def _write_prefix(self, prefix: _Prefix) -> None:

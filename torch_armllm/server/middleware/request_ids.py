@@ -50,8 +50,12 @@ class RequestIds:
                 milliseconds = round(1000 * (time.perf_counter() - began))
                 logger.debug(
                     "%s %s: %s %.200s: %d after %d ms",
-                    *(HEADER, name, scope["method"], ascii(scope["path"])),
-                    *(message["status"], milliseconds),
+                    HEADER,
+                    name,
+                    scope["method"],
+                    ascii(scope["path"]),
+                    message["status"],
+                    milliseconds,
                 )
                 added = {HEADER: name, TIME_HEADER: str(milliseconds)}
                 if scope["path"].startswith("/v1/messages"):
