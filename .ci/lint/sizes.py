@@ -54,12 +54,12 @@ FIGURES = {
 }
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Prints the figures; returns 1 if one is above its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--list", choices=FIGURES)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     found: dict[str, list[str]] = defaultdict(list)
     for top in PRODUCT:
         for path in sorted((options.root / top).rglob("*.py")):
@@ -107,4 +107,4 @@ def _parameters(arguments: ast.arguments) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

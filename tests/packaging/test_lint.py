@@ -103,3 +103,33 @@ def test_checkout_has_no_import_violations(capsys: pytest.CaptureFixture[str]) -
 def test_prose_rules_are_checked(tmp_path: Path, name: str, text: str, breach: str | None) -> None:
     (tmp_path / name).write_text(text)
     assert list(script("prose").breaches(tmp_path / name)) == ([breach] if breach else [])
+
+
+def test_what_makes_changes_long_is_counted(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def counts(code: str) -> dict[str, int]:
+        (checkout / "torch_armllm/quant/layers.py").write_text(code)
+        script("sizes").main(["--root", str(checkout)])
+        rows = [
+            line.split(maxsplit=5) for line in capsys.readouterr().out.splitlines() if " of at most " in line
+        ]
+        return {row[5]: int(row[0]) for row in rows if row[0] != "0"}
+
+    assert counts("def f(a, b, c, d, e, f, g): ...\n") == {}
+    assert counts("class A:\n    def f(self, a, b, c, d, e, f, g): ...\n") == {}
+    eight, twelve = "functions of 8 and more parameters", "functions of 12 and more parameters"
+    assert counts("def f(a, b, c, d, e, f, g, *, h=1): ...\n") == {eight: 1}
+    assert counts("async def f(a, b, c, d, e, f, g, h, i, j, k, l): ...\n") == {eight: 1, twelve: 1}
+    stars = "calls that pass a tuple of 3 and more by star"
+    assert counts("f(*(1, 2))\nf(*a, *(1, 2, 3))\n") == {stars: 1}
+    assert counts("node.args[1]\nargs[1]\n") == {"arguments of a graph's node by number": 1}
+    forks = "isinstance of a kind of plan, runner, model or engine"
+    assert counts("isinstance(a, int)\nisinstance(a, (str, NativePlan))\n") == {forks: 1}
+
+
+def test_a_figure_above_its_limit_fails(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("sizes").main(["--root", str(checkout)]) == 0
+    (checkout / "torch_armllm/quant/layers.py").write_text("f(*(1, 2, 3))\n")
+    assert script("sizes").main(["--root", str(checkout)]) == 1
+    assert "a figure is above its limit" in capsys.readouterr().out
+    script("sizes").main(["--root", str(checkout), "--list", "tuples"])
+    assert capsys.readouterr().out == "torch_armllm/quant/layers.py:1\n"
