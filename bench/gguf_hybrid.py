@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from bench.gguf_writer import RandomTensors
+from bench.gguf_tensors import RandomTensors
 
 ARCHITECTURES = {"qwen3_5_moe_text": "qwen35moe", "granitemoehybrid": "granitehybrid", "lfm2": "lfm2"}
 RECURRENT = ("linear_attention", "conv")

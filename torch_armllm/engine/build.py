@@ -50,7 +50,7 @@ from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
 from torch_armllm.plan.expert_store import ExpertStore
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.system.host import cpu_name
@@ -287,15 +287,15 @@ def _adapter_table(model: Any, servable: ServableModel | None, config: EngineCon
         ValueError: the model has no slots, or no native plan that reads them; or it has slots, which are
             another engine's.
     """
-    plan = None if servable is None else servable.plan
+    plan = None if servable is None else native_plan(servable.plan)
     if not config.enable_lora:
-        if "lora" in getattr(plan, "opcodes", ()):
+        if plan is not None and "lora" in plan.opcodes:
             raise ValueError(
                 "this model's layers have slots for the adapters of another engine: set enable_lora=True, or "
                 "load the model once more"
             )
         return None
-    if not isinstance(plan, NativePlan):
+    if plan is None:
         reason = why_not_captured(model) or "its graph runs node by node"
         raise ValueError(f"enable_lora needs a native plan, and {type(model).__name__} has none: {reason}")
     from torch_armllm.lora.read_slots import slots_read_by  # imports modules that others do not need
@@ -312,8 +312,8 @@ def _adapter_table(model: Any, servable: ServableModel | None, config: EngineCon
 
 def _expert_store(servable: ServableModel | None) -> ExpertStore | None:
     """Returns the store of a plan's experts that are on disk."""
-    plan = None if servable is None else servable.plan
-    return plan.experts if isinstance(plan, NativePlan) else None
+    plan = None if servable is None else native_plan(servable.plan)
+    return None if plan is None else plan.experts
 
 
 def _drafts(settings: Settings, runner: PlanRunner, blocks: BlockManager) -> bool:

@@ -27,7 +27,7 @@ from torch_armllm.patching.self_check import OTHER_TEXTS, REQUIRED_PASSES, Texts
 from torch_armllm.patching.stage_cut import cut_stage
 from torch_armllm.plan.infer_cache import cache_shape_of, shape_of_rank
 from torch_armllm.plan.make import make_plan
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.sample_steps import plan_error
 from torch_armllm.plan.step import Plan
 
@@ -121,7 +121,7 @@ def build_plan(
                 f"the rewrite {guilty!r} is left out: its hidden states are off by {error:.1g} (relative) "
                 f"where rounding explains {bound:.1g}; {_BUG}"
             )
-        elif guilty is None and builder.native and isinstance(built.plan, NativePlan):
+        elif guilty is None and builder.native and native_plan(built.plan) is not None:
             builder.native = False
         elif guilty is None and error < _MODULES_ABOVE:
             builder.native = True

@@ -19,7 +19,7 @@ from torch_armllm.patching.divided_slots import divided_slots
 from torch_armllm.patching.divisible_model import divisible_model
 from torch_armllm.patching.patch import remove_plan
 from torch_armllm.patching.prefix_forward import causal_prefixes
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.quant.inspection import is_packed
 from torch_armllm.system.huge_pages import collapse
@@ -73,7 +73,7 @@ def divided_model(
             built = build_plan(model, is_packed(model), cache_dtype, group=group, stage=stage)
         except CaptureError as reason:
             raise ValueError(f"{refusal}: {reason}") from reason
-    if not isinstance(built.plan, NativePlan):
+    if (plan := native_plan(built.plan)) is None:
         raise ValueError(f"{refusal}: {'; '.join(built.notes)}")
     if built.shape.block_size != whole.shape.block_size:
         raise ValueError(f"{refusal}: the caches of its parts differ in the size of blocks")
@@ -85,10 +85,10 @@ def divided_model(
     slots = whole.slots
     if slots is not None:
         has_head = place.stage == 0
-        slots = divided_slots(model, slots, built.plan.program.constants, built.adapter_columns, has_head)
+        slots = divided_slots(model, slots, plan.program.constants, built.adapter_columns, has_head)
         slots = replace(slots, ranks=place.tensor_ranks)
-    collapse([*built.plan.program.constants, *head.tensors])
+    collapse([*plan.program.constants, *head.tensors])
     program = whole.plan.program
     facts = whole.name, program.opcodes, program.columns, program.dtype, whole.vocab_size, whole.shape
-    part = replace(whole, plan=built.plan, shape=built.shape, head=head, slots=slots)
+    part = replace(whole, plan=plan, shape=built.shape, head=head, slots=slots)
     return DividedModel(part, whole.shape, repr((*facts, place.tensor_ranks, place.stages)))

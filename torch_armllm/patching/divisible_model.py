@@ -9,7 +9,7 @@ import torch
 from torch_armllm.lora.read_slots import slots_read_by
 from torch_armllm.patching.patched_model import servable_model
 from torch_armllm.patching.state import why_not_captured
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.plan_model import PlanModel
 
 
@@ -25,10 +25,10 @@ def divisible_model(model: Any, setting: str) -> PlanModel:
     """
     name = type(model).__name__
     servable = servable_model(model)
-    if servable is None or not isinstance(servable.plan, NativePlan):
+    if servable is None or (plan := native_plan(servable.plan)) is None:
         reason = why_not_captured(model) or "its graph runs node by node"
         raise ValueError(f"{setting} needs a native plan, and {name} has none: {reason}")
-    program = servable.plan.program
+    program = plan.program
     head = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
     if head is None:
         raise ValueError(
@@ -37,7 +37,7 @@ def divisible_model(model: Any, setting: str) -> PlanModel:
         )
     return PlanModel(
         name=servable.name,
-        plan=servable.plan,
+        plan=plan,
         shape=servable.shape,
         vocab_size=servable.vocab_size,
         max_length=servable.max_length,

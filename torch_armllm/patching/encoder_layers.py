@@ -16,7 +16,7 @@ from torch_armllm.patching.encoder_angles import ANGLES, PLACES, angles_form
 from torch_armllm.patching.module_fallback import Unserved
 from torch_armllm.patching.packed_attention import is_packed_attention, whole_texts_in
 from torch_armllm.patching.text_steps import TextSteps, whole_texts
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import NativePlan, native_plan
 from torch_armllm.plan.picture_inputs import input_after, with_given_angles
 from torch_armllm.plan.step import Plan
 
@@ -143,10 +143,10 @@ class LayersPlan:
         self._steps = TextSteps(built.shape)
         self._angles = layers.angles
         if layers.angles is not None:
-            if not isinstance(built.plan, NativePlan):
+            if (plan := native_plan(built.plan)) is None:
                 raise CaptureError("its layers rotate by two positions, which only a native plan computes")
             number = input_after(built.shape.tensors(0)) + 1
-            self.plan = NativePlan(with_given_angles(built.plan.program, number))
+            self.plan = NativePlan(with_given_angles(plan.program, number))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Computes the layers; the first one's ``forward`` documents the arguments.

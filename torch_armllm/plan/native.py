@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_armllm.ops import LIBRARY
 from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.placed_program import PlacedProgram
-from torch_armllm.plan.step import StepInputs
+from torch_armllm.plan.step import Plan, StepInputs
 from torch_armllm.system.forks import prepare_for_forks
 
 
@@ -84,6 +84,11 @@ class NativePlan:
         """
         times: Tensor = torch.ops.armllm.plan_profile(self._handle, _tensors(inputs), inputs.tokens)
         return times
+
+
+def native_plan(plan: Plan | None) -> NativePlan | None:
+    """Returns a plan if C++ runs it; None if a graph runs node by node, or if there is no plan."""
+    return plan if isinstance(plan, NativePlan) else None
 
 
 @functools.cache

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.cached_rows import cached_rows
-from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.speculative.build import reads_hidden_states
 from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.kv_cache.disk.folder import CacheFolder
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 from torch_armllm.system.files import format_bytes
 
 _logger = logging.getLogger(__name__)
 
 
 def build_disk_cache(
-    name: str, config: EngineConfig, runner: object, manager: BlockManager
+    name: str, config: EngineConfig, runner: Any, manager: BlockManager
 ) -> DiskPrefixCache | None:
     """Opens the folder of ``prefix_cache_dir``; None if there is none, or it is of no use to the model.
 
@@ -42,7 +42,6 @@ def build_disk_cache(
     if (reason := _why_not(runner, manager)) is not None:
         _logger.warning("%s: prefix_cache_dir has no effect, as %s", name, reason)
         return None
-    assert isinstance(runner, PlanRunner)
     blocks, states, own = cached_rows(runner)
     root, size = Path(config.prefix_cache_dir).expanduser(), config.prefix_cache_size
     largest = max(blocks.nbytes, states.nbytes)
@@ -83,9 +82,9 @@ def build_disk_cache(
     return DiskPrefixCache(folder, manager, blocks, states)
 
 
-def _why_not(runner: object, manager: BlockManager) -> str | None:
+def _why_not(runner: Any, manager: BlockManager) -> str | None:
     """Returns the reason why an engine has no blocks that could be kept; None if it has some."""
-    if not isinstance(runner, PlanRunner) or not isinstance(runner.plan, NativePlan):
+    if native_plan(getattr(runner, "plan", None)) is None:
         return "the model has no native plan"
     if manager.prefix_cache is None:
         return "there is no prefix cache: kv_cache_memory has no room for checkpoints of the model's states"

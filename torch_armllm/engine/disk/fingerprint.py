@@ -16,7 +16,7 @@ from torch_armllm.kv_cache.disk.record import FORMAT
 from torch_armllm.kv_cache.disk.rows import Bytes, Rows
 from torch_armllm.ops import variants
 from torch_armllm.plan.expert_store import ExpertStore
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 
 _SAMPLES = 16
 """Places of a tensor that are read."""
@@ -38,8 +38,8 @@ def fingerprint(executor: StepExecutor, blocks: Rows, states: Rows) -> str:
         blocks: of its KV cache.
         states: of its recurrent layers.
     """
-    plan = executor.plan
-    assert isinstance(plan, NativePlan)
+    plan = native_plan(executor.plan)
+    assert plan is not None
     program = plan.program
     digest = hashlib.blake2b(digest_size=16)
     known = {

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from torch_armllm.engine.disk.cached_rows import cached_rows
-from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.scheduling.scheduler import Scheduler
 from torch_armllm.kv_cache.disk.digests import DIGEST_SIZE, prefix_digests
 from torch_armllm.kv_cache.disk.record import (
@@ -25,7 +24,7 @@ from torch_armllm.kv_cache.disk.record import (
     write_record,
 )
 from torch_armllm.kv_cache.disk.rows import Bytes
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 
 
 class SessionFiles:
@@ -39,9 +38,9 @@ class SessionFiles:
         ValueError: the engine has nothing that could be saved.
     """
 
-    def __init__(self, runner: object, scheduler: Scheduler) -> None:
+    def __init__(self, runner: Any, scheduler: Scheduler) -> None:
         manager = scheduler.blocks
-        if not isinstance(runner, PlanRunner) or not isinstance(runner.plan, NativePlan):
+        if native_plan(getattr(runner, "plan", None)) is None:
             raise ValueError("the model has no native plan, and its own caches are not saved")
         if manager.prefix_cache is None:
             raise ValueError(

@@ -17,7 +17,7 @@ from torch_armllm.kv_cache.block_copies import copy_blocks
 from torch_armllm.kv_cache.shapes import Cache, Shape
 from torch_armllm.ops.linear.packed_layout import same_in_any_batch
 from torch_armllm.plan.fused_head import FusedHead
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step import Plan, StepInputs
 from torch_armllm.plan.step_result import StepResult
@@ -134,9 +134,10 @@ class StepExecutor:
 
     def rows_are_exact(self) -> bool:
         """True if a token's logits are known to have the same bits whatever else a step computes."""
-        if not isinstance(self.plan, NativePlan):
+        plan = native_plan(self.plan)
+        if plan is None:
             return False
-        program = self.plan.program
+        program = plan.program
         head = self.head.weights(torch.zeros(1, program.columns, dtype=program.dtype))
         if head is None or (head.scheme is not None and not same_in_any_batch(head.scheme)):
             return False
@@ -145,13 +146,14 @@ class StepExecutor:
     def _fuse_head(self, hidden: Tensor) -> None:
         """Fuses the head with a native plan, if the head is one matrix product."""
         self._may_fuse = False
-        if not isinstance(self.plan, NativePlan):
+        plan = native_plan(self.plan)
+        if plan is None:
             return
         weights = self.head.weights(hidden)
         ranks = None if weights is None else weights.ranks
         if weights is not None and (ranks is None or ranks.last_first < self._drawable):
             columns = self._hidden_size, self._kept
-            self._fused_head = FusedHead(self.plan, weights, self._drawable, *columns)
+            self._fused_head = FusedHead(plan, weights, self._drawable, *columns)
 
     def _move_state(self, move: StateMove) -> None:
         sources = self._swapped_states if move.kind == "swap_in" else self.states

@@ -13,7 +13,7 @@ from torch_armllm.engine.pictures.rotary_axes import rotary_axes
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.state import is_patched, patched_forward
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import NativePlan, native_plan
 from torch_armllm.plan.picture_inputs import (
     given_columns,
     input_after,
@@ -60,10 +60,10 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     if (reason := unknown_family(model) or why_not_read(model, processor, limit)) is not None:
         return reason
     forward = patched_forward(model) if is_patched(model) else None
-    if forward is None or not isinstance(forward.plan, NativePlan):
+    if forward is None or (plan := native_plan(forward.plan)) is None:
         return text_only(model, "it has no native plan")
     try:
-        steps = picture_steps(forward.base, model.config, forward.plan, forward.shape, forward.vocab_size)
+        steps = picture_steps(forward.base, model.config, plan, forward.shape, forward.vocab_size)
     except ValueError as reason:
         return text_only(model, reason)
     return reader_of(model, forward.base, forward.module_forward, processor, steps, limit, tokens)

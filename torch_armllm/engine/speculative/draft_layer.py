@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.plan.fused_head import FusedHead
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.servable_model import Head
 from torch_armllm.plan.step import Plan
 
@@ -53,7 +53,7 @@ class DraftHead:
             hidden: rows that the head reads; their values do not matter.
             drawable: number of the model's tokens that may be drafted.
         """
-        if not isinstance(layer.plan, NativePlan) or layer.head_columns.start:
+        if (plan := native_plan(layer.plan)) is None or layer.head_columns.start:
             return None
         if self._ids is not None:
             if self._ids != sorted(self._ids):
@@ -62,7 +62,7 @@ class DraftHead:
         weights = self._head.weights(hidden)
         if weights is None or not drawable:
             return None
-        return FusedHead(layer.plan, weights, drawable, len(layer.head_columns), layer.next_columns)
+        return FusedHead(plan, weights, drawable, len(layer.head_columns), layer.next_columns)
 
 
 @dataclass

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.capture.sample import Sample, sample_ids
-from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.memory_limit import MemoryLimit, MemoryLimitError
 from torch_armllm.llm.plan_cache import constants, entry
 from torch_armllm.llm.plan_cache.disk_experts import disk_experts
@@ -23,7 +22,7 @@ from torch_armllm.llm.plan_cache.key import PlanKey, stamps
 from torch_armllm.llm.plan_cache.shapes import describe_shape, shape_of
 from torch_armllm.plan.expert_layers import with_strides
 from torch_armllm.plan.expert_store import ExpertStore
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import NativePlan, native_plan
 from torch_armllm.plan.placed_program import PlacedProgram, decode
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling, PlanModel
 from torch_armllm.plan.sample_steps import plan_error, sample_hidden
@@ -52,9 +51,10 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
     Returns:
         The reason why the plan was not stored; None if it was.
     """
-    if not isinstance(runner, PlanRunner) or not isinstance(runner.plan, NativePlan):
+    plan = native_plan(getattr(runner, "plan", None))
+    if plan is None:
         return "the model does not run by a native plan"
-    servable, program = runner.model, runner.plan.program
+    servable, program = runner.model, plan.program
     product = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
     if product is None:
         return "its LM head is more than a matrix product"
@@ -90,7 +90,7 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
         "generation": None if generation is None else generation.to_dict(),
         "tokenizer": _tokenizer_class_path(tokenizer, folder),
     }
-    entry.write(key, metadata, values | _check_values(servable, runner.plan))
+    entry.write(key, metadata, values | _check_values(servable, plan))
     return None
 
 

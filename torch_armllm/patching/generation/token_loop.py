@@ -15,7 +15,7 @@ from torch_armllm.patching.lm_head import LMHead, weights_of
 from torch_armllm.patching.paged_cache import PagedCache
 from torch_armllm.patching.watched_modules import has_hooks
 from torch_armllm.plan.fused_head import FusedHead
-from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.native import native_plan
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
@@ -40,8 +40,8 @@ class TokenLoop:
     def __init__(self, model: Any, forward: PatchedForward) -> None:
         self._forward = forward
         self._weights = None
-        if isinstance(forward.plan, NativePlan):
-            program = forward.plan.program
+        if (plan := native_plan(forward.plan)) is not None:
+            program = plan.program
             like = torch.empty(0, program.columns, dtype=program.dtype)
             self._weights = LMHead(model, forward).weights(like)
         self._idle: list[FusedHead] = []
@@ -120,8 +120,8 @@ class TokenLoop:
             return self._new_head()
 
     def _new_head(self) -> FusedHead:
-        weights, plan = self._weights, self._forward.plan
-        assert weights is not None and isinstance(plan, NativePlan)
+        weights, plan = self._weights, native_plan(self._forward.plan)
+        assert weights is not None and plan is not None
         return FusedHead(plan, weights, weights.out_features)
 
 
