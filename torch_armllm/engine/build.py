@@ -17,7 +17,7 @@ from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_features import StepFeatures
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
-from torch_armllm.engine.llm_engine import EngineFeatures, LLMEngine, Runner
+from torch_armllm.engine.llm_engine import EngineFeatures, LLMEngine, Pipeline, Runner
 from torch_armllm.engine.max_length import resolve_max_model_len
 from torch_armllm.engine.memory_limit import left, memory_limit, with_bytes
 from torch_armllm.engine.pictures.build import picture_reader
@@ -223,7 +223,8 @@ def build_engine(
 
     speculative_decoder = None
     drafts = config.speculative_config
-    if drafts is not None and isinstance(runner, PlanRunner) and _drafts(drafts, runner, blocks):
+    has_plan = servable is not None and memory is not None
+    if drafts is not None and has_plan and _drafts(drafts, runner, pipeline, blocks):
         assert memory is not None
         speculative_decoder = build_speculative_decoder(
             drafts,
@@ -316,7 +317,7 @@ def _expert_store(servable: ServableModel | None) -> ExpertStore | None:
     return None if plan is None else plan.experts
 
 
-def _drafts(settings: Settings, runner: PlanRunner, blocks: BlockManager) -> bool:
+def _drafts(settings: Settings, runner: Runner, pipeline: Pipeline | None, blocks: BlockManager) -> bool:
     """Returns False where ``auto`` does not draft.
 
     It does not in a pipeline, whose steps overlap, so that their times do not tell what draft tokens cost,
@@ -324,7 +325,7 @@ def _drafts(settings: Settings, runner: PlanRunner, blocks: BlockManager) -> boo
     """
     if settings != "auto":
         return True
-    if isinstance(runner, PipelineRunner):
+    if pipeline is not None:
         return False
     no_room = blocks.states is not None and not blocks.states.spare
     return not no_room and runner.rows_are_exact()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class RequestAbortedError(RuntimeError):
@@ -29,6 +29,10 @@ class StepFailedError(RuntimeError):
 
 class RankFailedError(RuntimeError):
     """A tensor parallel rank has failed: no rank can compute another step, and the engine has ended."""
+
+
+OnFailure = Callable[[RankFailedError], object]
+"""Is called with the error once a rank has failed."""
 
 
 class ReplicaFailedError(RuntimeError):

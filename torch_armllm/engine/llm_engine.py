@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.disk.arrivals import Arrivals
-from torch_armllm.engine.errors import RankFailedError, StepFailedError
+from torch_armllm.engine.errors import OnFailure, RankFailedError, StepFailedError
 from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.engine.preprocess import Preprocessor, Prompt
@@ -50,6 +50,14 @@ class Runner(Protocol):
 
     def release_cache(self) -> int:
         """Gives the memory of the KV cache back to the system until it is written; returns its bytes."""
+        ...
+
+    def rows_are_exact(self) -> bool:
+        """True if a token's logits are known to have the same bits whatever else a step computes."""
+        ...
+
+    def on_failure(self, method: OnFailure) -> None:
+        """Calls a method, which is kept weakly, once another process has failed, if there are any."""
         ...
 
     def compute(self, step: Step, best: bool = False) -> StepResult:

@@ -72,7 +72,8 @@ class ArmLM(HFLM):  # type: ignore[misc]
         self.watch: Watch | None = None
         self.keeps_special_tokens = False  # in generated texts, for markers of calls
         self._plain = plain
-        self._scorer = None if plain else PlanScorer.of(self.model) or _module_scorer(self.model)
+        self._plan_scorer = None if plain else PlanScorer.of(self.model)
+        self._scorer = self._plan_scorer or (None if plain else _module_scorer(self.model))
         self._generator: EngineGenerator | None = None
 
     def _loglikelihood_tokens(
@@ -84,7 +85,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
         """Returns the log-likelihoods of (strings, context, continuation), in order."""
         spans = [Span.of(context, continuation, self.max_length) for _, context, continuation in requests]
         scorer = self._scorer
-        if isinstance(scorer, PlanScorer) and not scorer.serves(spans):
+        if self._plan_scorer is not None and not self._plan_scorer.serves(spans):
             scorer = None
         rolling = bool(requests) and requests[0][0] is None
         if rolling and not self._plain:
@@ -101,7 +102,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns the answers to (context, settings), in order, cut at the first stop string."""
-        if not isinstance(self._scorer, PlanScorer):
+        if self._plan_scorer is None:
             return self._generate_plainly(requests, disable_tqdm)
         if self._generator is None:
             self._generator = EngineGenerator(self.model, self.tokenizer, self.max_length)
@@ -156,8 +157,8 @@ class ArmLM(HFLM):  # type: ignore[misc]
         return float(scores.sum()), greedy
 
     def _rows(self, span: Span) -> Iterator[Tensor]:
-        if isinstance(self._scorer, PlanScorer) and self._scorer.serves([span]):
-            return self._scorer.rows(span.ids)
+        if self._plan_scorer is not None and self._plan_scorer.serves([span]):
+            return self._plan_scorer.rows(span.ids)
         return ModuleScorer(self.model).rows(span.ids)
 
 

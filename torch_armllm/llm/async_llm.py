@@ -16,7 +16,6 @@ from typing_extensions import Unpack
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream, PauseMode
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
-from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -59,7 +58,7 @@ class AsyncLLM(LLMBase):
     def _start(self) -> None:
         self._thread = EngineThread(self.llm_engine if self.pooling_engine is None else self.pooling_engine)
         runner = None if self.pooling_engine else getattr(self.llm_engine, "runner", None)
-        if isinstance(runner, PlanRunner):
+        if runner is not None:
             runner.on_failure(self._thread.end)
         self._waiting: dict[str, asyncio.Future[PreparedAdapter | None]] = {}  # requests for their adapters
         self._asleep = False

@@ -12,7 +12,6 @@ from pathlib import Path
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.memory_limit import (
     MemoryLimit,
     MemoryLimitError,
@@ -26,6 +25,7 @@ from torch_armllm.llm.loader import LoadedEngine
 from torch_armllm.llm.plan_cache.cache import lookup, store
 from torch_armllm.llm.plan_cache.key import PlanKey, plan_key
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
+from torch_armllm.plan.native import native_plan
 from torch_armllm.system.allocator import release_free_memory
 from torch_armllm.system.files import format_bytes
 from torch_armllm.system.gc_pause import collection_paused
@@ -113,8 +113,8 @@ def _limit(config: EngineConfig, key: PlanKey) -> tuple[EngineConfig, MemoryLimi
 
 
 def _has_experts(loaded: LoadedEngine) -> bool:
-    runner = loaded.engine.runner
-    return isinstance(runner, PlanRunner) and "moe" in getattr(runner.plan, "opcodes", ())
+    plan = native_plan(getattr(loaded.engine.runner, "plan", None))
+    return plan is not None and "moe" in plan.opcodes
 
 
 def _warn(key: PlanKey, limit: MemoryLimit) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from torch_armllm.engine.errors import OnFailure
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.step import Scheduled, Step
@@ -50,6 +51,13 @@ class ModuleRunner:
     def release_cache(self) -> int:
         """Releases nothing: the model's own caches end with their sequences."""
         return 0
+
+    def rows_are_exact(self) -> bool:
+        """Always False: nothing is known of other modules' arithmetic."""
+        return False
+
+    def on_failure(self, method: OnFailure) -> None:
+        """Does nothing: no other process computes with it."""
 
     def __init__(
         self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: ThreadTeam | None = None

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
-from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.engine.errors import OnFailure, RankFailedError
 from torch_armllm.engine.execution.adapter_rows import adapter_runs
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
-from torch_armllm.engine.execution.rank_leader import OnFailure, RankLeader, RankWatch
+from torch_armllm.engine.execution.rank_leader import RankLeader, RankWatch
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_features import TEXTS, StepFeatures

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from torch_armllm.engine.errors import RankFailedError
-from torch_armllm.engine.execution.rank_leader import OnFailure
+from torch_armllm.engine.errors import OnFailure, RankFailedError
 
 
 class RankFailures:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from torch_armllm.engine.errors import RankFailedError
+from torch_armllm.engine.errors import OnFailure, RankFailedError
 from torch_armllm.engine.execution.factor_message import factor_pieces
 from torch_armllm.engine.execution.row_order import RowOrder
 from torch_armllm.engine.execution.step_message import (
@@ -25,8 +25,6 @@ from torch_armllm.engine.step import Step
 from torch_armllm.lora.slot_set import Factors
 from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.plan.step import StepInputs
-
-OnFailure = Callable[[RankFailedError], object]
 
 
 class Outbox(Protocol):
