@@ -180,8 +180,8 @@ def relative(text: str, depth: int) -> str:
     text = re.sub(r"from torch_armllm\.(?:ops|system)\.", f"from {here}", text)
     text = re.sub(r"from torch_armllm\.ops import", f"from {here} import", text)
     text = text.replace("torch_armllm.ops", NAME).replace("``torch.ops.armllm``", "a kernel of the hub")
-    text, uses = re.subn(r"torch\.ops\.armllm\.", "_native.", text)
-    text, fakes = re.subn(r'register_fake\("armllm::(\w+)"\)', r'register_fake(_prefixed("\1"))', text)
+    text, uses = re.subn(r"torch\.ops\.armllm(?=[.,])", "_native", text)
+    text, fakes = re.subn(r'register_fake\(f"armllm::\{name\}"', "register_fake(_prefixed(name)", text)
     library = 'torch.library.Library("armllm", "IMPL")'
     fakes += text.count(library)
     text = text.replace(library, 'torch.library.Library(_prefixed("").removesuffix("::"), "IMPL")')

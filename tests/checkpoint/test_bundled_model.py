@@ -17,6 +17,7 @@ from torch_armllm.checkpoint.bundled_model import smollm2_packed_dir, with_own_i
 from torch_armllm.checkpoint.formats.gguf import read_file
 from torch_armllm.checkpoint.formats.gguf_file import GgufFile
 from torch_armllm.checkpoint.load import load_model, verify_source
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.checkpoint.source_name import DENSE
 from torch_armllm.evaluation.distributions import compare_logits
 from torch_armllm.evaluation.loading import load_variant
@@ -145,11 +146,16 @@ def test_auto_quantizes_all_but_the_bundled_model(
 ) -> None:
     monkeypatch.setattr(bundled_model, "smollm2_packed_dir", lambda: Path("packed"))
     recipe, model = Recipe(head=None), tiny("llama")
-    assert resolve_auto(DENSE, "auto") == ("packed", "int4")
-    assert resolve_auto("smollm2-moe", "auto") == ("smollm2-moe", "int4")
-    assert resolve_auto(model, "auto") == (model, "int4")
+
+    def resolved(model: Any, quantization: Any) -> tuple[Any, Any]:
+        found = resolve_auto(ModelRequest(model, quantization=quantization))
+        return found.model, found.quantization
+
+    assert resolved(DENSE, "auto") == ("packed", "int4")
+    assert resolved("smollm2-moe", "auto") == ("smollm2-moe", "int4")
+    assert resolved(model, "auto") == (model, "int4")
     for chosen in ("int4", "g32", None, recipe):
-        assert resolve_auto(DENSE, chosen) == (DENSE, chosen)
+        assert resolved(DENSE, chosen) == (DENSE, chosen)
 
 
 def test_evaluation_of_saved_weights_takes_the_integers(monkeypatch: pytest.MonkeyPatch) -> None:

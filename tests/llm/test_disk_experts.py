@@ -27,6 +27,7 @@ from torch_armllm.llm.plan_cache.disk_experts import disk_experts
 from torch_armllm.llm.plan_cache.key import plan_key
 from torch_armllm.plan.expert_store import ExpertCounts, ExpertStore
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import decode
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
 PROMPTS = [[5, 6, 7], list(range(3, 90)), [9] * 40, [3]]
@@ -90,7 +91,7 @@ def split(folder: Path) -> tuple[int, int, int]:
     found = entry.read(key)
     assert found is not None
     metadata, values = found
-    on_disk = disk_experts(metadata["program"]["integers"], metadata["constants"], folder)
+    on_disk = disk_experts(decode([], **metadata["program"]), metadata["constants"], folder)
     assert on_disk is not None
     total = total_bytes(metadata["constants"], values, folder)
     return total - on_disk.nbytes, sum(on_disk.layer_bytes()), max(on_disk.layer_bytes())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.graphs import export, ops
 from torch_armllm.capture.markers import experts  # noqa: F401  (registers the marker op)
+from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes import clean, dense_linear, moe_route
 from torch_armllm.passes.lib.context import PassContext
 
@@ -193,11 +194,11 @@ def test_equivalent_routers_are_recognized(router: Router) -> None:
         *KNOWN[router],
         *(1.0, None, 1, 1)[len(KNOWN[router]) - 2 :],
     )
-    top_k, *settings = node.args[1:]
-    assert top_k == TOP_K
-    assert settings[:2] + settings[4:] == [scoring, renormalize, groups, kept, *floor]
-    assert settings[2] == pytest.approx(scale, rel=1e-6)
-    assert (settings[3] is None) == (bias is None)
+    route = OpCall(node)
+    assert (route.top_k, route.scoring, route.renormalize) == (TOP_K, scoring, renormalize)
+    assert (route.groups, route.top_k_groups, route.epsilon) == (groups, kept, *(floor or [1e-20]))
+    assert route.scale == pytest.approx(scale, rel=1e-6)
+    assert (route.correction_bias is None) == (bias is None)
     left = set(ops(graph)) - {"view", "reshape", "linear", "armllm::moe_route", "armllm::experts"}
     assert not left
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)

@@ -10,6 +10,7 @@ from torch_armllm.passes import token_id_tables
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.plan.lower import lower
 from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.step import StepInputs
 
 
@@ -44,7 +45,7 @@ def test_table_lookup_is_lowered_natively() -> None:
     assert len(lower(graph).instructions) == 4
     none = torch.zeros(0, dtype=torch.int32)
     step = StepInputs(ids, ids, ids[0], none, none, none, 0, ())  # type: ignore[arg-type]
-    assert torch.equal(NativePlan(lower(graph).encode()).run(step), expected[0])
+    assert torch.equal(NativePlan(lay_out(lower(graph))).run(step), expected[0])
 
 
 class SpecialRows(nn.Module):
@@ -70,7 +71,7 @@ def test_masks_of_token_ids_become_tables() -> None:
     assert "logical_and" not in ops(graph) and torch.equal(graph(ids), expected)
     none = torch.zeros(0, dtype=torch.int32)
     step = StepInputs(ids, ids, ids[0], none, none, none, 0, ())  # type: ignore[arg-type]
-    assert torch.equal(NativePlan(lower(graph).encode()).run(step), expected[0])
+    assert torch.equal(NativePlan(lay_out(lower(graph))).run(step), expected[0])
 
 
 def test_reductions_over_tokens_are_kept() -> None:

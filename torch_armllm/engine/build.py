@@ -297,7 +297,9 @@ def _adapter_table(model: Any, servable: ServableModel | None, config: EngineCon
             )
         return None
     if plan is None:
-        reason = why_not_captured(model) or "its graph runs node by node"
+        found = None if servable is None else servable.plan
+        why = f"its graph runs node by node: {getattr(found, 'why_not_native', '')}"
+        reason = why_not_captured(model) or why
         raise ValueError(f"enable_lora needs a native plan, and {type(model).__name__} has none: {reason}")
     from torch_armllm.lora.read_slots import slots_read_by  # imports modules that others do not need
 

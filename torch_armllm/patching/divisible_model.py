@@ -26,7 +26,9 @@ def divisible_model(model: Any, setting: str) -> PlanModel:
     name = type(model).__name__
     servable = servable_model(model)
     if servable is None or (plan := native_plan(servable.plan)) is None:
-        reason = why_not_captured(model) or "its graph runs node by node"
+        found = None if servable is None else servable.plan
+        why = f"its graph runs node by node: {getattr(found, 'why_not_native', '')}"
+        reason = why_not_captured(model) or why
         raise ValueError(f"{setting} needs a native plan, and {name} has none: {reason}")
     program = plan.program
     head = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))

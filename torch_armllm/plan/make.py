@@ -15,10 +15,16 @@ from torch_armllm.plan.step import Plan, StepInputs
 
 
 class GraphPlan:
-    """A plan that runs the graph node by node; for graphs with ops that the native plan does not support."""
+    """A plan that runs the graph node by node; for graphs with ops that the native plan does not support.
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    Args:
+        module: the rewritten graph.
+        why_not_native: the reason.
+    """
+
+    def __init__(self, module: fx.GraphModule, why_not_native: str) -> None:
         self._module = module
+        self.why_not_native = why_not_native
 
     def run(self, inputs: StepInputs) -> Tensor:
         """See `Plan.run`."""
@@ -45,8 +51,9 @@ def make_plan(module: fx.GraphModule, native: bool = True) -> tuple[Plan, str | 
         native: False for a plan that runs node by node.
     """
     if not native:
-        return GraphPlan(module), "its native plan computes other values"
+        reason = "its native plan computes other values"
+        return GraphPlan(module, reason), reason
     try:
         return NativePlan(lay_out(lower(module))), None
-    except Unlowerable as reason:
-        return GraphPlan(module), str(reason)
+    except Unlowerable as unlowerable:
+        return GraphPlan(module, str(unlowerable)), str(unlowerable)
