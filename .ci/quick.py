@@ -22,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent / "lint"))
 from imports import modules  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 40
+SECONDS = 35
 """Time in which tests may begin: imports take some seconds before, and the last tests end after."""
+FILES = 20
+"""Most files of tests: to collect more takes longer than the tests that would still run."""
 KINDS = (
     "tests/patching/test_parity.py::test_quantized_steps_run_natively_and_are_deterministic[llama]",
     "tests/patching/test_parity.py::test_quantized_steps_run_natively_and_are_deterministic[qwen3_moe]",
@@ -44,8 +46,9 @@ def main() -> int:
     options, further = parser.parse_known_args()
     changed = [ROOT / name for name in _changed(options.since)]
     chosen = nearest_tests(changed, imports_by_file())
-    print(f"{len(changed)} changed files, {len(chosen)} files of tests that read them", flush=True)
-    names = [str(path.relative_to(ROOT)) for path in chosen]
+    said = f"{len(changed)} changed files, {len(chosen)} files of tests that read them"
+    print(f"{said}; the nearest {FILES} run" if len(chosen) > FILES else said, flush=True)
+    names = [str(path.relative_to(ROOT)) for path in chosen[:FILES]]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
     command += ["--no-loadscope-reorder", "--budget", str(SECONDS)]
     command += ["-m", "not slow and not model and not builds", *further, *KINDS, *names]
