@@ -39,7 +39,7 @@ KINDS = {
 
 
 class Figure(NamedTuple):
-    """What is counted, and the most that there may be."""
+    """A figure: text, and the most that there may be."""
 
     text: str
     limit: int

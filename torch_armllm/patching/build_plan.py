@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,8 @@ from torch_armllm.plan.make import make_plan
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.sample_steps import plan_error
 from torch_armllm.plan.step import Plan
+
+logger = logging.getLogger(__name__)
 
 _MODULES_ABOVE = 0.25
 """A plan whose unexplained error is larger is not used."""
@@ -151,7 +154,8 @@ def build_plan(
 def _error(sample: Sample, built: BuiltPlan, strict: bool) -> float:
     try:
         return plan_error(sample, built.plan, _checked(built.shape), strict)
-    except Exception:  # noqa: BLE001 - a plan that does not run is as wrong as one that differs
+    except Exception as error:  # noqa: BLE001 - a plan that does not run is as wrong as one that differs
+        logger.info("a plan does not run: %s: %s", type(error).__name__, error)
         return float("inf")
 
 

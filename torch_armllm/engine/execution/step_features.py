@@ -10,7 +10,7 @@ from torch_armllm.lora.slot_set import SlotSet
 
 @dataclass(frozen=True)
 class StepFeatures:
-    """What the steps of an executor have beside the tokens of texts.
+    """Features that the steps of an executor have beside the tokens of texts.
 
     Attributes:
         slots: for adapters, which the plan reads; None: there are none.
