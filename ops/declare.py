@@ -35,15 +35,20 @@ def op(
         name = function.__name__
         fake(name, result)
         packet = getattr(torch.ops.armllm, name)
-        parameters = enumerate(inspect.signature(function).parameters.values())
-        optional = [(place, p.name, p.default) for place, p in parameters if p.default is not p.empty]
+        parameters = inspect.signature(function).parameters.values()
+        names = [parameter.name for parameter in parameters]
+        defaults = [parameter.default for parameter in parameters]
+        needed = defaults.count(inspect.Parameter.empty)
 
         @functools.wraps(function)
         def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-            for place, parameter, default in optional:
-                if place >= len(args) and parameter not in kwargs:
-                    kwargs[parameter] = default
-            returned: Returned = packet(*args, **kwargs)
+            returned: Returned
+            if not kwargs and len(args) >= needed:
+                returned = packet(*args, *defaults[len(args) :])
+                return returned
+            for place in range(max(needed, len(args)), len(names)):
+                kwargs.setdefault(names[place], defaults[place])
+            returned = packet(*args, **kwargs)
             return returned
 
         return call
