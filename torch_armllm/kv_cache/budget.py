@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -165,25 +165,25 @@ def size_kv_memory(
         alone=not block_bytes,
         may_narrow=stored == torch.float32,
     )
+    sized = KvMemory(
+        num_blocks=0,
+        swap_blocks=0,
+        block_size=shape.block_size,
+        block_bytes=block_bytes,
+        max_model_len=length,
+        dtype=kv_cache_dtype_name(shape.dtype),
+        state_slots=states.running,
+        state_bytes=state_bytes,
+        spare_state_slots=states.spare,
+        state_dtype=state_dtype,
+        drafter=drafter,
+        drafter_tokens=drafter_tokens,
+        drafter_state_slots=drafter_slots,
+    )
     if not block_bytes:  # blocks only count positions
         swap_state_slots = min(max_num_seqs, swap_space // state_bytes)
         blocks, swap_blocks = (n * blocks_per_sequence for n in (states.running, swap_state_slots))
-        return KvMemory(
-            num_blocks=blocks,
-            swap_blocks=swap_blocks,
-            block_size=shape.block_size,
-            block_bytes=0,
-            max_model_len=length,
-            dtype=kv_cache_dtype_name(shape.dtype),
-            state_slots=states.running,
-            swap_state_slots=swap_state_slots,
-            state_bytes=state_bytes,
-            spare_state_slots=states.spare,
-            state_dtype=state_dtype,
-            drafter=drafter,
-            drafter_tokens=drafter_tokens,
-            drafter_state_slots=drafter_slots,
-        )
+        return replace(sized, num_blocks=blocks, swap_blocks=swap_blocks, swap_state_slots=swap_state_slots)
     swap_state_slots = min(max_num_seqs, swap_space // 2 // state_bytes) if state_bytes else 0
     swap_space -= swap_state_slots * state_bytes
     granted -= states.slots * state_bytes
@@ -201,21 +201,13 @@ def size_kv_memory(
     if memory is None:
         blocks = min(blocks, max_num_seqs * blocks_per_sequence)
     swap_blocks = swap_space // (both_bytes if drafter.swapped else block_bytes)
-    return KvMemory(
+    return replace(
+        sized,
         num_blocks=blocks,
         swap_blocks=swap_blocks,
-        block_size=shape.block_size,
-        block_bytes=block_bytes,
         max_model_len=length,
-        dtype=kv_cache_dtype_name(shape.dtype),
-        state_slots=states.running,
         swap_state_slots=swap_state_slots,
-        state_bytes=state_bytes,
-        spare_state_slots=states.spare,
-        state_dtype=state_dtype,
-        drafter=drafter,
         drafter_tokens=blocks * shape.block_size,
-        drafter_state_slots=drafter_slots,
     )
 
 
