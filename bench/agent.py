@@ -23,20 +23,21 @@ and to the end.  The last lines are sums over all requests after the first.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from transformers import AutoConfig
 
-from bench import agent_server
-from bench.agent_conversation import TEMPLATE, Request, instructions, requests, tools
+from bench import agent_conversation, agent_server
+from bench.agent_conversation import TEMPLATE, Request, tools
 from bench.agent_server import Cost
+from bench.case import run
 from bench.peers.shapes import SHAPES
 from torch_armllm.benchmark.random_model import save_random_model
 from torch_armllm.chat_format.chat_renderer import ChatInput, ChatRenderer
@@ -56,51 +57,54 @@ _CONFIGS = {"hybrid": _HYBRID, **{name: shape.config for name, shape in SHAPES.i
 _MODEL = "smollm2"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Holds the conversation and prints the table."""
-    options = _parser().parse_args(arguments)
-    if options.shape == "hybrid" and options.peer and options.gguf is None:
+@dataclass(frozen=True)
+class Setup:
+    """A conversation's model and servers, as the options of `agent` name them."""
+
+    model: str
+    shape: str | None
+    template: Path | None
+    threads: int | None
+    kv_cache_dtype: str
+    gguf: Path | None
+
+
+def agent(
+    *,
+    model: Annotated[str, "a folder with a tokenizer"] = _MODEL,
+    shape: Annotated[str | None, f"a shape with random weights: {', '.join(_CONFIGS)}"] = None,
+    turns: int = 20,
+    instructions: Annotated[int, "tokens before the first turn"] = 10_000,
+    answer: Annotated[int, "tokens that each request generates"] = 16,
+    no_reasoning: bool = False,
+    template: Annotated[Path | None, "a chat template (default: see above)"] = None,
+    threads: int | None = None,
+    kv_cache_dtype: str = "auto",
+    peer: Literal["llama.cpp"] | None = None,
+    binary: Annotated[Path | None, "the peer's server"] = None,
+    gguf: Annotated[Path | None, "the model that the peer reads"] = None,
+) -> None:
+    setup = Setup(model, shape, template, threads, kv_cache_dtype, gguf)
+    if shape == "hybrid" and peer and gguf is None:
         raise SystemExit("--peer with --shape hybrid takes --gguf FILE, a file of the same shape")
-    if options.peer and options.binary is None:
+    if peer and binary is None:
         raise SystemExit("--peer takes --binary FILE, llama.cpp's llama-server")
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder = options.model
-        if options.shape is not None:
-            folder = str(scratch / options.shape)
-            _write(options.shape, Path(folder))
-        tokenizer = load_tokenizer(folder)
-        template = _template(options, scratch)
-        renderer = ChatRenderer(tokenizer, None if template is None else template.read_text(), "auto")
-        prompts = _prompts(options, tokenizer, renderer)
-        servers = {
-            "ours": stack.enter_context(agent_server.own_server(folder, _own_options(options, template)))
-        }
-        if options.peer:
-            gguf = _peer_file(options, scratch)
-            peer = agent_server.llama_server(options.binary, gguf, _peer_options(options, template))
-            servers[options.peer] = stack.enter_context(peer)
-        report(prompts, {name: partial(_ask, port, options.answer) for name, port in servers.items()})
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument("--model", default=_MODEL, help="a folder with a tokenizer")
-    model.add_argument("--shape", choices=_CONFIGS, help="a shape with random weights")
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--instructions", type=int, default=10_000, help="tokens before the first turn")
-    parser.add_argument("--answer", type=int, default=16, help="tokens that each request generates")
-    parser.add_argument("--no-reasoning", dest="reasoning", action="store_false")
-    parser.add_argument("--template", type=Path, help="a chat template (default: see above)")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument("--peer", choices=["llama.cpp"])
-    parser.add_argument("--binary", type=Path, help="the peer's server")
-    parser.add_argument("--gguf", type=Path, help="the model that the peer reads")
-    return parser
+        folder = model
+        if shape is not None:
+            folder = str(scratch / shape)
+            _write(shape, Path(folder))
+        tokenizer, shown = load_tokenizer(folder), _template(setup, scratch)
+        renderer = ChatRenderer(tokenizer, None if shown is None else shown.read_text(), "auto")
+        prompts = _prompts(instructions, turns, not no_reasoning, tokenizer, renderer)
+        servers = {"ours": stack.enter_context(agent_server.own_server(folder, _own_options(setup, shown)))}
+        if peer and binary:
+            theirs = agent_server.llama_server(
+                binary, _peer_file(setup, scratch), _peer_options(setup, shown)
+            )
+            servers[peer] = stack.enter_context(theirs)
+        report(prompts, {name: partial(_ask, port, answer) for name, port in servers.items()})
 
 
 def _write(shape: str, folder: Path) -> None:
@@ -109,48 +113,46 @@ def _write(shape: str, folder: Path) -> None:
     load_tokenizer(_MODEL).save_pretrained(folder)
 
 
-def _template(options: argparse.Namespace, scratch: Path) -> Path | None:
+def _template(setup: Setup, scratch: Path) -> Path | None:
     """Returns the file of the template; None: the model's own."""
-    if options.template is not None or (options.shape is None and options.model != _MODEL):
-        return None if options.template is None else Path(options.template)
+    if setup.template is not None or (setup.shape is None and setup.model != _MODEL):
+        return None if setup.template is None else Path(setup.template)
     file = scratch / "template.jinja"
     file.write_text(TEMPLATE)
     return file
 
 
-def _own_options(options: argparse.Namespace, template: Path | None) -> list[str]:
-    threads = [] if options.threads is None else ["--threads", str(options.threads)]
-    longer = (
-        [] if options.model != _MODEL else ["--hf-overrides", f'{{"max_position_embeddings": {_CONTEXT}}}']
-    )
-    cache = ["--kv-cache-dtype", options.kv_cache_dtype]
+def _own_options(setup: Setup, template: Path | None) -> list[str]:
+    threads = [] if setup.threads is None else ["--threads", str(setup.threads)]
+    longer = [] if setup.model != _MODEL else ["--hf-overrides", f'{{"max_position_embeddings": {_CONTEXT}}}']
+    cache = ["--kv-cache-dtype", setup.kv_cache_dtype]
     own = [] if template is None else ["--chat-template", str(template)]
-    return [*threads, *(longer if options.shape is None else ()), *cache, *own]
+    return [*threads, *(longer if setup.shape is None else ()), *cache, *own]
 
 
-def _peer_file(options: argparse.Namespace, scratch: Path) -> Path:
-    if options.gguf is not None or options.shape is None:
-        return options.gguf or smollm2_file()
+def _peer_file(setup: Setup, scratch: Path) -> Path:
+    if setup.gguf is not None or setup.shape is None:
+        return setup.gguf or smollm2_file()
     from bench.gguf_writer import write_random  # needs the package gguf
 
-    file, shape = scratch / "peer.gguf", SHAPES[options.shape]
+    file, shape = scratch / "peer.gguf", SHAPES[setup.shape]
     config = {**shape.config, "max_position_embeddings": _CONTEXT}
     write_random(file, dataclasses.replace(shape, config=config), smollm2_file())
     return file
 
 
-def _peer_options(options: argparse.Namespace, template: Path | None) -> list[str]:
-    threads = [] if options.threads is None else ["-t", str(options.threads)]
+def _peer_options(setup: Setup, template: Path | None) -> list[str]:
+    threads = [] if setup.threads is None else ["-t", str(setup.threads)]
     own = [] if template is None else ["--chat-template-file", str(template)]
     longer = ["--override-kv", f"llama.context_length=int:{_CONTEXT}"]
-    is_own_file = options.gguf is None and options.shape is None
+    is_own_file = setup.gguf is None and setup.shape is None
     return [*threads, *own, "-c", str(_CONTEXT), "-np", "1", *(longer if is_own_file else ())]
 
 
 def _prompts(
-    options: argparse.Namespace, tokenizer: Any, renderer: ChatRenderer
+    length: int, turns: int, reasoning: bool, tokenizer: Any, renderer: ChatRenderer
 ) -> Iterator[tuple[Request, list[int]]]:
-    """Yields every request with the tokens of its prompt."""
+    """Yields every request with the tokens of its prompt, of which ``length`` stand before the first turn."""
 
     def tokens(messages: list[dict[str, Any]]) -> list[int]:
         given = [
@@ -165,8 +167,8 @@ def _prompts(
         return len(tokenizer(text, add_special_tokens=False).input_ids)
 
     around = len(tokens([{"role": "system", "content": ""}, {"role": "user", "content": ""}]))
-    prompt = instructions(max(0, options.instructions - around), count)
-    for request in requests(prompt, options.turns, options.reasoning):
+    prompt = agent_conversation.instructions(max(0, length - around), count)
+    for request in agent_conversation.requests(prompt, turns, reasoning):
         yield request, tokens(request.messages)
 
 
@@ -217,4 +219,4 @@ def _line(head: str, name: str, cost: Cost, known: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(agent)

@@ -5,8 +5,8 @@
 
 ``edit`` asks for a function of Python's standard library with a variable renamed; ``chat`` asks questions.
 Answers are greedy.  Rounds alternate between ``speculative_config="auto"`` and None on one model; prompts are
-in the prefix cache, so that decoding is what is timed.  Prints the median rates, their ratio, and the share
-of answers that differ, which must be 0.
+in the prefix cache, so that decoding is what is timed.  Rows have the median rates, their ratio, and the
+number of answers that differ, which must be 0.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import json
 import statistics
 import textwrap
 import time
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
+from statistics import median
+from typing import Annotated, Any
 
 import torch
 
 import torch_armllm
+from bench.case import Row, in_rounds, ratios, run
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.checkpoint.load import load_model, load_tokenizer
 
@@ -58,7 +62,9 @@ def requests(work: str) -> list[str]:
     ]
 
 
-def answers(llm: LLM, prompts: list[Any], sequences: int, tokens: int) -> tuple[list[list[int]], float]:
+def _answers(
+    llm: LLM, prompts: list[Any], sequences: int, tokens: int, _: int
+) -> tuple[list[list[int]], float]:
     """Answers prompts, ``sequences`` at a time.
 
     Returns:
@@ -73,46 +79,45 @@ def answers(llm: LLM, prompts: list[Any], sequences: int, tokens: int) -> tuple[
     return found, sum(map(len, found)) / (time.perf_counter() - begin)
 
 
-def main() -> None:
-    """Measures and prints the rates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="as for torch_armllm.LLM")
-    parser.add_argument("--work", default="edit,chat")
-    parser.add_argument("--sequences", default="1,4")
-    parser.add_argument("--tokens", type=int, default=256, help="most tokens of an answer")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    model, tokenizer = load_model(options.model, torch.bfloat16), load_tokenizer(options.model)
-    torch_armllm.patch(model, progress=False)
+def draft_tokens(
+    *,
+    model: str = "smollm2",
+    work: tuple[str, ...] = ("edit", "chat"),
+    sequences: tuple[int, ...] = (1, 4),
+    tokens: Annotated[int, "most tokens of an answer"] = 256,
+    rounds: int = 5,
+) -> Iterator[Row]:
+    loaded, tokenizer = load_model(model, torch.bfloat16), load_tokenizer(model)
+    torch_armllm.patch(loaded, progress=False)
     settings: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 16, "progress": False}
     engines = {
-        way: LLM(model, tokenizer, speculative_config=None if way == "none" else way, **settings)
+        way: LLM(loaded, tokenizer, speculative_config=None if way == "none" else way, **settings)
         for way in ("none", "auto")
     }
-    for work in options.work.split(","):
-        prompts: list[Any] = []
-        for request in requests(work):
+    for kind in work:
+        prompts = []
+        for request in requests(kind):
             chat = [{"role": "user", "content": request}]
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
             prompts.append({"prompt_token_ids": tokenizer(text, add_special_tokens=False).input_ids})
-        for sequences in map(int, options.sequences.split(",")):
-            rates: dict[str, list[float]] = {way: [] for way in engines}
-            differ = 0
-            for number in range(options.rounds + 1):  # the first round warms up
-                found = {}
-                for way, llm in engines.items():
-                    found[way], rate = answers(llm, prompts, sequences, options.tokens)
-                    if number:
-                        rates[way].append(rate)
-                differ += sum(a != b for a, b in zip(found["none"], found["auto"], strict=True))
-            plain, auto = (statistics.median(rates[way]) for way in engines)
-            each = sorted(a / b for a, b in zip(rates["auto"], rates["none"], strict=True))
-            print(
-                f"{work}, {sequences} at a time: {plain:.0f} tokens/s without, {auto:.0f} with draft tokens: "
-                f"{auto / plain:.3f} (rounds {each[0]:.3f} to {each[-1]:.3f}); {differ} answers differ",
-                flush=True,
-            )
+        for count in sequences:
+            sides = {way: partial(_answers, llm, prompts, count, tokens) for way, llm in engines.items()}
+            found = in_rounds(sides, rounds)
+            rates = {way: [rate for _, rate in each] for way, each in found.items()}
+            pairs = zip(found["none"], found["auto"], strict=True)
+            each = sorted(ratios(rates["auto"], rates["none"]))
+            yield {
+                "work": kind,
+                "at_a_time": count,
+                **{f"{way}_tok_s": median(rates[way]) for way in engines},
+                "ratio": median(rates["auto"]) / median(rates["none"]),
+                "least": each[0],
+                "most": each[-1],
+                "differ": sum(
+                    a != b for (one, _), (other, _) in pairs for a, b in zip(one, other, strict=True)
+                ),
+            }
 
 
 if __name__ == "__main__":
-    main()
+    run(draft_tokens)

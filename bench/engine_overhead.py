@@ -18,16 +18,17 @@ the step without the instructions, ``outside_model`` included; ``share`` is its 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
-from typing import Any
+from typing import Annotated, Any
 
+from bench.case import Row, run
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -68,14 +69,14 @@ def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
 def rebind_every_other_step() -> tuple[list[float], list[float]]:
     """Prevents the replay of every other step; returns lists that receive the microseconds of both kinds."""
     kinds: tuple[list[float], list[float]] = [], []
-    run = FusedHead.run
+    whole = FusedHead.run
 
     def timed(self: FusedHead, inputs: StepInputs) -> StepResult:
         rebind = len(kinds[0]) > len(kinds[1])
         if rebind:
             self._inputs = None
         began = time.perf_counter_ns()
-        computed = run(self, inputs)
+        computed = whole(self, inputs)
         kinds[rebind].append((time.perf_counter_ns() - began) / 1e3)
         return computed
 
@@ -86,11 +87,11 @@ def rebind_every_other_step() -> tuple[list[float], list[float]]:
 def time_every_fifth_step() -> list[list[float]]:
     """Times every fifth greedy step; returns the list that receives rows of microseconds as in `INSIDE`."""
     rows: list[list[float]] = []
-    run, number = FusedHead.run, itertools.count()
+    whole, number = FusedHead.run, itertools.count()
 
     def timed(self: FusedHead, inputs: StepInputs) -> StepResult:
         if next(number) % 5 != 4:
-            return run(self, inputs)
+            return whole(self, inputs)
         began = time.monotonic_ns()
         computed, times = self.run_timed(inputs)
         if times is not None:
@@ -103,69 +104,58 @@ def time_every_fifth_step() -> list[list[float]]:
     return rows
 
 
-def main() -> None:
-    """Runs the measurement."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def engine_overhead(
+    *,
+    model: str = "smollm2",
+    batch: int = 8,
+    prompt: Annotated[int, "tokens of each prompt"] = 64,
+    steps: int = 200,
+    sampled: Annotated[bool, "temperature 0.8, top-p 0.95 and a penalty"] = False,
+    final: Annotated[bool, "one output per request, at its end"] = False,
+    anew: Annotated[bool, "every other step binds the plan to its data again"] = False,
+    inside: Annotated[bool, "every fifth step's instructions are timed as well"] = False,
+) -> Iterator[Row]:
+    timed = time_every_fifth_step() if inside else []
+    replayed, rebound = rebind_every_other_step() if anew else ([], [])
+    drawn = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1} if sampled else {}
+    params = SamplingParams(
+        **{"temperature": 0.0, **drawn},
+        max_tokens=steps,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY if final else RequestOutputKind.CUMULATIVE,
     )
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top-p 0.95 and a penalty")
-    parser.add_argument("--final", action="store_true", help="one output per request, at its end")
-    parser.add_argument(
-        "--anew", action="store_true", help="every other step binds the plan to its data again"
-    )
-    parser.add_argument(
-        "--inside", action="store_true", help="every fifth step's instructions are timed as well"
-    )
-    options = parser.parse_args()
-    inside = time_every_fifth_step() if options.inside else []
-    replayed, rebound = rebind_every_other_step() if options.anew else ([], [])
+    times = phases(_events(model, [prompt] * batch, params), batch)
+    for name, cut in (("median", 50), ("tenth_percentile", 10)):
+        cuts = {phase: quantiles(each, n=100)[cut - 1] for phase, each in times.items() if each[1:]}
+        yield {"batch": batch, "steps": len(times["step"]), "microseconds": name, **cuts}
+    if rebound:
+        yield {"again": median(replayed), "anew": median(rebound)}
+    if timed:
+        parts = dict(zip(INSIDE, map(median, zip(*timed, strict=True)), strict=True))
+        framework = median(times["outside_model"]) + sum(parts.values()) - parts["instructions"]
+        yield {**parts, "framework": framework, "share": framework / median(times["step"])}
+
+
+def _events(model: str, prompts: list[int], params: SamplingParams) -> list[dict[str, Any]]:
+    """Returns the engine's trace of requests with prompts of so many tokens."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         config = EngineConfig(
-            max_model_len=options.prompt + options.steps + 8,
+            max_model_len=prompts[0] + (params.max_tokens or 0) + 8,
             disable_log_stats=True,
             speculative_config=None,
             trace=str(trace),
         )
-        engine = load_engine(ModelRequest(options.model, quantization="int4", progress=False), config).engine
+        engine = load_engine(ModelRequest(model, quantization="int4", progress=False), config).engine
         random = Random(0)
-        drawn = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1} if options.sampled else {}
-        params = SamplingParams(
-            **{"temperature": 0.0, **drawn},
-            max_tokens=options.steps,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.FINAL_ONLY if options.final else RequestOutputKind.CUMULATIVE,
-        )
-        for number in range(options.batch):
-            prompt = [random.randrange(engine.sampler.vocab_size) for _ in range(options.prompt)]
-            engine.add_request(str(number), prompt, params)
+        for number, count in enumerate(prompts):
+            ids = [random.randrange(engine.sampler.vocab_size) for _ in range(count)]
+            engine.add_request(str(number), ids, params)
         while engine.has_unfinished_requests():
             engine.step()
-        events = json.loads(trace.read_text())
-    phase_times = phases(events, options.batch)
-    for name, cut in (("median", 50), ("tenth_percentile", 10)):
-        micro = {
-            phase: round(quantiles(times, n=100)[cut - 1], 1)
-            for phase, times in phase_times.items()
-            if times[1:]
-        }
-        print(
-            json.dumps(
-                {"batch": options.batch, "steps": len(phase_times["step"]), "microseconds": name, **micro}
-            )
-        )
-    if rebound:
-        print(json.dumps({"again": round(median(replayed), 1), "anew": round(median(rebound), 1)}))
-    if inside:
-        parts = dict(zip(INSIDE, map(median, zip(*inside, strict=True)), strict=True))
-        framework = median(phase_times["outside_model"]) + sum(parts.values()) - parts["instructions"]
-        rounded = {name: round(micro, 1) for name, micro in {**parts, "framework": framework}.items()}
-        print(json.dumps({**rounded, "share": round(framework / median(phase_times["step"]), 4)}))
+        events: list[dict[str, Any]] = json.loads(trace.read_text())
+    return events
 
 
 if __name__ == "__main__":
-    main()
+    run(engine_overhead)

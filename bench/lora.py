@@ -3,33 +3,29 @@
     python -m bench.lora [--model llama-3.2-1b] [--batch 8] [--rank 16] [--lora-dtype auto] [--rounds 9]
                          [--scratch FOLDER]
 
-The model and the adapters have random weights.  Prints a JSON line for each kind: the median milliseconds of
-a step, what it takes longer than without adapters, as the median over the rounds, and the bytes of adapters
-that a step reads.  ``off`` is an engine without slots for adapters.
+The model and the adapters have random weights.  A row for each kind has the median milliseconds of a step,
+what it takes longer than without adapters, as the median over the rounds, and the bytes of adapters that a
+step reads.  ``off`` is an engine without slots for adapters.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from statistics import median
+from typing import Annotated
 
 import torch
 from safetensors.torch import save_file
 
-from torch_armllm import LLM, LoRARequest, SamplingParams
+from bench.case import Row, in_rounds, ratios, run
+from bench.engine_steps import QUIET, step_seconds
+from torch_armllm import LLM, LoRARequest
 from torch_armllm.benchmark.model_shapes import shape_of
 from torch_armllm.benchmark.random_model import save_random_model
-from torch_armllm.engine.llm_engine import LLMEngine
-from torch_armllm.lora.dtypes import LORA_DTYPES
 from torch_armllm.lora.slots import LoraSlots, head_slots, slots_of
-
-_STEPS = 32
 
 
 def save_adapter(layers: dict[str, LoraSlots], rank: int, folder: Path, seed: int) -> None:
@@ -47,78 +43,46 @@ def save_adapter(layers: dict[str, LoraSlots], rank: int, folder: Path, seed: in
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def step_seconds(engine: LLMEngine, adapters: Sequence[LoRARequest | None]) -> float:
-    """Return the median seconds of a decode step of one sequence for each adapter."""
-    params = SamplingParams(temperature=0.0, max_tokens=_STEPS + 1, ignore_eos=True)
-    random = Random(0)
-    for number, adapter in enumerate(adapters):
-        prompt = [random.randrange(engine.runner.vocab_size) for _ in range(128)]
-        engine.add_request(str(number), prompt, params, lora_request=adapter)
-    seconds = []
-    while engine.has_unfinished_requests():
-        began = time.perf_counter()
-        engine.step()
-        seconds.append(time.perf_counter() - began)
-    return median(seconds[-_STEPS + 2 :])
-
-
-def measure(options: argparse.Namespace, scratch: Path) -> None:
-    """Measures all kinds in turn, and prints their medians."""
-    folder = scratch / options.model
-    save_random_model(shape_of(options.model), folder)
-    settings = {"skip_tokenizer_init": True, "progress": False, "speculative_config": None}
-    plain = LLM(str(folder), **settings)
-    llm = LLM(
-        str(folder),
-        enable_lora=True,
-        max_loras=options.batch,
-        max_lora_rank=options.rank,
-        lora_dtype=options.lora_dtype,
-        **settings,
-    )
-    head = head_slots(llm.model)
-    layers = {
-        n: each for n, each in slots_of(llm.model).items() if type(each) is LoraSlots and each is not head
-    }
-    requests = []
-    for number in range(options.batch):
-        path = scratch / f"adapter-{number}"
-        save_adapter(layers, options.rank, path, number)
-        requests.append(LoRARequest(path.name, number + 1, str(path)))
-    one = sum(layer.a[0].nbytes + layer.b[0].nbytes for layer in layers.values())
-    kinds: dict[str, tuple[LLMEngine, Sequence[LoRARequest | None], int]] = {
-        "off": (plain.llm_engine, [None] * options.batch, 0),
-        "none": (llm.llm_engine, [None] * options.batch, 0),
-        "one": (llm.llm_engine, [requests[0]] * options.batch, one),
-        "each": (llm.llm_engine, requests, options.batch * one),
-    }
-    found: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for number in range(options.rounds + 1):
-        for kind, (engine, adapters, _) in kinds.items():
-            seconds = step_seconds(engine, adapters)
-            if number:  # the first round warms up
-                found[kind].append(seconds)
-    for kind, (_, _, nbytes) in kinds.items():
-        longer = median(a / b for a, b in zip(found[kind], found["none"], strict=True)) - 1
-        figures = {"ms": median(found[kind]) * 1e3, "percent_longer": 100 * longer, "megabytes": nbytes / 1e6}
-        print(json.dumps({"adapters": kind} | {name: round(n, 2) for name, n in figures.items()}), flush=True)
-
-
-def main() -> None:
-    """Runs the measurement."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="llama-3.2-1b")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--lora-dtype", choices=LORA_DTYPES, default="auto")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--scratch", type=Path, help="keeps the random model; default: a temporary folder")
-    options = parser.parse_args()
+def lora(
+    *,
+    model: str = "llama-3.2-1b",
+    layers: Annotated[int | None, "of the model; default: all"] = None,
+    batch: int = 8,
+    rank: int = 16,
+    lora_dtype: str = "auto",
+    rounds: int = 9,
+    scratch: Annotated[Path | None, "keeps the random model; default: a temporary folder"] = None,
+) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary:
-        measure(options, options.scratch or Path(temporary))
+        home = scratch or Path(temporary)
+        save_random_model(shape_of(model, layers), home / model)
+        plain = LLM(str(home / model), **QUIET)
+        limits = {"max_loras": batch, "max_lora_rank": rank, "lora_dtype": lora_dtype}
+        llm = LLM(str(home / model), enable_lora=True, **limits, **QUIET)
+        slots, head = slots_of(llm.model), head_slots(llm.model)
+        adapted = {n: each for n, each in slots.items() if type(each) is LoraSlots and each is not head}
+        requests = []
+        for number in range(batch):
+            path = home / f"adapter-{number}"
+            save_adapter(adapted, rank, path, number)
+            requests.append(LoRARequest(path.name, number + 1, str(path)))
+        one = sum(layer.a[0].nbytes + layer.b[0].nbytes for layer in adapted.values()) / 1e6
+        kinds = {
+            "off": (plain.llm_engine, [], 0.0),
+            "none": (llm.llm_engine, [], 0.0),
+            "one": (llm.llm_engine, [requests[0]] * batch, one),
+            "each": (llm.llm_engine, requests, batch * one),
+        }
+        sides = {
+            kind: lambda _, engine=engine, each=each: step_seconds(engine, batch, 32, each)
+            for kind, (engine, each, _) in kinds.items()
+        }
+        found = in_rounds(sides, rounds)
+        for kind, seconds in found.items():
+            longer = 100 * (median(ratios(seconds, found["none"])) - 1)
+            figures = {"ms": 1e3 * median(seconds), "percent_longer": longer, "megabytes": kinds[kind][2]}
+            yield {"adapters": kind, **figures}
 
 
 if __name__ == "__main__":
-    main()
+    run(lora)

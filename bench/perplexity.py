@@ -3,20 +3,22 @@
     python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--quantization int4,g32,row]
         [--no-importance] [--kv-cache-dtype int8]
 
-Prints one line per scheme: perplexity, its ratio to BF16, and the mean relative round-trip error of the
+A row for each scheme has the perplexity, its ratio to BF16, and the mean relative round-trip error of the
 linear layers.  The text is cut into windows of 1024 tokens.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Annotated, Any
 
 import torch
 
 import torch_armllm
+from bench.case import Row, run
 from torch_armllm import Recipe
 from torch_armllm.checkpoint.load import load_model, load_tokenizer
 
@@ -24,45 +26,34 @@ WINDOW = 1024
 
 
 @torch.no_grad()
-def perplexity(model: Any, ids: torch.Tensor) -> float:
+def perplexity_of(model: Any, ids: torch.Tensor) -> float:
     """Returns the perplexity of tokens ``(n,)``, window by window."""
     windows = [w for w in ids.split(WINDOW) if len(w) > 1]
     losses = [float(model(w[None], labels=w[None]).loss) * (len(w) - 1) for w in windows]
     return math.exp(sum(losses) / sum(len(w) - 1 for w in windows))
 
 
-def main() -> None:
-    """Runs the comparison."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=3072)
-    parser.add_argument("--quantization", default="int4,g32,row")
-    parser.add_argument("--no-importance", action="store_true", help="search scales without input importance")
-    parser.add_argument("--kv-cache-dtype", help="dtype of keys and values; default: the model's")
-    options = parser.parse_args()
-    tokenizer = load_tokenizer(options.model)
-    ids = tokenizer(options.text.read_text(), return_tensors="pt").input_ids[0, : options.tokens]
-    model = load_model(options.model, torch.bfloat16, progress=False)
-    baseline = perplexity(model, ids)
-    print(f"bf16  {baseline:8.3f}", flush=True)
-    for scheme in options.quantization.split(","):
-        model = load_model(options.model, torch.bfloat16, progress=False)
-        report = torch_armllm.patch(
-            model,
-            None if scheme == "none" else Recipe(scheme, importance=not options.no_importance),
-            progress=False,
-            kv_cache_dtype=options.kv_cache_dtype,
-        )
-        errors = [
-            layer.error for layer in report.layers if layer.kind == "linear" and layer.error is not None
-        ]
-        quantized = perplexity(model, ids)
-        mean = sum(errors) / max(len(errors), 1)
-        print(f"{scheme:5} {quantized:8.3f}  {quantized / baseline:.3f} x  error {mean:.4f}", flush=True)
+def perplexity(
+    *,
+    text: Path,
+    model: str = "smollm2",
+    tokens: int = 3072,
+    quantization: tuple[str, ...] = ("int4", "g32", "row"),
+    no_importance: Annotated[bool, "search scales without input importance"] = False,
+    kv_cache_dtype: Annotated[str | None, "dtype of keys and values; default: the model's"] = None,
+) -> Iterator[Row]:
+    ids = load_tokenizer(model)(text.read_text(), return_tensors="pt").input_ids[0, :tokens]
+    baseline = perplexity_of(load_model(model, torch.bfloat16, progress=False), ids)
+    yield {"scheme": "bf16", "perplexity": baseline}
+    for scheme in quantization:
+        recipe = None if scheme == "none" else Recipe(scheme, importance=not no_importance)
+        patched = load_model(model, torch.bfloat16, progress=False)
+        report = torch_armllm.patch(patched, recipe, progress=False, kv_cache_dtype=kv_cache_dtype)
+        errors = [each.error for each in report.layers if each.kind == "linear" and each.error is not None]
+        found = perplexity_of(patched, ids)
+        row = {"scheme": scheme, "perplexity": found, "ratio": found / baseline}
+        yield row | ({"error": mean(errors)} if errors else {})
 
 
 if __name__ == "__main__":
-    main()
+    run(perplexity)

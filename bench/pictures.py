@@ -4,19 +4,18 @@
 
 Models have random weights. 256m and 500m are SmolVLM's shapes, of which a picture of 512 × 512 is 1,024
 patches and 64 tokens. qwen is the tower of Qwen2.5-VL 3B, with windows, before the language model of 256m; a
-picture of 504 × 504 is 1,296 patches and 324 tokens. Rounds alternate between the models. Prints medians: of
-the tower with its projection, and of a prompt with one picture and 32 words up to its first token.
+picture of 504 × 504 is 1,296 patches and 324 tokens. Rounds alternate between the models. Rows have medians:
+of the tower with its projection, and of a prompt with one picture and 32 words up to its first token.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import statistics
-import time
+import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -30,7 +29,8 @@ from transformers import (
 )
 
 import torch_armllm
-from torch_armllm import SamplingParams
+from bench.case import Row, in_rounds, run
+from bench.engine_steps import greedy, timed
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 
@@ -144,59 +144,53 @@ class _Processor:
 
 def first_token_of(engine: Any, processor: _Processor) -> Callable[[int], None]:
     """Returns a function that computes the first token after a picture."""
-    params = SamplingParams(temperature=0, max_tokens=1)
 
-    def run(number: int) -> None:
+    def answer(number: int) -> None:
         prompt = {"prompt": "", "multi_modal_data": {"image": processor.picture(number)}}
-        engine.add_request(str(number), prompt, params)
+        engine.add_request(str(number), prompt, greedy(1))
         while engine.has_unfinished_requests():
             engine.step()
 
-    return run
+    return answer
 
 
 @torch.no_grad()
-def main() -> None:
-    """Measures and prints the times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--shape", default="256m", choices=(*_TEXTS, "qwen"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quantization", default="int4")
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
+def pictures(
+    *,
+    shape: Literal["256m", "500m", "qwen"] = "256m",
+    rounds: int = 5,
+    quantization: str = "int4",
+    threads: int = 2,
+) -> Iterator[Row]:
     warnings.simplefilter("ignore")
-    torch.set_num_threads(options.threads)
-    kind = Qwen() if options.shape == "qwen" else SmolVLM()
+    torch.set_num_threads(threads)
+    kind = Qwen() if shape == "qwen" else SmolVLM()
     torch.manual_seed(0)
-    own = kind.model(options.shape).eval().to(torch.bfloat16)
+    own = kind.model(shape).eval().to(torch.bfloat16)
     patched = copy.deepcopy(own)
-    print(torch_armllm.patch(patched, options.quantization, progress=False))
+    print(torch_armllm.patch(patched, quantization, progress=False), file=sys.stderr)
     processor = _Processor(kind)
-    config = EngineConfig(kv_cache_memory=64 << 20, threads=options.threads, max_model_len=1024)
+    config = EngineConfig(kv_cache_memory=64 << 20, threads=threads, max_model_len=1024)
     engine = build_engine(patched, None, config, processor)
 
     def by_transformers(number: int) -> None:
         own.generate(**processor([[processor.picture(number)]]), max_new_tokens=1, do_sample=False)
 
-    runs = {
-        "transformers, bfloat16": by_transformers,
-        f"engine, {options.quantization}": first_token_of(engine, processor),
+    def side(model: Any, answer: Callable[[int], None]) -> Callable[[int], tuple[float, float]]:
+        def seconds(number: int) -> tuple[float, float]:
+            seen = processor.seen(processor.picture(number))
+            return timed(lambda: model.get_image_features(**seen)), timed(lambda: answer(number))
+
+        return seconds
+
+    sides = {
+        "transformers, bfloat16": side(own.model, by_transformers),
+        f"engine, {quantization}": side(patched.model, first_token_of(engine, processor)),
     }
-    towers = dict(zip(runs, (own.model, patched.model), strict=True))
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for number in range(options.rounds + 1):  # the first round warms up
-        seen = processor.seen(processor.picture(number))
-        for name, run in runs.items():
-            began = time.perf_counter()
-            towers[name].get_image_features(**seen)
-            saw = time.perf_counter()
-            run(number)
-            if number:
-                times[name].append((saw - began, time.perf_counter() - saw))
-    for name, rows in times.items():
-        tower, whole = (1e3 * statistics.median(column) for column in zip(*rows, strict=True))
-        print(f"{name:24} tower {tower:7.1f} ms, first token {whole:7.1f} ms")
+    for name, rows in in_rounds(sides, rounds).items():
+        tower, whole = (1e3 * median(column) for column in zip(*rows, strict=True))
+        yield {"model": name, "tower_ms": tower, "first_token_ms": whole}
 
 
 if __name__ == "__main__":
-    main()
+    run(pictures)

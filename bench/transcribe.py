@@ -4,23 +4,26 @@
 
 Models have random weights and OpenAI's shapes. A call has one window of 30 seconds, whose features are
 random, and makes a fixed number of tokens; people say about 100 in that time. Rounds alternate between the
-models. Prints medians: of the whole call as a multiple of real time, of the encoder, and of a decoded token.
+models. Rows have medians: of the whole call as a multiple of real time, of the encoder, and of a decoded
+token.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import statistics
-import time
+import sys
 import warnings
-from typing import Any
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 import torch_armllm
+from bench.case import Row, in_rounds, run
+from bench.engine_steps import timed
 
 WINDOW, FRAMES = 30.0, 3000
 _SHAPES = {"tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}
@@ -46,41 +49,31 @@ def random_whisper(shape: str) -> Any:
 
 def measure(model: Any, features: Tensor, tokens: int) -> tuple[float, float]:
     """Returns seconds of the encoder, and of a whole call."""
-    began = time.perf_counter()
-    model.get_encoder()(features)
-    encoded = time.perf_counter()
-    model.generate(features, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
-    return encoded - began, time.perf_counter() - encoded
+    settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    encoder = timed(lambda: model.get_encoder()(features))
+    return encoder, timed(lambda: model.generate(features, **settings))
 
 
 @torch.no_grad()
-def main() -> None:
-    """Measures and prints the rates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--shape", default="base", choices=_SHAPES)
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quantization", default="auto", help="scheme of the patched copy")
-    options = parser.parse_args()
+def transcribe(
+    *,
+    shape: Literal["tiny", "base", "small"] = "base",
+    tokens: int = 100,
+    rounds: int = 5,
+    quantization: str = "auto",
+) -> Iterator[Row]:
     warnings.simplefilter("ignore")
-    own = random_whisper(options.shape)
+    own = random_whisper(shape)
     patched = copy.deepcopy(own)
-    print(torch_armllm.patch(patched, options.quantization, progress=False))
-    models = {"transformers, bfloat16": own, f"patched, {options.quantization}": patched}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+    print(torch_armllm.patch(patched, quantization, progress=False), file=sys.stderr)
+    models = {"transformers, bfloat16": own, f"patched, {quantization}": patched}
     features = torch.randn(1, own.config.num_mel_bins, FRAMES).to(torch.bfloat16)
-    for number in range(options.rounds + 1):  # the first round warms up
-        for name, model in models.items():
-            found = measure(model, features, options.tokens)
-            if number:
-                times[name].append(found)
-    for name, rows in times.items():
-        encoder, whole = (statistics.median(column) for column in zip(*rows, strict=True))
-        print(
-            f"{name:24} {WINDOW / whole:6.1f} × real time, encoder {1e3 * encoder:6.1f} ms, "
-            f"{1e3 * (whole - encoder) / options.tokens:6.2f} ms/token"
-        )
+    sides = {name: lambda _, model=model: measure(model, features, tokens) for name, model in models.items()}
+    for name, rows in in_rounds(sides, rounds).items():
+        encoder, whole = (median(column) for column in zip(*rows, strict=True))
+        rates = {"times_real_time": WINDOW / whole, "encoder_ms": 1e3 * encoder}
+        yield {"model": name, **rates, "token_ms": 1e3 * (whole - encoder) / tokens}
 
 
 if __name__ == "__main__":
-    main()
+    run(transcribe)

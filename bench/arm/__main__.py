@@ -8,7 +8,6 @@ and cycles.  ``JSON=path`` in the environment names the file for the records.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -16,11 +15,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from bench.arm.cases import MACHINES, Case, Machine, cases
 from bench.arm.counting import Emulator, has_plugins, symbols
 from bench.arm.limits import cycles_per_element
 from bench.arm.model import Mca, Model, Share
+from bench.case import run
 from bench.records import Record, record, table, write_json
 
 Result = tuple[Case, Machine, "Measured | str"]
@@ -135,54 +136,50 @@ def print_failures(results: Sequence[Result]) -> None:
         print(f"not counted: {reason} ({names[0]}{more})", file=sys.stderr)
 
 
-def main() -> None:
-    """Run the requested cases."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--driver", type=Path, default=Path("build/arm/bench/driver"))
-    parser.add_argument("--plugin", type=Path, default=Path("build/arm/bench/tbcount.so"))
-    parser.add_argument("--qemu", default="qemu-aarch64")
-    parser.add_argument("--sme-qemu", help="a QEMU that emulates SME2")
-    parser.add_argument("--variant", help="only these, with commas between")
-    parser.add_argument("--only", default="", help="regular expression on `op key=value…`")
-    parser.add_argument("--regions", type=int, default=0, help="number of regions to print for each case")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    options = parser.parse_args()
-    bench = Bench(options.driver, options.plugin, options.qemu, options.sme_qemu)
-    variants = options.variant.split(",") if options.variant else None
+def arm(
+    *,
+    driver: Path = Path("build/arm/bench/driver"),
+    plugin: Path = Path("build/arm/bench/tbcount.so"),
+    qemu: str = "qemu-aarch64",
+    sme_qemu: Annotated[str | None, "a QEMU that emulates SME2"] = None,
+    variant: Annotated[tuple[str, ...], "only these, with commas between"] = (),
+    only: Annotated[str, "regular expression on `op key=value…`"] = "",
+    regions: Annotated[int, "number of regions to print for each case"] = 0,
+    jobs: int | None = os.cpu_count(),
+) -> None:
+    bench = Bench(driver, plugin, qemu, sme_qemu)
     selected = [
         (case, machine)
         for case in cases()
         for machine in MACHINES
         if case.family in machine.families
-        and re.search(options.only, case.name)
-        and (variants is None or machine.variant in variants)
+        and re.search(only, case.name)
+        and (not variant or machine.variant in variant)
     ]
 
-    def run(pair: tuple[Case, Machine]) -> Result:
+    def measured(pair: tuple[Case, Machine]) -> Result:
         try:
             return (*pair, bench.measure(*pair))
         except RuntimeError as error:
             return (*pair, str(error))
 
-    with ThreadPoolExecutor(options.jobs) as pool:
-        results = []
-        for case, machine, result in pool.map(run, selected):
+    results = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for case, machine, result in pool.map(measured, selected):
             results.append((case, machine, result))
             text = result if isinstance(result, str) else f"{result.instructions} instructions"
             print(f"{machine.variant} on {machine.cpu}: {case.name}: {text}", file=sys.stderr, flush=True)
-            if options.regions and not isinstance(result, str):
+            if regions and not isinstance(result, str):
                 print(f"{machine.variant} on {machine.cpu}: {case.name}")
-                print_regions(result, options.regions)
+                print_regions(result, regions)
     bench.mca.save()
     print_tables(results)
     print_failures(results)
-    measured = [(c, m, f) for c, m, f in results if not isinstance(f, str)]
-    write_json([r for c, m, f in measured for r in records_of(c, m, f)])
-    if not measured:
+    counted = [(c, m, f) for c, m, f in results if not isinstance(f, str)]
+    write_json([r for c, m, f in counted for r in records_of(c, m, f)])
+    if not counted:
         sys.exit("nothing could be counted")
 
 
 if __name__ == "__main__":
-    main()
+    run(arm)

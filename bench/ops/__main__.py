@@ -8,13 +8,11 @@ The sides of a comparison run in turn, round after round, in one process; figure
 
 from __future__ import annotations
 
-import argparse
-import platform
-import re
-from pathlib import Path
+from typing import Annotated
 
 import torch
 
+from bench.case import run
 from bench.ops import attention, heads, limits, linear, moe, rows
 from bench.records import Record, record, table, write_json
 from torch_armllm.ops import variants
@@ -27,13 +25,6 @@ SECTIONS = {
     "attention": (attention.run, "attention"),
     "rows": (rows.run, "norm"),
 }
-
-
-def cpu_name() -> str:
-    """Returns the CPU's name as the system reports it."""
-    info = Path("/proc/cpuinfo")
-    match = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
-    return match[1].strip() if match else platform.machine()
 
 
 def print_limits(variant: str, cpu: str) -> list[Record]:
@@ -54,21 +45,15 @@ def print_limits(variant: str, cpu: str) -> list[Record]:
     return records
 
 
-def main() -> None:
-    """Runs the requested measurements."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")
-    options = parser.parse_args()
+def ops(*, only: Annotated[tuple[str, ...], "sections, with commas between"] = tuple(SECTIONS)) -> None:
     torch.manual_seed(0)
-    machine, cpu = variants.machine(), cpu_name()
+    machine, cpu = variants.machine(), limits.cpu_name()
     records = print_limits(machine.compiled, cpu)
-    for name in options.only.split(","):
-        run, family = SECTIONS[name]
-        records += run(machine.families[family].variant, cpu)
+    for name in only:
+        measured, family = SECTIONS[name]
+        records += measured(machine.families[family].variant, cpu)
     write_json(records)
 
 
 if __name__ == "__main__":
-    main()
+    run(ops)

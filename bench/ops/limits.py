@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import re
 import shutil
 import subprocess
 import time
@@ -20,6 +22,19 @@ HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build/bench"
 READ_BYTES = 512 << 20
 """Far more than any cache."""
+
+
+def cpu_name() -> str:
+    """Returns the CPU's name as the system reports it."""
+    info = Path("/proc/cpuinfo")
+    match = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
+    return match[1].strip() if match else platform.machine()
+
+
+def machine_line() -> str:
+    """Returns the CPU, torch's threads, and what they read in a second."""
+    threads = torch.get_num_threads()
+    return f"{cpu_name()}, {threads} threads; a plain read has {bandwidth(threads) / 1e9:.1f} GB/s"
 
 
 @cache

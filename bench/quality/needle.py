@@ -1,7 +1,7 @@
 """Facts found in long texts, by scheme of the weights and dtype of the KV cache.
 
     python -m bench.quality.needle --text FILE [--model smollm2] [--rows none,int4,int4:int8]
-        [--lengths 1024 4096] [--texts 3] [--needles 8] [--json F]
+        [--lengths 1024,4096] [--texts 3] [--needles 8] [--json F]
 
 Each text holds sentences such as "One of the special magic numbers for harbor is: 4718362." at even depths,
 and a question for each of them follows it, as in RULER's ``niah_multikey_1``; the other sentences distract.
@@ -15,15 +15,16 @@ p is that of McNemar's exact test against the first row.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import re
 from collections.abc import Sequence
+from json import dumps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from bench.case import run
 from torch_armllm import LLM, SamplingParams
+from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.evaluation.paired_tests import mcnemar, mean
 
 KEYS = (
@@ -154,37 +155,32 @@ def _share(hits: Sequence[bool]) -> str:
     return f"{100 * value:.0f} ± {100 * error:.0f} %"
 
 
-def main() -> None:
-    """Runs the measurement."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--rows", default="none,int4,int4:int8")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 7168])
-    parser.add_argument("--texts", type=int, default=3, help="texts of each length")
-    parser.add_argument("--needles", type=int, default=8, help="facts in each text")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    from torch_armllm.checkpoint.load import load_tokenizer
-
-    hay = Haystack(options.text.read_text(encoding="utf-8"), load_tokenizer(options.model))
+def needle(
+    *,
+    text: Path,
+    model: str = "smollm2",
+    rows: tuple[str, ...] = ("none", "int4", "int4:int8"),
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 7168),
+    texts: Annotated[int, "texts of each length"] = 3,
+    needles: Annotated[int, "facts in each text"] = 8,
+    json: Path | None = None,
+) -> None:
+    hay = Haystack(text.read_text(encoding="utf-8"), load_tokenizer(model))
     questions = [
         question
-        for length in options.lengths
-        for part in range(options.texts)
-        for question in hay.questions(length, options.needles, part, options.texts)
+        for length in lengths
+        for part in range(texts)
+        for question in hay.questions(length, needles, part, texts)
     ]
-    rows: dict[str, list[bool]] = {}
-    for row in options.rows.split(","):
-        rows[row] = found(options.model, row, questions)
-        print(f"{row}: {sum(rows[row])} of {len(questions)}", flush=True)
-        if options.json is not None:
+    hits: dict[str, list[bool]] = {}
+    for row in rows:
+        hits[row] = found(model, row, questions)
+        print(f"{row}: {sum(hits[row])} of {len(questions)}", flush=True)
+        if json is not None:
             asked = [question._asdict() for question in questions]
-            options.json.write_text(json.dumps({"questions": asked, "rows": rows}))
-    print(table(rows, questions))
+            json.write_text(dumps({"questions": asked, "rows": hits}))
+    print(table(hits, questions))
 
 
 if __name__ == "__main__":
-    main()
+    run(needle)

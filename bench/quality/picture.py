@@ -1,6 +1,6 @@
 """Picture of KL over bits a weight, a panel for each float model.
 
-    python -m bench.quality.picture FILE... --out docs/images/kl-over-bits.svg
+    python -m bench.quality.picture --files FILE,FILE --out docs/images/kl-over-bits.svg
 
 FILEs are those of ``python -m bench.quality_peers --json``; files of the same model share a panel.  Bars are
 standard errors.  The background is white, so that the picture can be read in light and in dark pages.
@@ -8,11 +8,11 @@ standard errors.  The background is white, so that the picture can be read in li
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from bench.case import run
 from bench.quality.labels import Rectangle, placed
 from bench.quality.results import Results, Row, read
 
@@ -36,7 +36,7 @@ _LETTER = 4.6
 """Width of a letter of a name, in points."""
 
 
-def picture(results: Sequence[Results], file: Path) -> None:
+def draw(results: Sequence[Results], file: Path) -> None:
     """Draws the rows of quantized models that have bits.
 
     Args:
@@ -132,16 +132,13 @@ def _name(axis: Any, rows: Sequence[Row]) -> None:
         text.set_in_layout(False)  # the points stay where they are
 
 
-def main() -> None:
-    """Draws the picture."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="JSON files with rows")
-    parser.add_argument("--out", type=Path, required=True, help="file to draw; .svg, .png or .pdf")
-    options = parser.parse_args()
-    picture([read(file) for file in options.files], options.out)
+def picture(
+    *,
+    files: Annotated[tuple[Path, ...], "JSON files with rows"],
+    out: Annotated[Path, "file to draw; .svg, .png or .pdf"],
+) -> None:
+    draw([read(file) for file in files], out)
 
 
 if __name__ == "__main__":
-    main()
+    run(picture)

@@ -8,12 +8,11 @@ machines by their data sheets and the assumptions that machines.py names.
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from bench.case import Row, run
 from bench.records import table
 from bench.roofline.clusters import CLUSTERS, predict_ranks
 from bench.roofline.figures import Figures, read_records
@@ -117,28 +116,25 @@ def pipelines(models: Iterable[Model], figures: Figures) -> str:
     return table(["model", "cluster", "link", "stages", *works], body)
 
 
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--arm", type=Path, nargs="*", default=[], help="records of make bench-arm")
-    parser.add_argument("--model", nargs="*", default=[], help="beginnings of names")
-    parser.add_argument("--machine", nargs="*", default=[], help="beginnings of names")
-    parser.add_argument("--json", action="store_true", help="records instead of tables")
-    options = parser.parse_args()
-    figures = read_records(options.arm)
-    models = [model_named(name) for name in options.model] or MODELS
-    machines = [machine_named(name) for name in options.machine] or MACHINES
+def roofline(
+    *,
+    arm: Annotated[tuple[Path, ...], "records of make bench-arm"] = (),
+    model: Annotated[tuple[str, ...], "beginnings of names"] = (),
+    machine: Annotated[tuple[str, ...], "beginnings of names"] = (),
+    json: Annotated[bool, "records instead of tables"] = False,
+) -> Iterator[Row]:
+    figures = read_records(arm)
+    models = [model_named(name) for name in model] or MODELS
+    machines = [machine_named(name) for name in machine] or MACHINES
     results = records(models, machines, figures)
-    if options.json:
-        print(json.dumps(results, indent=1))
+    if json:
+        yield from results
         return
     print(f"Predictions (tok/s): {SHARE:.0%} of the data sheet's bandwidth, {BARRIER_US} µs a phase\n")
     print(rates(results), end="\n\n")
-    for machine in machines:
-        if machine.assumed:
-            print(f"{machine.name}: assumed are {machine.assumed}")
+    for each in machines:
+        if each.assumed:
+            print(f"{each.name}: assumed are {each.assumed}")
     print("\nCompared with published figures of other engines\n")
     print(compare_published(figures))
     print("\nTensor parallel ranks: rate relative to one node (share of exchanges)\n")
@@ -148,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(roofline)

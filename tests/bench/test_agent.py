@@ -12,6 +12,7 @@ import pytest
 
 from bench import agent, agent_server
 from bench.agent_conversation import TEMPLATE, instructions, requests, tools
+from bench.case import run
 from tests.support.models import tiny
 from tests.support.server_live import live
 from tests.support.tiny_server import tokenizer
@@ -92,7 +93,7 @@ def test_all_that_a_cache_can_hold_is_hit(
     binary.chmod(0o755)
     options = ["--turns", "2", "--instructions", "1200", "--answer", "2"]
     peer = ["--peer", "llama.cpp", "--binary", str(binary), "--gguf", str(binary)]
-    agent.main(["--model", str(tmp_path / "tiny"), *options, *peer])
+    run(agent.agent, ["--model", str(tmp_path / "tiny"), *options, *peer])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     ours = [_shares(line) for line in lines if line[2:3] == ["ours"]]
     theirs = [line for line in lines if line[2:3] == ["llama.cpp"]]
@@ -116,7 +117,7 @@ def _shares(line: list[str]) -> tuple[int, float, float]:
 )
 def test_a_peer_needs_its_files(options: list[str], wanted: str) -> None:
     with pytest.raises(SystemExit, match=wanted):
-        agent.main(options)
+        run(agent.agent, options)
 
 
 def test_refusals_and_servers_that_do_not_start_are_told(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from bench.case import run
 from bench.quality import needle
 from tests.support.tiny_server import checkpoint, tokenizer
 
@@ -51,10 +51,7 @@ def test_engine_answers_by_row(
     monkeypatch.setattr(needle, "_NEEDLE", "{key} {number}.")
     monkeypatch.setattr(needle, "_END", "{key}")
     options = ["--lengths", "256", "--texts", "1", "--needles", "2", "--rows", "none,int4:int8"]
-    monkeypatch.setattr(
-        sys, "argv", ["needle", "--text", str(text), "--model", str(folder), "--json", str(out), *options]
-    )
-    needle.main()
+    run(needle.needle, ["--text", str(text), "--model", str(folder), "--json", str(out), *options])
     assert "| `int4:int8` |" in capsys.readouterr().out
     saved = json.loads(out.read_text())
     assert [len(hits) for hits in saved["rows"].values()] == [2, 2] == [len(saved["questions"])] * 2

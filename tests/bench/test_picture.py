@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.case import run
 from bench.quality import picture
 from bench.quality.labels import RADIUS, Rectangle, placed
 from bench.quality.results import Results, Row
@@ -44,7 +45,7 @@ def test_picture_names_models_formats_and_series(tmp_path: Path) -> None:
     new = _row("g32i, new", "ours, new", 4.3, 0.03)
     tiny = [_results("tiny", ROWS[0], _row("Q4_0", "llama.cpp", 4.5, 0.2)), _results("tiny", *ROWS[1:])]
     results = [tiny[0], _results("large", ROWS[0], new), tiny[1]]
-    picture.picture(results, tmp_path / "kl.svg")
+    picture.draw(results, tmp_path / "kl.svg")
     text = (tmp_path / "kl.svg").read_text()
     for name in (
         "tiny",
@@ -59,7 +60,7 @@ def test_picture_names_models_formats_and_series(tmp_path: Path) -> None:
     assert text.count(">tiny</text>") == 1  # both files in one panel
     assert "torchao" not in text
     assert "fill: #ffffff" in text  # readable on dark pages
-    picture.picture(results, tmp_path / "again.svg")
+    picture.draw(results, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text() == text
 
 
@@ -82,12 +83,11 @@ def test_names_without_room_stay_beside_their_points() -> None:
 
 def test_results_without_points_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
-        picture.picture([_results("tiny", ROWS[1])], tmp_path / "kl.svg")
+        picture.draw([_results("tiny", ROWS[1])], tmp_path / "kl.svg")
 
 
-def test_command_draws_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_draws_files(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(_results("tiny", *ROWS).to_dict()))
     out = tmp_path / "kl.svg"
-    monkeypatch.setattr("sys.argv", ["picture", str(tmp_path / "rows.json"), "--out", str(out)])
-    picture.main()
+    run(picture.picture, ["--files", str(tmp_path / "rows.json"), "--out", str(out)])
     assert ">Q4_K_M</text>" in out.read_text()

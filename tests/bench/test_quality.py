@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bench import quality_peers
+from bench.case import run
 from bench.gguf_writer import write_float
 from bench.quality import comparison as comparison_module
 from bench.quality.comparison import Comparison, logits
@@ -270,23 +271,18 @@ def test_files_of_llama_are_named_by_format_and_ways() -> None:
     ],
 )
 def test_unknown_files_of_llama_are_refused(
-    text: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match=message):
         kinds(text)
-    monkeypatch.setattr("sys.argv", ["quality_peers", "--theirs", text])
     with pytest.raises(SystemExit):
-        quality_peers.main()
+        run(quality_peers.quality_peers, ["--theirs", text])
     assert "argument --theirs: " in capsys.readouterr().err
 
 
-def test_files_of_llama_need_its_interpreter(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["quality_peers", "--theirs", "q4_0"])
-    with pytest.raises(SystemExit):
-        quality_peers.main()
-    assert "--theirs needs --llama PYTHON" in capsys.readouterr().err
+def test_files_of_llama_need_its_interpreter() -> None:
+    with pytest.raises(SystemExit, match="--theirs needs --llama PYTHON"):
+        run(quality_peers.quality_peers, ["--theirs", "q4_0"])
 
 
 def test_importance_is_handed_over_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:

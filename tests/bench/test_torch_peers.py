@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench import quality_peers
+from bench.case import run
 from bench.quality.comparison import Comparison
 from bench.quality.torch_peers import torch_peers
 from tests.support.models import tiny, token_ids
@@ -51,7 +52,6 @@ def test_unknown_and_missing_peers_are_refused(
     monkeypatch.setitem(sys.modules, "torchao", torch)
     with pytest.raises(ValueError, match=message):
         torch_peers(text)
-    monkeypatch.setattr("sys.argv", ["quality_peers", "--peers", text])
     with pytest.raises(SystemExit):
-        quality_peers.main()
+        run(quality_peers.quality_peers, ["--peers", text])
     assert "argument --peers: " in capsys.readouterr().err
