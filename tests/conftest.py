@@ -119,10 +119,10 @@ def _kept_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     own = export._exported, export._exported_with_own_attention
     kept = KeptGraphs(*own)
-    export._exported = lambda base: (own[0] if _exports_anew else kept.exported)(base)
-    export._exported_with_own_attention = lambda base, reason: (
+    export._exported = lambda kind: (own[0] if _exports_anew else kept.exported)(kind)
+    export._exported_with_own_attention = lambda kind, reason: (
         own[1] if _exports_anew else kept.with_own_attention
-    )(base, reason)
+    )(kind, reason)
     yield
     export._exported, export._exported_with_own_attention = own
 

@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 PRODUCT = ("torch_armllm", "ops", "passes")
 KINDS = {
-    "EncoderForward",
+    "DecoderCalls",
     "GraphPlan",
     "LLMEngine",
+    "LayerCalls",
     "ModuleForward",
     "ModuleRunner",
     "NativePlan",
@@ -34,6 +35,8 @@ KINDS = {
     "ReplicaSet",
     "StageExecutor",
     "StepExecutor",
+    "TextCalls",
+    "TokenCalls",
 }
 """Kinds of plans, runners, models and engines, which callers had better not tell apart."""
 

@@ -14,6 +14,7 @@ from torch_armllm.capture.eager_attention import mark_attention, number_layers
 from torch_armllm.capture.export import capture, weights_as_attributes
 from torch_armllm.capture.markers.attention import EVERY, UnsupportedAttention, ahead_of
 from torch_armllm.capture.token_mixing import mixes_tokens
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 
 HEADS, SIZE, LONGEST = 3, 8, 64
@@ -196,7 +197,7 @@ FAMILIES = {
 @torch.no_grad()
 def test_families_are_captured(family: str) -> None:
     model = tiny_model(family, **FAMILIES[family])
-    graph = capture(model).graph_module
+    graph = capture(kind_of(model)).graph_module
     layers = [n.args[3] for n in graph.graph.nodes if n.target is torch.ops.armllm.attention.default]
     assert layers == [0, 1]
     ids = tiny_ids(1, 33)
@@ -207,6 +208,6 @@ def test_families_are_captured(family: str) -> None:
 def test_attention_of_layers_that_share_a_module_needs_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zamba's modules are shared, and call transformers' interface without a number of their layer."""
     monkeypatch.setattr("torch_armllm.capture.export._exported_with_own_attention", pytest.fail)
-    graph = capture(tiny_model("zamba")).graph_module
+    graph = capture(kind_of(tiny_model("zamba"))).graph_module
     nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.armllm.attention.default)
     assert [node.args[3] for node in nodes] == [0, 1]

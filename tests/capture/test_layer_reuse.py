@@ -14,6 +14,7 @@ from torch_armllm import Recipe, quantize
 from torch_armllm.capture.export import CapturedGraph, _export, capture
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers.attention import IMPLEMENTATION
+from torch_armllm.hf.model_kind import kind_of
 
 DEEP: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 5},
@@ -49,7 +50,7 @@ def _exported(model: Any) -> list[int]:
     called: list[int] = []
     folded = LayerReuse(model.base_model)
     with folded.export_once():
-        graph = _export(model.base_model, IMPLEMENTATION).graph_module.graph
+        graph = _export(kind_of(model.base_model), IMPLEMENTATION).graph_module.graph
     for node in graph.nodes:
         if node.target is torch.ops.armllm.layer_begin.default:
             called.append(node.args[1])
@@ -64,8 +65,8 @@ def test_graph_equals_the_export_of_all_layers(family: str, quantized: bool) -> 
     model = tiny(family, **DEEP[family])
     if quantized:
         quantize(model, Recipe(importance=False))
-    wanted = _export(model.base_model, IMPLEMENTATION)
-    got = capture(model)
+    wanted = _export(kind_of(model.base_model), IMPLEMENTATION)
+    got = capture(kind_of(model))
     assert Counter(f[0] for f in _forms(got)) == Counter(f[0] for f in _forms(wanted))
     ids, positions = token_ids(), torch.arange(12)[None]
     with torch.no_grad():
@@ -74,8 +75,8 @@ def test_graph_equals_the_export_of_all_layers(family: str, quantized: bool) -> 
 
 def test_graphs_are_equal_node_by_node() -> None:
     model = tiny("llama", num_hidden_layers=3)
-    wanted = _forms(_export(model.base_model, IMPLEMENTATION))
-    assert [f[0] for f in _forms(capture(model))] == [f[0] for f in wanted]
+    wanted = _forms(_export(kind_of(model.base_model), IMPLEMENTATION))
+    assert [f[0] for f in _forms(capture(kind_of(model)))] == [f[0] for f in wanted]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_layers_with_other_settings_or_hooks_are_exported_separately() -> None:
     ids = token_ids()
     with torch.no_grad():
         wanted = model.base_model(input_ids=ids).last_hidden_state
-        got = capture(model).graph_module(ids, torch.arange(12)[None])
+        got = capture(kind_of(model)).graph_module(ids, torch.arange(12)[None])
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -103,7 +104,7 @@ def test_layers_with_shared_weights_are_exported_separately() -> None:
     ids = token_ids()
     with torch.no_grad():
         wanted = model.base_model(input_ids=ids).last_hidden_state
-        got = capture(model).graph_module(ids, torch.arange(12)[None])
+        got = capture(kind_of(model)).graph_module(ids, torch.arange(12)[None])
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -124,5 +125,5 @@ def test_layers_that_compute_with_layer_idx_are_not_reused(monkeypatch: pytest.M
     ids = token_ids()
     with torch.no_grad():
         wanted = model.base_model(input_ids=ids).last_hidden_state
-        got = capture(model).graph_module(ids, torch.arange(12)[None])
+        got = capture(kind_of(model)).graph_module(ids, torch.arange(12)[None])
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -14,6 +14,7 @@ from torch_armllm.capture.export import CaptureError, capture
 from torch_armllm.capture.markers.attention import UnsupportedAttention
 from torch_armllm.capture.markers.masks import MaskedWindows
 from torch_armllm.capture.output_check import compare_outputs
+from torch_armllm.hf.model_kind import ModelKind, kind_of
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 
 
@@ -104,7 +105,7 @@ def test_rounding_that_changes_most_tokens_is_no_difference() -> None:
     torch.manual_seed(0)
     model, ids = Model(), torch.arange(23)[None]
     graph = Graph(model)
-    sample = compare_outputs(model, fx.symbolic_trace(graph), ids, ids)
+    sample = compare_outputs(ModelKind(model, model), fx.symbolic_trace(graph), ids, ids)
     assert sample is not None and sample.rounding > 0.1
 
 
@@ -115,7 +116,7 @@ def test_wrong_layers_are_found_behind_such_rounding(number: int) -> None:
     graph = Graph(model)
     with torch.no_grad():
         graph.model.layers[number].linear.weight.mul_(1.5)
-    assert compare_outputs(model, fx.symbolic_trace(graph), ids, ids) is None
+    assert compare_outputs(ModelKind(model, model), fx.symbolic_trace(graph), ids, ids) is None
 
 
 def test_models_that_compute_something_else_are_refused() -> None:
@@ -127,4 +128,4 @@ def test_models_that_compute_something_else_are_refused() -> None:
 
     model.model.rotary_emb.forward = counted
     with pytest.raises(CaptureError, match="computes its own positions"):
-        capture(model)
+        capture(kind_of(model))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tests.support.graphs import ops
 from torch_armllm.capture.export import CaptureError, capture
 from torch_armllm.capture.markers import recurrent, recurrent_modules, recurrent_ops
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.ops.recurrent.reference import (
     reference_causal_conv,
@@ -68,7 +69,7 @@ def test_graph_holds_the_markers_and_the_functions_come_back(family: str) -> Non
     model = tiny_model(family)
     code = sys.modules[type(model).__module__]
     before = {name: getattr(code, name, None) for name in recurrent._MARKERS}
-    names = ops(capture(model).graph_module)
+    names = ops(capture(kind_of(model)).graph_module)
     assert "armllm::convolve_tokens" in names
     assert ("armllm::delta_rule" in names) == (family in ("qwen3_5_text", "kimi_linear"))
     assert ("armllm::scan_channels" in names) == (family in ("mamba", "jamba"))
@@ -79,7 +80,7 @@ def test_graph_holds_the_markers_and_the_functions_come_back(family: str) -> Non
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_an_activation_other_than_silu_follows_the_convolution(activation: str) -> None:
     model = tiny_model("qwen3_5_text", hidden_act=activation)
-    names = ops(capture(model).graph_module)  # compares the graph's results with the model's
+    names = ops(capture(kind_of(model)).graph_module)  # compares the graph's results with the model's
     assert "armllm::convolve_tokens" in names and "conv1d" not in names
     assert activation in names
 
@@ -94,7 +95,7 @@ def test_a_convolution_that_models_write_themselves_is_refused(monkeypatch: pyte
 
     monkeypatch.setattr(code, "causal_conv1d_fn", with_its_own_activation)
     with pytest.raises(CaptureError, match="mixes or counts tokens outside of attention"):
-        capture(model)
+        capture(kind_of(model))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_one_rounded_activation_does_not_hide_a_recurrence(times: int, replaced:
 
 def test_a_convolution_with_taps_of_each_token_is_several_convolutions() -> None:
     model = tiny_model("inkling2_text")
-    names = ops(capture(model).graph_module)  # compares the graph's results with the model's
+    names = ops(capture(kind_of(model)).graph_module)  # compares the graph's results with the model's
     assert "armllm::convolve_tokens" in names and "unfold" not in names and "pad" not in names
 
 
@@ -176,4 +177,4 @@ def test_convolutions_that_see_later_tokens_stay() -> None:
 )
 def test_reason_names_the_module_that_loops_over_tokens(family: str, reason: str) -> None:
     with pytest.raises(CaptureError, match=reason):
-        capture(tiny_model(family))
+        capture(kind_of(tiny_model(family)))

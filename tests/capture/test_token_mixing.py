@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.support.models import tiny
 from torch_armllm.capture.export import capture
 from torch_armllm.capture.token_mixing import mixes_tokens
+from torch_armllm.hf.model_kind import kind_of
 
 
 class Body(nn.Module):
@@ -40,5 +41,5 @@ def test_token_mixing_is_detected(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_models_mix_tokens_in_attention_only(family: str, dtype: torch.dtype) -> None:
-    graph = capture(tiny(family, dtype)).graph_module
+    graph = capture(kind_of(tiny(family, dtype))).graph_module
     assert not mixes_tokens(graph, 97)

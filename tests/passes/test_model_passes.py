@@ -9,6 +9,7 @@ from tests.support.graphs import ops
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe
 from torch_armllm.capture.export import capture
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.passes import (
     PASSES,
     attention,
@@ -28,7 +29,7 @@ FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_captured_graph_equals_the_model(family: str) -> None:
     model = tiny(family)
-    graph = capture(model).graph_module
+    graph = capture(kind_of(model)).graph_module
     ids = token_ids(1, 9)
     with torch.no_grad():
         expected = model.base_model(ids, use_cache=False).last_hidden_state
@@ -37,7 +38,7 @@ def test_captured_graph_equals_the_model(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
 def test_routing_is_fused(family: str) -> None:
-    graph = capture(tiny(family)).graph_module
+    graph = capture(kind_of(tiny(family))).graph_module
     ids, positions = token_ids(1, 9), torch.arange(9)[None]
     clean.run(graph, PassContext())
     before, expected = ops(graph), graph(ids, positions)
@@ -53,7 +54,7 @@ def test_routing_is_fused(family: str) -> None:
 def test_float_weights_become_int4(family: str) -> None:
     ids, positions = token_ids(1, 6), torch.arange(6)[None]
     model = tiny(family)
-    graph = capture(model).graph_module
+    graph = capture(kind_of(model)).graph_module
     clean.run(graph, PassContext())
     before = ops(graph)
     assert quantize_weights.run(graph, PassContext()) == 0
@@ -66,12 +67,12 @@ def test_float_weights_become_int4(family: str) -> None:
     assert after.count("armllm::int4_moe") == before.count("armllm::experts") == routers
     assert count == after.count("armllm::int4_linear") + after.count("armllm::int4_moe")
     quantize(model, Recipe(importance=False), progress=False)  # a graph knows nothing of inputs
-    twin = capture(model).graph_module
+    twin = capture(kind_of(model)).graph_module
     assert torch.equal(graph(ids, positions), twin(ids, positions))
 
 
 def test_attention_becomes_paged() -> None:
-    graph = capture(tiny("llama")).graph_module
+    graph = capture(kind_of(tiny("llama"))).graph_module
     ids, positions = token_ids(1, 9), torch.arange(9)[None]
     for one in (clean, rope):
         one.run(graph, PassContext())
@@ -99,7 +100,7 @@ def test_attention_becomes_paged() -> None:
 def test_quantized_model_has_fused_ops_only(family: str) -> None:
     model = tiny(family)
     quantize(model, progress=False)
-    graph = capture(model).graph_module
+    graph = capture(kind_of(model)).graph_module
     context = run_passes(graph)
     views = {"select", "unsqueeze", "view", "reshape", "slice", "embedding", "add"}
     assert {name for name in ops(graph) if not name.startswith("armllm::")} <= views

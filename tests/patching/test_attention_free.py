@@ -13,7 +13,7 @@ import torch_armllm
 from torch_armllm.hf.cache_names import cache_argument, cache_of
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
 
 FAMILIES = ("mamba2", "mamba", "falcon_mamba")

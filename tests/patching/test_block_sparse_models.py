@@ -12,7 +12,7 @@ import torch
 import torch_armllm
 from tests.support.sparse_models import BLOCKS, SPAN, check_chunks_and_batches, own_logits, sparse_model
 from torch_armllm.model_survey.tiny_models import tiny_ids
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
 
 DENSE_LAYERS = {"mlp_layer_types": ["dense"] * 3}
@@ -80,7 +80,7 @@ def test_quantized_step_runs_as_a_native_plan() -> None:
     assert not report.notes
     forward = patched_forward(model)
     assert forward is not None
-    assert forward.max_length is None
+    assert forward.calls.max_length is None
     assert report.kv_bytes == (3 * 2 * 2 * 16 + 2 * 24) * 4
 
 

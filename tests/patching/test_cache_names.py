@@ -16,8 +16,8 @@ from tests.support.models import tiny
 from tests.support.plan_steps import names_of_cache, plan_steps
 from torch_armllm.hf.cache_names import cache_field, cache_of, usual_name
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.patching.generation.decode_steps import DecodeSteps
-from torch_armllm.patching.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
 
 FAMILIES = ["llama", "mamba2", "granitemoehybrid", "gpt_neo"]

@@ -15,7 +15,7 @@ from tests.support.compressed_models import HEAVY, SPARSE, compressed_model
 from tests.support.sparse_models import check_chunks_and_batches, own_logits
 from torch_armllm.kv_cache.shapes import CompressedShape
 from torch_armllm.model_survey.tiny_models import tiny_ids
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
 

@@ -16,10 +16,10 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 import torch_armllm
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
-from torch_armllm.patching.decoder_forward import DecoderForward
-from torch_armllm.patching.encoder_cache import EncoderCache
-from torch_armllm.patching.encoder_forward import EncoderForward
-from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward
+from torch_armllm.patching.cache.encoder_cache import EncoderCache
+from torch_armllm.patching.forwards.attending_calls import AttendingCalls
+from torch_armllm.patching.forwards.layer_calls import LayerCalls
+from torch_armllm.patching.forwards.text_calls import TextCalls
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
 
@@ -108,10 +108,11 @@ def patched(model: Any, quantization: str | None = None, **options: Any) -> Any:
     report = torch_armllm.patch(model, quantization, progress=False, **options)
     assert report.captured, report
     forward = patched_forward(model)
-    assert isinstance(forward, DecoderForward) and isinstance(forward.plan, NativePlan)
-    encoder = model.get_encoder().forward
-    assert not report.notes and isinstance(encoder, (EncoderForward, EncoderLayersForward))
-    (plan,) = encoder.plans if isinstance(encoder, EncoderLayersForward) else [encoder]
+    assert forward is not None and isinstance(forward.calls, AttendingCalls)
+    assert isinstance(forward.plan, NativePlan)
+    encoder = model.get_encoder().forward.calls
+    assert not report.notes and isinstance(encoder, (TextCalls, LayerCalls))
+    (plan,) = encoder.plans if isinstance(encoder, LayerCalls) else [encoder]
     assert isinstance(plan.plan, NativePlan)
     return model
 

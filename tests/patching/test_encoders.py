@@ -164,7 +164,7 @@ def test_texts_have_the_same_bits_alone_and_padding_holds_zeros_or_the_first_tok
         alone = model(inputs["input_ids"][number : number + 1, :length]).last_hidden_state[0]
         assert torch.equal(together[number, :length], alone)
         assert not bool(together[number, length:].any())
-    monkeypatch.setattr("torch_armllm.patching.text_steps._MOST_TOKENS", 30)
+    monkeypatch.setattr("torch_armllm.patching.forwards.text_steps._MOST_TOKENS", 30)
     assert torch.equal(model(**inputs).last_hidden_state, together)  # in several steps
     left = model(**texts(model, left=True)).last_hidden_state
     assert torch.equal(left[1, :17], left[1, 17].expand(17, -1))

@@ -13,9 +13,9 @@ import torch_armllm
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe
 from torch_armllm.patching import patch
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.patching.generation.decode_steps import DecodeSteps
 from torch_armllm.patching.generation.generate import PatchedGenerate
-from torch_armllm.patching.paged_cache import PagedCache
 
 FAMILIES = ["llama", "mistral", "gpt2", "qwen3_moe", "gpt_oss", "qwen3_next", "gemma3_text"]
 Counts = list[int]
@@ -208,7 +208,7 @@ def test_past_the_positions_of_a_model() -> None:
 @pytest.mark.parametrize("ended", [False, True])
 def test_past_the_tokens_of_a_plan(ended: bool, steps: Counts) -> None:
     model, (ids, mask) = patched(), left_padded(3, 8)
-    model.model.forward.max_length = 14
+    model.model.forward.calls.max_length = 14
     settings = {"output_scores": True, "return_dict_in_generate": True, "max_new_tokens": 20}
     settings |= {"do_sample": False, "attention_mask": mask, "pad_token_id": 0}
     free, _ = both(model, ids, eos_token_id=None, **settings)

@@ -11,7 +11,7 @@ import torch_armllm
 from torch_armllm.kv_cache.block_pool import BlockPool, CacheShape, MixedShape
 from torch_armllm.kv_cache.shapes import MixedCache
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
 
 FAMILIES = ["gemma4_text", "gemma3n_text", "mimo_v2_flash"]

@@ -15,8 +15,9 @@ import torch_armllm
 from tests.support.models import COMMON, token_ids
 from torch_armllm import Recipe
 from torch_armllm.capture.export import capture
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.passes import run_passes
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.quant.report import Report
 
 LATENT: dict[str, Any] = {
@@ -322,7 +323,7 @@ def test_expansion_with_two_digits_is_named() -> None:
 
 def test_graph_before_and_after_absorption() -> None:
     model = tiny("deepseek_v3")
-    captured = capture(model)
+    captured = capture(kind_of(model))
     ids, positions = token_ids(1, 11), torch.arange(11)[None]
     expected = model.model(ids).last_hidden_state
     torch.testing.assert_close(captured.graph_module(ids, positions), expected, rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 import torch_armllm
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 
 LIMIT = 16
 

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 import torch_armllm
 from tests.support.models import tiny, token_ids
 from tests.support.patched_models import fresh, patched
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 
 
 @pytest.mark.parametrize("quantize", [None, "int4"])

@@ -15,7 +15,6 @@ from torch_armllm.lora.slots import AdapterSlots
 from torch_armllm.model_survey.stacks import tiny_stacks
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.patching import install, patch
-from torch_armllm.patching.forward import PatchedForward
 from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.state import STATE, patched_forward
 from torch_armllm.quant.inspection import is_packed
@@ -34,7 +33,7 @@ class Stop(BaseException):
 
 
 STEPS = {
-    "the call of the base model": (PatchedForward, "is_called_by"),
+    "the call of the base model": (install, "calls_base"),
     "the loop of generate": (install, "PatchedGenerate"),
     "the wrapper of forward": (install, "with_gradients_by_modules"),
     "the trial": (patch, "fault_of"),

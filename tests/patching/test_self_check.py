@@ -15,7 +15,7 @@ from torch_armllm.capture.sample import STEPS, Sample, sample_ids
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.patching import build_plan
-from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.patching.forwards.forward import PatchedForward
 from torch_armllm.patching.self_check import Texts, tolerance
 from torch_armllm.plan.make import GraphPlan
 from torch_armllm.plan.native import NativePlan

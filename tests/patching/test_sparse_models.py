@@ -12,7 +12,7 @@ import torch
 import torch_armllm
 from tests.support.sparse_models import FAMILIES, TOP_K, check_chunks_and_batches, own_logits, sparse_model
 from torch_armllm.model_survey.tiny_models import tiny_ids
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
 
 COUNTS = {"glm_moe_dsa": (4, 2), "dots3_note_text": (2, 1)}
@@ -74,7 +74,7 @@ def test_quantized_step_runs_as_a_native_plan(family: str) -> None:
     assert not report.notes
     forward = patched_forward(model)
     assert forward is not None
-    assert forward.max_length is None
+    assert forward.calls.max_length is None
     layers, indexers = COUNTS.get(family, (2, 2))
     latents = 32 + 16 + 48 + 8 if family == "dots3_note_text" else layers * (32 + 16)
     assert report.kv_bytes == (latents + indexers * 24) * 4

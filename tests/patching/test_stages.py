@@ -10,6 +10,7 @@ import torch
 
 from tests.support.models import tiny
 from torch_armllm.capture.export import CaptureError
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.parallel.stage import Stage
 from torch_armllm.patching.build_plan import build_plan
@@ -48,12 +49,12 @@ def check_stages(model: Any, count: int) -> None:
     quantize(model, Recipe.of("int4"), progress=False)
     ids = torch.randint(3, 90, (1, 23), generator=torch.Generator().manual_seed(2))
     positions = torch.arange(23)[None]
-    whole = build_plan(model, True, None)
+    whole = build_plan(kind_of(model), True, None)
     assert isinstance(whole.plan, NativePlan), whole.notes
     expected = sample_hidden(whole.plan, whole.shape, ids, positions)
     given, layers, token_bytes, state_bytes, weights = None, 0, 0, 0, []
     for number in range(count):
-        part = build_plan(model, True, None, stage=Stage(number, count))
+        part = build_plan(kind_of(model), True, None, stage=Stage(number, count))
         assert isinstance(part.plan, NativePlan) and not part.notes, part.notes
         program = part.plan.program
         rows = sample_hidden(part.plan, part.shape, ids, positions, given)
@@ -80,7 +81,7 @@ def test_stages_have_the_bits_of_the_whole(name: str) -> None:
 
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(CaptureError, match="its layers cannot be shared out among 4 stages"):
-        build_plan(tiny("llama"), False, None, stage=Stage(0, 4))
+        build_plan(kind_of(tiny("llama")), False, None, stage=Stage(0, 4))
 
 
 @torch.no_grad()

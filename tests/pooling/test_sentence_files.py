@@ -95,10 +95,10 @@ def test_sentence_transformers_runs_and_saves_patched_models(saved: Path, tmp_pa
     assert report.captured and is_patched(reference[0].auto_model)
     forward = patched_forward(reference[0].auto_model)
     assert forward is not None
-    forward.module_forward = None  # type: ignore[assignment]  # the plan computes all
+    forward.calls.module_forward = None  # type: ignore[assignment]  # the plan computes all
     found = torch.tensor(reference.encode(TEXTS))
     assert float(torch.cosine_similarity(found, torch.tensor(wanted)).min()) > 0.99
-    del forward.module_forward
+    del forward.calls.module_forward
     reference.save(str(tmp_path))
     packed = LLM(str(tmp_path), progress=False).embed(TEXTS, use_tqdm=False)
     vectors = torch.tensor([each.outputs.embedding for each in packed])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.export import CapturedGraph, CaptureError
+from torch_armllm.hf.model_kind import ModelKind
 
 _MOST_GRAPHS = 64
 _MOST_WEIGHTS = 5_000_000
@@ -29,9 +30,9 @@ def _methods_of(kind: type) -> tuple[Any, ...]:
     return tuple(f for c in classes for f in vars(c).values() if inspect.isfunction(f))
 
 
-def _structure_of(base: nn.Module) -> tuple[Any, ...]:
+def _structure_of(kind: ModelKind) -> tuple[Any, ...]:
     """Returns what the graph of a model depends on, but for the values of its weights."""
-    config: Any = base.config
+    base, config = kind.base, kind.base.config
     modules = tuple(
         (
             name,
@@ -51,7 +52,8 @@ def _structure_of(base: nn.Module) -> tuple[Any, ...]:
         for name, t in named
     )
     written = _PATH.sub("", config.to_json_string(use_diff=False)), config._attn_implementation
-    return modules, tensors, written, torch.get_default_dtype()
+    given = kind.attends_to_encoder, kind.token_input
+    return modules, tensors, written, given, torch.get_default_dtype()
 
 
 def _named_tensors(base: nn.Module) -> dict[str, Tensor]:
@@ -93,25 +95,27 @@ class KeptGraphs:
 
     def __init__(
         self,
-        exported: Callable[[nn.Module], CapturedGraph],
-        with_own_attention: Callable[[nn.Module, CaptureError], CapturedGraph],
+        exported: Callable[[ModelKind], CapturedGraph],
+        with_own_attention: Callable[[ModelKind, CaptureError], CapturedGraph],
     ) -> None:
         self._exported = exported
         self._with_own_attention = with_own_attention
         self._graphs: OrderedDict[Any, tuple[CapturedGraph, dict[str, str]]] = OrderedDict()
         self._reasons: dict[Any, CaptureError] = {}
 
-    def exported(self, base: nn.Module) -> CapturedGraph:
+    def exported(self, kind: ModelKind) -> CapturedGraph:
         """Returns the graph of a model; raises the error of its structure if another way has served that."""
-        key = _structure_of(base)
+        key = _structure_of(kind)
         if key in self._reasons:
             raise self._reasons[key].with_traceback(None)
-        return self._kept(key, base, lambda: self._exported(base))
+        return self._kept(key, kind.base, lambda: self._exported(kind))
 
-    def with_own_attention(self, base: nn.Module, reason: CaptureError) -> CapturedGraph:
+    def with_own_attention(self, kind: ModelKind, reason: CaptureError) -> CapturedGraph:
         """Returns the graph of a model that the first way has refused or computed wrong."""
-        key = _structure_of(base)
-        captured = self._kept(("own attention", key), base, lambda: self._with_own_attention(base, reason))
+        key = _structure_of(kind)
+        captured = self._kept(
+            ("own attention", key), kind.base, lambda: self._with_own_attention(kind, reason)
+        )
         self._reasons[key] = reason
         return captured
 

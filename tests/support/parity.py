@@ -129,7 +129,7 @@ def _mixed(model: Any, texts: Texts) -> dict[str, Tensor]:
         ]
         ids = torch.cat([texts.each[number][:, begin:end] for number, begin, end in spans], 1)
         positions = torch.cat([torch.arange(begin, end) for _, begin, end in spans])[None]
-        positions = positions + forward.first_position
+        positions = positions + forward.calls.first_position
         inputs = StepInputs.pack(pool, [sequences[number] for number in taking], sizes, ids, positions)
         logits = head(forward.plan.run(inputs)).clone()
         for number, rows in zip(taking, logits.split(sizes), strict=True):

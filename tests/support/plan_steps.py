@@ -42,7 +42,7 @@ def plan_steps(model: Any) -> Iterator[PlanSteps]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forward.plan, "run", count)
-        patch.setattr(forward, "module_forward", fail)
+        patch.setattr(forward.calls, "module_forward", fail)
         yield steps
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_armllm.capture.export import capture
 from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.lora.read_slots import slots_read_by
 from torch_armllm.lora.slot_set import SlotSet
@@ -21,7 +22,7 @@ from torch_armllm.plan.native import NativePlan
 
 
 def _build(model: Any, group: RankGroup | None) -> tuple[NativePlan, Shape, PassContext, list[Any]]:
-    captured = capture(model)
+    captured = capture(kind_of(model))
     graph = captured.graph_module
     context = PassContext(layout=cache_layout(graph), group=group)
     assert context.layout is not None

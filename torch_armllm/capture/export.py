@@ -20,7 +20,6 @@ from torch_armllm.capture.markers import (
     attention,
     compression,
     distance_bias,
-    encoder_states,
     experts,
     indexer,
     masks,
@@ -34,14 +33,14 @@ from torch_armllm.capture.markers.block_selection import mark_block_selections
 from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.capture.markers.selection import UnknownSelection, check_selections, mark_selections
 from torch_armllm.capture.markers.selection_limits import limit_selections, limited_markers
-from torch_armllm.capture.markers.token_types import type_arguments
 from torch_armllm.capture.output_check import compare_outputs
 from torch_armllm.capture.probing import module_name
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
+from torch_armllm.capture.step_inputs import step_arguments
 from torch_armllm.capture.token_loops import length_dependence
 from torch_armllm.capture.token_mixing import first_mixing_node, mixes_tokens
 from torch_armllm.capture.tracing_memory import forget_inputs
-from torch_armllm.hf.base_model import base_model_of, first_position_of, max_length_of, position_limit
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.system.exclusive import PROCESS_LOCK
 
@@ -89,9 +88,10 @@ class CapturedGraph:
 
 
 class _BaseForward(nn.Module):
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, kind: ModelKind) -> None:
         super().__init__()
-        self.base = base
+        self.base = kind.base
+        self._kind = kind
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         hidden: Tensor = self.base(
@@ -99,8 +99,7 @@ class _BaseForward(nn.Module):
             position_ids=position_ids,
             use_cache=False,
             return_dict=True,
-            **type_arguments(self.base, input_ids),
-            **encoder_states.encoder_arguments(self.base, input_ids),
+            **step_arguments(self._kind, input_ids),
         ).last_hidden_state
         return hidden
 
@@ -168,12 +167,26 @@ def _without_pooler(base: nn.Module) -> Iterator[None]:
             base._modules["pooler"] = pooler
 
 
-def _vocab_size(base: nn.Module) -> int:
+@contextlib.contextmanager
+def _causal_prompts(kind: ModelKind) -> Iterator[None]:
+    """Makes attention causal, as after a prompt, in models whose prompts attend to their later tokens."""
+    modules = kind.base.language_model.modules() if kind.prompts_look_ahead else ()
+    changed = [m for m in modules if getattr(m, "is_causal", True) is False]
     try:
-        table: Any = base.get_input_embeddings()  # type: ignore[operator]
-        return int(table.num_embeddings)
+        for module in changed:
+            module.is_causal = True
+        yield
+    finally:
+        for module in changed:
+            module.is_causal = False
+
+
+def _vocab_size(kind: ModelKind) -> int:
+    try:
+        return kind.vocab_size
     except (NotImplementedError, AttributeError):
-        raise CaptureError(f"{type(base).__name__} has no token embedding, which capture needs") from None
+        name = type(kind.base).__name__
+        raise CaptureError(f"{name} has no token embedding, which capture needs") from None
 
 
 def _attention_layers(captured: CapturedGraph) -> list[Any]:
@@ -182,15 +195,14 @@ def _attention_layers(captured: CapturedGraph) -> list[Any]:
     return [OpCall(n).layer for n in nodes if n.target is torch.ops.armllm.attention.default]
 
 
-def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
-    first = first_position_of(base)
-    limit = position_limit(base.config)
-    limits = (max_length_of(base), captured.most_tokens, limit and limit - first)
-    ids = sample_ids(_vocab_size(base), min([sum(STEPS), *(n for n in limits if n)]))
+def _check_outputs(kind: ModelKind, captured: CapturedGraph) -> None:
+    first, limit = kind.first_position, kind.position_limit
+    limits = (kind.chunk_size, captured.most_tokens, limit and limit - first)
+    ids = sample_ids(_vocab_size(kind), min([sum(STEPS), *(n for n in limits if n)]))
     positions = first + torch.arange(ids.shape[1])[None]
-    captured.sample = compare_outputs(base, captured.graph_module, ids, positions)
+    captured.sample = compare_outputs(kind, captured.graph_module, ids, positions)
     if captured.sample is None:
-        raise CaptureError(f"{type(base).__name__} computes its own positions or attention masks")
+        raise CaptureError(f"{type(kind.base).__name__} computes its own positions or attention masks")
     if attention.attentions_ahead(captured.graph_module):  # no token is computed before the later ones
         captured.sample = replace(captured.sample, steps=(ids.shape[1],))
 
@@ -225,10 +237,10 @@ def _check_attentions(base: nn.Module, captured: CapturedGraph) -> bool:
     return unsure
 
 
-def _check_tokens(base: nn.Module, captured: CapturedGraph) -> None:
-    if mixes_tokens(captured.graph_module, _vocab_size(base)):
-        node = first_mixing_node(captured.graph_module, _vocab_size(base))
-        place = type(base).__name__ if node is None else module_name(node)
+def _check_tokens(kind: ModelKind, captured: CapturedGraph) -> None:
+    if mixes_tokens(captured.graph_module, _vocab_size(kind)):
+        node = first_mixing_node(captured.graph_module, _vocab_size(kind))
+        place = type(kind.base).__name__ if node is None else module_name(node)
         raise CaptureError(f"{place} mixes or counts tokens outside of attention")
 
 
@@ -264,11 +276,11 @@ def weights_as_attributes(program: torch.export.ExportedProgram) -> CapturedGrap
     return CapturedGraph(fx.GraphModule(module, graph), names)
 
 
-def capture(model: nn.Module) -> CapturedGraph:
+def capture(kind: ModelKind) -> CapturedGraph:
     """Exports the base model of a causal language model on packed tokens of dynamic length.
 
     Args:
-        model: a transformers model in evaluation mode, float or quantized.
+        kind: of a transformers model in evaluation mode, float or quantized.
 
     Returns:
         The graph, with attention and experts as the ops of ``torch_armllm.capture.markers``.
@@ -276,35 +288,35 @@ def capture(model: nn.Module) -> CapturedGraph:
     Raises:
         CaptureError: the model cannot be exported; the message holds the exporter's reason.
     """
-    base = base_model_of(model)
     is_checked = False
-    with PROCESS_LOCK.exclusive():  # tracing patches nn.Module.__call__ for the whole process
-        try:
-            captured = _exported(base)
-            if _check_attentions(base, captured):
-                _check_outputs(base, captured)
-                is_checked = True
-        except CaptureError as error:
-            captured = _exported_with_own_attention(base, error)
-    if not is_checked:  # a check with limited selections is none: its sample is not the model's
-        _check_outputs(base, captured)
+    with _causal_prompts(kind):
+        with PROCESS_LOCK.exclusive():  # tracing patches nn.Module.__call__ for the whole process
+            try:
+                captured = _exported(kind)
+                if _check_attentions(kind.base, captured):
+                    _check_outputs(kind, captured)
+                    is_checked = True
+            except CaptureError as error:
+                captured = _exported_with_own_attention(kind, error)
+        if not is_checked:  # a check with limited selections is none: its sample is not the model's
+            _check_outputs(kind, captured)
     return captured
 
 
-def _exported(base: nn.Module) -> CapturedGraph:
-    if indexer.selects(base) is not None:
+def _exported(kind: ModelKind) -> CapturedGraph:
+    if indexer.selects(kind.base) is not None:
         try:
-            return _exported_with_selections(base)
+            return _exported_with_selections(kind)
         except (CaptureError, UnknownSelection):
             pass  # the graph without its indexers serves short sequences
-    captured = _exported_without_indexers(base)
-    dense = indexer.max_dense_length(base)
+    captured = _exported_without_indexers(kind)
+    dense = indexer.max_dense_length(kind.base)
     if dense is not None and (captured.most_tokens is None or dense <= captured.most_tokens):
         captured.most_tokens, captured.length_reason = dense, ""
     return captured
 
 
-def _exported_with_selections(base: nn.Module) -> CapturedGraph:
+def _exported_with_selections(kind: ModelKind) -> CapturedGraph:
     """Exports a model whose indexers select single tokens, or blocks of them.
 
     Raises:
@@ -312,89 +324,87 @@ def _exported_with_selections(base: nn.Module) -> CapturedGraph:
         CaptureError: see `capture`.
     """
     try:
-        captured = _export_with_layer_reuse(base, indexer.SELECTING)
+        captured = _export_with_layer_reuse(kind, indexer.SELECTING)
     except LayersDiffer:
-        captured = _export(base, indexer.SELECTING)
-        _check_tokens(base, captured)
+        captured = _export(kind, indexer.SELECTING)
+        _check_tokens(kind, captured)
     check_selections(captured.graph_module.graph)
     few = (_FEW, _FEW_TOKENS)
-    with limit_selections(indexer.find_indexers(base), *few), limited_markers(captured.graph_module, *few):
-        _check_outputs(base, captured)
+    with (
+        limit_selections(indexer.find_indexers(kind.base), *few),
+        limited_markers(captured.graph_module, *few),
+    ):
+        _check_outputs(kind, captured)
     return captured
 
 
-def _exported_without_indexers(base: nn.Module) -> CapturedGraph:
+def _exported_without_indexers(kind: ModelKind) -> CapturedGraph:
     try:
-        return _exported_for_texts_of(_MOST_TOKENS, base)
+        return _exported_for_texts_of(_MOST_TOKENS, kind)
     except ShorterTextsOnly as reason:
-        captured = _exported_for_texts_of(reason.most_tokens, base)
+        captured = _exported_for_texts_of(reason.most_tokens, kind)
         captured.most_tokens, captured.length_reason = reason.most_tokens, str(reason)
         return captured
 
 
-def _exported_for_texts_of(most_tokens: int, base: nn.Module) -> CapturedGraph:
-    if sdpa.calls_sdpa(base):
+def _exported_for_texts_of(most_tokens: int, kind: ModelKind) -> CapturedGraph:
+    if sdpa.calls_sdpa(kind.base):
         with sdpa.mark_calls():
-            captured = _export(base, sdpa.IMPLEMENTATION, most_tokens)
-        _check_tokens(base, captured)
+            captured = _export(kind, sdpa.IMPLEMENTATION, most_tokens)
+        _check_tokens(kind, captured)
     else:
         try:
-            captured = _export_with_layer_reuse(base, _implementation(base), most_tokens)
+            captured = _export_with_layer_reuse(kind, _implementation(kind.base), most_tokens)
         except LayersDiffer:
-            captured = _export(base, _implementation(base), most_tokens)
-            _check_tokens(base, captured)
+            captured = _export(kind, _implementation(kind.base), most_tokens)
+            _check_tokens(kind, captured)
     return captured
 
 
 def _export_with_layer_reuse(
-    base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKENS
+    kind: ModelKind, implementation: str, most_tokens: int = _MOST_TOKENS
 ) -> CapturedGraph:
     """Exports one layer of each kind and copies it: the same graph in a fraction of the time."""
-    reuse = LayerReuse(base)
+    reuse = LayerReuse(kind.base)
     with reuse.export_once():
-        captured = _export(base, implementation, most_tokens)
-    _check_tokens(base, captured)
+        captured = _export(kind, implementation, most_tokens)
+    _check_tokens(kind, captured)
     reuse.insert_copies(captured.graph_module, captured.names)
     return captured
 
 
-def _exported_with_own_attention(base: nn.Module, reason: CaptureError) -> CapturedGraph:
+def _exported_with_own_attention(kind: ModelKind, reason: CaptureError) -> CapturedGraph:
     """Exports a model whose modules compute attention themselves, and recognizes it in the graph."""
     try:
-        reuse = LayerReuse(base)
+        reuse = LayerReuse(kind.base)
         with reuse.export_once():
-            captured = _export_own_attention(base, reason)
+            captured = _export_own_attention(kind, reason)
         reuse.insert_copies(captured.graph_module, captured.names)
     except LayersDiffer:
-        captured = _export_own_attention(base, reason)
+        captured = _export_own_attention(kind, reason)
     number_layers(captured.graph_module)
     return captured
 
 
-def _export_own_attention(base: nn.Module, reason: CaptureError) -> CapturedGraph:
+def _export_own_attention(kind: ModelKind, reason: CaptureError) -> CapturedGraph:
     try:
-        captured = _export(base, EAGER, _length_of_masks(base) - 1)
+        captured = _export(kind, EAGER, _length_of_masks(kind) - 1)
     except CaptureError:
         raise reason from None
     try:
         marked = mark_attention(captured.graph_module)
     except attention.UnsupportedAttention as error:
         raise CaptureError(str(error)) from None
-    if not marked or _attends_to_encoder(base):
+    if not marked or kind.attends_to_encoder:
         raise reason  # attention to an encoder is recognized by transformers' interface only
-    use_position_ids(captured.graph_module, first_position_of(base))
-    _check_tokens(base, captured)
+    use_position_ids(captured.graph_module, kind.first_position)
+    _check_tokens(kind, captured)
     return captured
 
 
-def _attends_to_encoder(base: nn.Module) -> bool:
-    return bool(encoder_states.encoder_arguments(base, torch.zeros(1, 1, dtype=torch.long)))
-
-
-def _length_of_masks(base: nn.Module) -> int:
+def _length_of_masks(kind: ModelKind) -> int:
     """Returns the number of positions for which a model may have constant masks and biases."""
-    config: Any = base.config
-    sizes = (position_limit(config), getattr(config, "max_seq_len", None))
+    sizes = (kind.position_limit, getattr(kind.base.config, "max_seq_len", None))
     return min([_MOST_TOKENS, *(size for size in sizes if isinstance(size, int))])
 
 
@@ -402,23 +412,23 @@ def _implementation(base: nn.Module) -> str:
     return indexer.IMPLEMENTATION if indexer.find_indexers(base) else attention.IMPLEMENTATION
 
 
-def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKENS) -> CapturedGraph:
+def _export(kind: ModelKind, implementation: str, most_tokens: int = _MOST_TOKENS) -> CapturedGraph:
     tokens = torch.export.Dim("tokens", min=2, max=most_tokens)
-    selects = indexer.selects(base)
+    selects = indexer.selects(kind.base)
     ids = torch.zeros(1, 7, dtype=torch.long)
     positions = torch.arange(7)[None]
     try:
         with (
             torch.no_grad(),
-            _capture_hooks(base, implementation),
-            _without_pooler(base),
+            _capture_hooks(kind.base, implementation),
+            _without_pooler(kind.base),
             _without_stack_traces(),
-            masks.record_masks(base) as masked_windows,
+            masks.record_masks(kind.base) as masked_windows,
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
             program = torch.export.export(
-                _BaseForward(base), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
+                _BaseForward(kind), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
             )
             longer_keys = distance_bias.resolve_biases(program.graph)
             masked_windows.apply(program.graph)
@@ -431,14 +441,14 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
     except (LayersDiffer, UnknownSelection):
         raise
     except Exception as error:
-        if "Constraints violated" in str(error) and (loop := length_dependence(base)):
+        if "Constraints violated" in str(error) and (loop := length_dependence(kind.base)):
             raise CaptureError(loop) from error
         limit = length_limit(error)
         if most_tokens == _MOST_TOKENS and limit is not None and limit >= _FEWEST_TOKENS:
-            raise ShorterTextsOnly(export_reason(error, base), limit) from error
-        raise CaptureError(export_reason(error, base)) from error
+            raise ShorterTextsOnly(export_reason(error, kind.base), limit) from error
+        raise CaptureError(export_reason(error, kind.base)) from error
     forget_inputs(program.graph)
     captured = weights_as_attributes(program)
     captured.has_other_cache = longer_keys
-    use_position_ids(captured.graph_module, first_position_of(base), _attends_to_encoder(base))
+    use_position_ids(captured.graph_module, kind.first_position, kind.attends_to_encoder)
     return captured

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from torch_armllm.capture.markers.encoder_states import encoder_arguments, sample_keys
+from torch_armllm.capture.markers.encoder_states import sample_keys
 from torch_armllm.capture.markers.given_rows import sample_of
-from torch_armllm.capture.markers.token_types import type_arguments
 from torch_armllm.capture.sample import Sample
+from torch_armllm.capture.step_inputs import step_arguments
+from torch_armllm.hf.model_kind import ModelKind
 
 _TOLERANCE = 0.1
 """Largest error of a token's hidden state, relative to the largest value of all."""
@@ -125,7 +126,7 @@ class lowest_first(TorchFunctionMode):  # noqa: N801 - a context manager
 
 @torch.no_grad()
 def compare_outputs(
-    base: nn.Module, module: fx.GraphModule, input_ids: Tensor, position_ids: Tensor
+    kind: ModelKind, module: fx.GraphModule, input_ids: Tensor, position_ids: Tensor
 ) -> Sample | None:
     """Compares a graph with its model: ALiBi masks or internal positions would be lost in the graph.
 
@@ -134,7 +135,7 @@ def compare_outputs(
     other rounding, every layer has to agree on what the model computed before it instead.
 
     Args:
-        base: the model.
+        kind: of the model.
         module: its captured graph.
         input_ids: int64 ``(1, T)``.
         position_ids: likewise.
@@ -142,7 +143,7 @@ def compare_outputs(
     Returns:
         The graph's results; None if they are not the model's.
     """
-    expected, layers = run_model(base, input_ids)
+    expected, layers = run_model(kind, input_ids)
     hidden = module(input_ids, position_ids)
     sample = Sample(
         input_ids=input_ids,
@@ -182,8 +183,9 @@ def sample_of_text(module: fx.GraphModule, sample: Sample, input_ids: Tensor) ->
     return replace(other, rounding=other.error(OtherRounding(module).run(input_ids, positions)))
 
 
-def run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+def run_model(kind: ModelKind, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Returns a model's last hidden state, and those after each layer."""
+    base: nn.Module = kind.base
     results: list[Tensor] = []
 
     def record(_: nn.Module, __: Any, output: Any) -> None:
@@ -195,7 +197,7 @@ def run_model(base: nn.Module, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]
     hooks = [layer.register_forward_hook(record) for layer in sum(lists[:1], [])]
     try:
         with lowest_first():
-            others = {**type_arguments(base, input_ids), **encoder_arguments(base, input_ids)}
+            others = step_arguments(kind, input_ids)
             out = base(input_ids=input_ids, use_cache=False, return_dict=True, **others)
             hidden: Tensor = out.last_hidden_state
     finally:

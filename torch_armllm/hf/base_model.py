@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -77,11 +76,3 @@ def position_limit(config: Any) -> int | None:
     kinds = {r.get("rope_type") for r in (ropes, *ropes.values()) if isinstance(r, dict)}
     limit = getattr(text, "max_position_embeddings", None)
     return limit if isinstance(limit, int) and "dynamic" not in kinds else None
-
-
-def type_count_of(base: Any) -> int:
-    """Returns the number of token types that an encoder takes beside its token ids; 0 for other models."""
-    config = getattr(base, "config", None)
-    count = getattr(config, "type_vocab_size", None)
-    takes = "token_type_ids" in inspect.signature(base.forward).parameters
-    return count if isinstance(count, int) and takes and not getattr(config, "is_decoder", False) else 0

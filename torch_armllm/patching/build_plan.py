@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,7 +15,7 @@ from torch_armllm.capture.markers.indexer import unknown_selection
 from torch_armllm.capture.markers.mla import unsupported_inputs
 from torch_armllm.capture.output_check import sample_of_text
 from torch_armllm.capture.sample import Sample, sample_ids
-from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.shapes import Shape, with_cache_dtype
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.stage import Stage
@@ -72,7 +71,7 @@ class BuiltPlan:
 
 
 def build_plan(
-    model: Any,
+    kind: ModelKind,
     quantized: bool,
     cache_dtype: torch.dtype | None,
     layer_inputs: Sequence[int] = (),
@@ -85,7 +84,7 @@ def build_plan(
     out; then native execution is left out.  The notes name both.
 
     Args:
-        model: a causal language model.
+        kind: of the model.
         quantized: whether layers of it are quantized.
         cache_dtype: dtype of the KV cache; None for the dtype of the keys.
         layer_inputs: numbers of decoder layers whose inputs follow the last hidden state in each row.
@@ -95,10 +94,10 @@ def build_plan(
     Raises:
         CaptureError: the model cannot be captured, or no plan computes what its graph computed.
     """
-    base = base_model_of(model)
+    base = kind.base
     if (reason := unknown_selection(base) or unsupported_inputs(base)) is not None:
         raise CaptureError(reason)
-    builder = _Builder(model, cache_dtype, layer_inputs=layer_inputs, group=group, stage=stage)
+    builder = _Builder(kind, cache_dtype, layer_inputs=layer_inputs, group=group, stage=stage)
     captured = builder.capture()
     sample = captured.sample
     assert sample is not None
@@ -171,7 +170,7 @@ def _checked(shape: Shape) -> Shape:
 class _Builder:
     """Makes plans of a model's captured graphs, without the passes that it skips."""
 
-    model: Any
+    kind: ModelKind
     cache_dtype: torch.dtype | None
     skip: frozenset[str] = frozenset()
     native: bool = True
@@ -183,7 +182,7 @@ class _Builder:
 
     def capture(self) -> CapturedGraph:
         """Captures the model, with the inputs of the layers that are asked for, or the layers of a stage."""
-        captured = capture(self.model)
+        captured = capture(self.kind)
         if self.stage is not None:
             assert captured.sample is not None
             try:
@@ -192,8 +191,7 @@ class _Builder:
                 raise CaptureError(str(reason)) from reason
         if self.layer_inputs:
             assert captured.sample is not None
-            base = base_model_of(self.model)
-            parts = base, captured.graph_module, captured.sample
+            parts = self.kind, captured.graph_module, captured.sample
             captured.sample = append_layer_inputs(*parts, self.layer_inputs)
             if captured.sample is None:
                 raise CaptureError(f"the inputs of its layers {self.layer_inputs} are not in its graph")
@@ -205,7 +203,7 @@ class _Builder:
         context = self._context(captured)
         layout = context.layout
         assert layout is not None
-        shape = cache_shape_of(base_model_of(self.model), graph, layout, self.cache_dtype)
+        shape = cache_shape_of(self.kind.base, graph, layout, self.cache_dtype)
         looks_ahead = bool(attentions_ahead(graph))
         run_passes(graph, context)
         shape = shape_of_rank(shape, graph, context)
@@ -229,9 +227,8 @@ class _Builder:
     def other_samples(self, sample: Sample) -> list[Sample]:
         """Captures the model again and returns samples of other texts than a sample's."""
         graph = self.capture().graph_module
-        vocabulary = base_model_of(self.model).get_input_embeddings().num_embeddings
         tokens = sample.input_ids.shape[1]
-        texts = [sample_ids(vocabulary, tokens, seed) for seed in range(1, 1 + OTHER_TEXTS)]
+        texts = [sample_ids(self.kind.vocab_size, tokens, seed) for seed in range(1, 1 + OTHER_TEXTS)]
         return [sample_of_text(graph, sample, text) for text in texts]
 
     def find_guilty_pass(self, texts: Texts) -> str | None:
@@ -251,7 +248,7 @@ class _Builder:
         return PassContext(
             cache_dtype=self.cache_dtype,
             layout=cache_layout(captured.graph_module),
-            on_new_weight=_weight_owner(base_model_of(self.model), captured),
+            on_new_weight=_weight_owner(self.kind.base, captured),
             group=self.group,
             skip=self.skip,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from torch_armllm.patching.module_fallback import ModuleFallback
+from torch_armllm.patching.forwards.forward import PatchedForward
 from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.state import STATE, why_not_captured
 
@@ -26,7 +26,7 @@ def keep_apart(replaced: Replacements) -> None:
     """
     for module in replaced.modules():
         forward = module.__dict__.get("forward")
-        if isinstance(forward, ModuleFallback):
+        if isinstance(forward, PatchedForward):
             forward.watch()
         replaced.put(module, _GET_STATE, partial(_state_of, module, replaced))
 

@@ -18,7 +18,6 @@ from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.divided_slots import divided_slots
 from torch_armllm.patching.divisible_model import divisible_model
 from torch_armllm.patching.patch import remove_plan
-from torch_armllm.patching.prefix_forward import causal_prefixes
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.quant.inspection import is_packed
@@ -62,15 +61,15 @@ def divided_model(
             f"enable_expert_parallel is for models with quantized experts, and {whole.name} has none: leave "
             "it out"
         )
-    remove_plan(model)
+    kind = remove_plan(model).kind
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     stage = None
     if place.stages > 1:
         stage = Stage(place.stage, place.stages, sum(tensor.nbytes for tensor in whole.head.tensors))
     refusal = f"{whole.name} cannot be divided by {setting}"
-    with released_tracing_memory(), causal_prefixes(model):
+    with released_tracing_memory():
         try:
-            built = build_plan(model, is_packed(model), cache_dtype, group=group, stage=stage)
+            built = build_plan(kind, is_packed(model), cache_dtype, group=group, stage=stage)
         except CaptureError as reason:
             raise ValueError(f"{refusal}: {reason}") from reason
     if (plan := native_plan(built.plan)) is None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.patching.build_plan import build_plan
-from torch_armllm.patching.state import patched_forward
+from torch_armllm.patching.state import patch_state
 from torch_armllm.plan.step import Plan
 from torch_armllm.quant.inspection import is_packed
 from torch_armllm.system.default_dtype import Float32ByDefault
@@ -31,13 +30,14 @@ def keep_layer_inputs(model: Any, layers: Sequence[int]) -> Plan:
     Raises:
         CaptureError: the inputs are not in the model's graph.
     """
-    forward, base = patched_forward(model), base_model_of(model)
+    state = patch_state(model)
+    forward, kind = state.forward, state.kind
     assert forward is not None
-    del base.forward  # captured are the modules
+    del kind.base.forward  # captured are the modules
     try:
         with torch.no_grad():
-            built = build_plan(model, is_packed(model), forward.shape.dtype, layers)
+            built = build_plan(kind, is_packed(model), forward.shape.dtype, layers)
     finally:
-        base.forward = forward
+        kind.base.forward = forward
     assert built.shape == forward.shape
     return built.plan

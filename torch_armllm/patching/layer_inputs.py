@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from torch_armllm.capture.output_check import run_model
 from torch_armllm.capture.sample import Sample
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.passes.lib.graph import call
 
 _LARGEST_ERROR = 0.1
@@ -39,7 +40,7 @@ class _Closest(fx.Interpreter):
 
 @torch.no_grad()
 def append_layer_inputs(
-    base: nn.Module, module: fx.GraphModule, sample: Sample, layers: Sequence[int]
+    kind: ModelKind, module: fx.GraphModule, sample: Sample, layers: Sequence[int]
 ) -> Sample | None:
     """Appends the inputs of decoder layers to the last hidden state, along its last dimension.
 
@@ -47,7 +48,7 @@ def append_layer_inputs(
     the modules.
 
     Args:
-        base: the captured model.
+        kind: of the captured model.
         module: its graph, which is changed.
         sample: of the graph's results.
         layers: numbers of the layers, from 1 on.
@@ -55,7 +56,7 @@ def append_layer_inputs(
     Returns:
         The sample of the longer rows; None if a layer's input is not among the graph's nodes.
     """
-    _, outputs = run_model(base, sample.input_ids)
+    _, outputs = run_model(kind, sample.input_ids)
     closest = _Closest(module, [outputs[layer - 1] for layer in layers])
     closest.run(sample.input_ids, sample.position_ids)
     if not all(error < _LARGEST_ERROR for error in closest.errors):

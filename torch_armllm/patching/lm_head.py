@@ -15,7 +15,8 @@ from torch_armllm.ops.linear import dense_linear
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
 
 if TYPE_CHECKING:
-    from torch_armllm.patching.forward import PatchedForward
+    from torch_armllm.patching.forwards.calls import TokenCalls
+    from torch_armllm.patching.forwards.forward import PatchedForward
 
 _SCALES = (0.1, 1.0, 8.0, 64.0)
 """Standard deviations of the rows that test for scales and soft caps after the output layer."""
@@ -39,7 +40,7 @@ class LMHead:
         forward: the patched forward of its base model.
     """
 
-    def __init__(self, model: Any, forward: PatchedForward) -> None:
+    def __init__(self, model: Any, forward: PatchedForward[TokenCalls]) -> None:
         self._model = model
         self._forward = forward
         self.layer: nn.Module = model.get_output_embeddings()

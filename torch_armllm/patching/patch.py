@@ -9,20 +9,17 @@ from torch import Tensor, nn
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.tracing_memory import released_tracing_memory
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.hf.releases import warn_if_newer
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, full_kv_cache_dtype
 from torch_armllm.lora.slots import AdapterSlots, add_slots, check_recipe
 from torch_armllm.ops import variants
 from torch_armllm.patching.copies import keep_apart
 from torch_armllm.patching.install import install
-from torch_armllm.patching.model_kind import (
-    has_two_stacks,
-    predicts_tokens,
-)
-from torch_armllm.patching.patchable import check_cache_dtype, check_model
+from torch_armllm.patching.patchable import check_cache_dtype, checked_kind
 from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.stacks import install_stacks
-from torch_armllm.patching.state import STATE, PatchState, is_patched
+from torch_armllm.patching.state import STATE, PatchState, patch_state
 from torch_armllm.patching.trial.trial import fault_of
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
@@ -86,13 +83,13 @@ def patch(
             not on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not finite;
             or an option is unknown.
     """
-    check_model(model)
+    kind = checked_kind(model)
     kv_cache_dtype = full_kv_cache_dtype(kv_cache_dtype)
-    check_cache_dtype(model, kv_cache_dtype)
+    check_cache_dtype(kind, kv_cache_dtype)
     records = None
     quantized = quantization is not None
     if quantization == "auto":
-        quantization = None if is_packed(model) else "int4" if predicts_tokens(model) else "int8"
+        quantization = None if is_packed(model) else "int4" if kind.predicts_tokens else "int8"
     if quantization is not None:
         recipe = Recipe.of(quantization)
         if not is_packed(model):
@@ -106,7 +103,7 @@ def patch(
             recipe.check_packed(packed.recipe, packed.source)
     if adapter_slots is not None:
         add_slots(model, adapter_slots)
-    report = fuse(model, kv_cache_dtype, records)
+    report = fuse(kind, kv_cache_dtype, records)
     model.__dict__[STATE].quantized = quantized
     if hasattr(model, "hf_quantizer"):
         model.config.quantization_config.kv_cache_dtype = kv_cache_dtype
@@ -114,11 +111,11 @@ def patch(
     return report
 
 
-def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | None) -> Report:
+def fuse(kind: ModelKind, kv_cache_dtype: str | None, records: list[LayerRecord] | None) -> Report:
     """Rewrites a model to fused ops; the weights do not change.
 
     Args:
-        model: a causal language model, quantized or not.
+        kind: of a model, quantized or not.
         kv_cache_dtype: see `patch`.
         records: records of its layers; None: determined from the model.
 
@@ -126,6 +123,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
         The report; if the model cannot be captured, it states the reason.
     """
     warn_if_newer()
+    model = kind.model
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     report = Report(variant=variants.machine().compiled)
     report.layers = describe(model, "quantization is off") if records is None else records
@@ -137,11 +135,11 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
         forward = None
         try:
             with torch.no_grad(), released_tracing_memory():
-                if has_two_stacks(model):
-                    installed = install_stacks(model, replaced)
+                if kind.has_two_stacks:
+                    installed = install_stacks(kind, replaced)
                 else:
-                    installed = install(model, cache_dtype, replaced)
-            if (fault := fault_of(model, installed)) is not None:
+                    installed = install(kind, cache_dtype, replaced)
+            if (fault := fault_of(installed)) is not None:
                 raise CaptureError(fault)
         except CaptureError as reason:
             report.capture_reason = str(reason)
@@ -157,7 +155,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
         release_free_memory()
         collapse_packed(model)
         report.bytes_after = _bytes(model)
-        replaced.put(model, STATE, PatchState(forward, is_packed(model), report, replaced))
+        replaced.put(model, STATE, PatchState(kind, forward, is_packed(model), report, replaced))
         keep_apart(replaced)
     return report
 
@@ -187,11 +185,10 @@ def patch_with_slots(model: Any, kv_cache_dtype: str | None, sizes: AdapterSlots
     Raises:
         ValueError: the model is not patched, or has no quantized layers.
     """
-    if not is_patched(model):
-        raise ValueError(f"this {type(model).__name__} is not patched")
+    patch_state(model)  # raises unless it is patched
     add_slots(model, sizes)  # first: it may refuse them, and the plan stays then
     state = remove_plan(model)
-    report = fuse(model, kv_cache_dtype, state.report.layers)
+    report = fuse(state.kind, kv_cache_dtype, state.report.layers)
     model.__dict__[STATE].quantized = state.quantized
     return report
 
@@ -202,8 +199,6 @@ def remove_plan(model: nn.Module) -> PatchState:
     Raises:
         ValueError: the model is not patched.
     """
-    if not is_patched(model):
-        raise ValueError(f"this {type(model).__name__} is not patched")
-    state: PatchState = model.__dict__[STATE]
+    state = patch_state(model)
     state.replaced.undo()
     return state

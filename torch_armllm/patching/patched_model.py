@@ -11,7 +11,8 @@ from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.servable_model import ServableModel
 
 if TYPE_CHECKING:  # imports transformers, which an engine from the plan cache does not need
-    from torch_armllm.patching.forward import PatchedForward
+    from torch_armllm.patching.forwards.calls import TokenCalls
+    from torch_armllm.patching.forwards.forward import PatchedForward
 
 DEFAULT_POSITIONS = 32768
 """Positions of a model whose config states no limit."""
@@ -25,13 +26,13 @@ class PatchedModel:
         forward: the patched forward of its base model.
     """
 
-    def __init__(self, model: Any, forward: PatchedForward) -> None:
+    def __init__(self, model: Any, forward: PatchedForward[TokenCalls]) -> None:
         self.name = type(model).__name__
         self.plan = forward.plan
         self.shape = forward.shape
-        self.vocab_size = forward.vocab_size
-        self.max_length = forward.max_length
-        self.first_position = forward.first_position
+        self.vocab_size = forward.calls.vocab_size
+        self.max_length = forward.calls.max_length
+        self.first_position = forward.calls.first_position
         self.position_limit, self.stated_positions = positions_of(model)
         self.head = LMHead(model, forward)
         self.generation_config = getattr(model, "generation_config", None)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from torch_armllm.patching.forward import PatchedForward
+    from torch_armllm.hf.model_kind import ModelKind
+    from torch_armllm.patching.forwards.calls import TokenCalls
+    from torch_armllm.patching.forwards.forward import PatchedForward
     from torch_armllm.patching.replacements import Replacements
     from torch_armllm.quant.report import Report
 
@@ -21,7 +23,8 @@ STATE = "_armllm"
 class PatchState:
     """Changes that `patch` made, for `unpatch` and for reports."""
 
-    forward: PatchedForward | None
+    kind: ModelKind
+    forward: PatchedForward[TokenCalls] | None
     quantized: bool
     report: Report
     replaced: Replacements
@@ -33,8 +36,8 @@ def is_patched(model: nn.Module) -> bool:
     return STATE in model.__dict__
 
 
-def patched_forward(model: nn.Module) -> PatchedForward | None:
-    """Returns the ``forward`` of a patched model's base model; None if the model could not be captured.
+def patch_state(model: nn.Module) -> PatchState:
+    """Returns what a patched model carries.
 
     Raises:
         ValueError: the model is not patched.
@@ -42,10 +45,18 @@ def patched_forward(model: nn.Module) -> PatchedForward | None:
     if not is_patched(model):
         raise ValueError(f"this {type(model).__name__} is not patched")
     state: PatchState = model.__dict__[STATE]
-    return state.forward
+    return state
+
+
+def patched_forward(model: nn.Module) -> PatchedForward[TokenCalls] | None:
+    """Returns the ``forward`` of a patched model's base model; None if the model could not be captured.
+
+    Raises:
+        ValueError: the model is not patched.
+    """
+    return patch_state(model).forward
 
 
 def why_not_captured(model: nn.Module) -> str | None:
     """Returns the reason why a patched model runs module by module; None if it runs a plan."""
-    state: PatchState = model.__dict__[STATE]
-    return state.report.capture_reason
+    return patch_state(model).report.capture_reason

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from torch import Tensor, fx
 
-from torch_armllm.capture.markers.given_rows import giving
+from torch_armllm.capture.markers.given_rows import given_as_input
 from torch_armllm.plan.lower import lower
 from torch_armllm.plan.lowering import Unlowerable
 from torch_armllm.plan.native import NativePlan
@@ -23,23 +21,28 @@ class GraphPlan:
     """
 
     def __init__(self, module: fx.GraphModule, why_not_native: str) -> None:
+        self._is_given = given_as_input(module)
         self._module = module
         self.why_not_native = why_not_native
 
     def run(self, inputs: StepInputs) -> Tensor:
         """See `Plan.run`."""
         i = inputs
-        with nullcontext() if i.given is None else giving(i.given):
-            out: Tensor = self._module(
-                i.input_ids,
-                i.position_ids,
-                i.slots,
-                i.block_table,
-                i.query_start,
-                i.seq_lens,
-                i.max_seq_len,
-                *i.caches,
-            )
+        given: tuple[Tensor, ...] = ()
+        if self._is_given:
+            assert i.given is not None
+            given = (i.given[None],)
+        out: Tensor = self._module(
+            i.input_ids,
+            i.position_ids,
+            i.slots,
+            i.block_table,
+            i.query_start,
+            i.seq_lens,
+            i.max_seq_len,
+            *i.caches,
+            *given,
+        )
         return out[0]
 
 

@@ -22,8 +22,8 @@ from torch_armllm.checkpoint.load import is_third_party, load, load_tokenizer, r
 from torch_armllm.checkpoint.model_config import read_config
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.checkpoint.pretrained import load_pretrained
-from torch_armllm.hf.base_model import base_model_of, first_position_of, position_limit
-from torch_armllm.patching.model_kind import check_kind
+from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.patching.patch import patch
 from torch_armllm.patching.state import is_patched, why_not_captured
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
@@ -150,7 +150,7 @@ def _head_rows(model: Any, tokens: Sequence[str], tokenizer: PreTrainedTokenizer
 def _patch(model: Any, quantization: str | Recipe | None, progress: bool) -> None:
     """Patches a model; one that no plan can compute runs by its own modules, quantized."""
     try:
-        check_kind(model)
+        kind_of(model).check()
     except ValueError as error:
         logger.warning("%s; it runs module by module", error)
         if quantization is not None and not is_packed(model):
@@ -192,8 +192,8 @@ def _with_pooler(model: Any, rows: torch.Tensor | None, files: SentenceFiles) ->
 
 
 def _positions(model: Any) -> int | None:
-    limit = position_limit(model.config)
-    return None if limit is None else limit - first_position_of(base_model_of(model))
+    kind = kind_of(model)
+    return None if kind.position_limit is None else kind.position_limit - kind.first_position
 
 
 def _tokenizer(

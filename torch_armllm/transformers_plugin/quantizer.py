@@ -117,6 +117,7 @@ class ArmInt4Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         from torch_armllm.checkpoint.layer_loader import refuse_missing
         from torch_armllm.checkpoint.loaded_values import check_packed, check_small_tensors
+        from torch_armllm.hf.model_kind import kind_of
         from torch_armllm.patching.patch import fuse
         from torch_armllm.quant.attach import attach
         from torch_armllm.quant.inplace import quantize
@@ -142,7 +143,7 @@ class ArmInt4Quantizer(HfQuantizer):
             records = quantize(model, config.recipe, progress=False)
         attach(model, config, self)
         if config.fuse:
-            self.report = fuse(model, config.kv_cache_dtype, records)
+            self.report = fuse(kind_of(model), config.kv_cache_dtype, records)
         elif records is not None:
             self.report = Report(records)
         if self.report is not None and config.source is not None:

@@ -29,7 +29,8 @@ from tests.support.picture_folders import (  # noqa: E402
 from torch_armllm import LLM, Recipe, SamplingParams, load, patch, unpatch  # noqa: E402
 from torch_armllm.checkpoint.quantize_folder import quantize_folder  # noqa: E402
 from torch_armllm.engine.pictures.tower import plan_tower  # noqa: E402
-from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward  # noqa: E402
+from torch_armllm.patching.forwards.forward import PatchedForward  # noqa: E402
+from torch_armllm.patching.forwards.layer_calls import LayerCalls  # noqa: E402
 from torch_armllm.patching.state import patched_forward  # noqa: E402
 from torch_armllm.plan.native import NativePlan  # noqa: E402
 from torch_armllm.quant.inplace import quantize  # noqa: E402
@@ -162,8 +163,13 @@ def test_pictures_of_layers_with_windows_attend_to_later_tokens(tmp_path: Path) 
     assert [output.outputs[0].token_ids for output in outputs] == expected(folder, prompts)
 
 
-def tower_of(llm: LLM) -> EncoderLayersForward:
-    (found,) = (m.forward for m in llm.model.modules() if isinstance(m.forward, EncoderLayersForward))
+def is_tower(module: Any) -> bool:
+    """True if plans compute the layers of a module."""
+    return isinstance(module.forward, PatchedForward) and isinstance(module.forward.calls, LayerCalls)
+
+
+def tower_of(llm: LLM) -> PatchedForward[LayerCalls]:
+    (found,) = (m.forward for m in llm.model.modules() if is_tower(m))
     return found
 
 
@@ -175,13 +181,14 @@ def test_layers_of_towers_are_plans(folder: Path, quantization: str | None) -> N
     llm = LLM(str(folder), quantization=quantization, **settings)
     forward = tower_of(llm)
     ends = {"qwen2_5_vl": [1, 2], "qwen3_vl": [1, 2, 3], "qwen3_5": [3]}.get(folder.name, [2])
-    assert list(accumulate(len(plan.layers) for plan in forward.plans)) == ends
+    assert list(accumulate(len(plan.layers) for plan in forward.calls.plans)) == ends
     mark = PLACEHOLDERS[folder.name]
     data = {"image": [picture(0), picture(1, 60, 31)]}
     for _ in range(2):
         llm.generate({"prompt": f"{mark} what {mark} is", "multi_modal_data": data}, GREEDY, use_tqdm=False)
-    assert all(isinstance(plan.plan, NativePlan) for plan in forward.plans)
-    assert all(plan.calls >= 3 for plan in forward.plans)  # twice for the first prompt, which is checked
+    assert all(isinstance(plan.plan, NativePlan) for plan in forward.calls.plans)
+    # twice for the first prompt, which is checked
+    assert all(plan.calls >= 3 for plan in forward.calls.plans)
     assert forward.base.forward is forward
 
 
@@ -208,14 +215,14 @@ def test_plans_of_towers_compute_what_their_modules_do(kind: str, dtype: torch.d
             places[number, :count] = places_of(count, width)
         inputs = [torch.rand(3, 36, 48, generator=generator).to(dtype), places]
     forward = plan_tower(tower, model.config)
-    assert forward is not None and all(isinstance(plan.plan, NativePlan) for plan in forward.plans)
+    assert forward is not None and all(isinstance(plan.plan, NativePlan) for plan in forward.calls.plans)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         found = tower(*inputs).last_hidden_state.float()
         with forward.by_modules("the test compares with them"):
             warnings.simplefilter("ignore")
             wanted = tower(*inputs).last_hidden_state.float()
-    assert forward.calls == 1
+    assert forward.calls.count == 1
     bound = 1e-5 if dtype == torch.float32 else 4e-2
     assert (found - wanted).norm() < bound * wanted.norm() and wanted.std(0).min() > 0
 
@@ -229,12 +236,12 @@ def test_plans_of_towers_keep_the_results_that_are_read(chosen: int, ends: list[
         {"prompt": f"what is <image> {n}", "multi_modal_data": {"image": picture(n)}} for n in range(2)
     ]
     llm = engine(folder)
-    assert list(accumulate(len(plan.layers) for plan in tower_of(llm).plans)) == ends
+    assert list(accumulate(len(plan.layers) for plan in tower_of(llm).calls.plans)) == ends
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outputs = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in prompts]
     assert [output.outputs[0].token_ids for output in outputs] == expected(folder, prompts)
-    assert tower_of(llm).calls == 3
+    assert tower_of(llm).calls.count == 3
 
 
 def test_towers_whose_inner_results_are_read_run_by_modules(llava: Path) -> None:
@@ -247,11 +254,11 @@ def test_towers_whose_inner_results_are_read_run_by_modules(llava: Path) -> None
         wanted = tower.base(pixels, output_hidden_states=True).hidden_states
     with torch.no_grad():
         found = tower.base(pixels, output_hidden_states=[0, 2]).hidden_states
-        assert tower.calls == 1 and found[1] is None
+        assert tower.calls.count == 1 and found[1] is None
         assert torch.allclose(found[2], wanted[2], atol=1e-5)
         with pytest.warns(UserWarning, match="output_hidden_states is requested"):
             assert torch.equal(tower.base(pixels, output_hidden_states=1).hidden_states[1], wanted[1])
-    assert tower.calls == 1
+    assert tower.calls.count == 1
 
 
 def test_plans_of_towers_that_compute_others_are_dropped(
@@ -264,7 +271,7 @@ def test_plans_of_towers_that_compute_others_are_dropped(
     for _ in range(2):
         (output,) = llm.generate(prompt, GREEDY, use_tqdm=False)
         assert [output.outputs[0].token_ids] == expected(folder, [prompt])
-    assert not any(isinstance(m.forward, EncoderLayersForward) for m in llm.model.modules())
+    assert not any(map(is_tower, llm.model.modules()))
 
 
 def test_chat_takes_pictures(llava: Path) -> None:

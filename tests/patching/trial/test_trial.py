@@ -17,9 +17,10 @@ from tests.support.models import tiny, token_ids
 from torch_armllm.hf.cache_names import usual_name
 from torch_armllm.model_survey.stacks import tiny_stacks
 from torch_armllm.model_survey.tiny_models import build_tiny, tiny_config, tiny_ids
-from torch_armllm.patching.decoder_forward import DecoderForward
-from torch_armllm.patching.encoder_forward import EncoderForward
-from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.patching.forwards.attending_calls import AttendingCalls
+from torch_armllm.patching.forwards.calls import Call, TokenCalls
+from torch_armllm.patching.forwards.decoder_calls import DecoderCalls
+from torch_armllm.patching.forwards.text_calls import TextCalls
 from torch_armllm.patching.generation.token_loop import TokenLoop
 from torch_armllm.patching.state import patched_forward
 
@@ -28,35 +29,33 @@ MonkeyPatch = pytest.MonkeyPatch
 
 def forgets_context(monkeypatch: MonkeyPatch) -> None:
     """Steps begin a new cache, as with a cache under a name that is not known."""
-    own = PatchedForward._cache
-    monkeypatch.setattr(PatchedForward, "_cache", lambda self, past, *rest: own(self, None, *rest))
+    own = DecoderCalls._cache
+    monkeypatch.setattr(DecoderCalls, "_cache", lambda self, past, *rest: own(self, None, *rest))
 
 
 def returns_no_cache(monkeypatch: MonkeyPatch) -> None:
-    own = PatchedForward._output
-    monkeypatch.setattr(
-        PatchedForward, "_output", lambda self, hidden, cache, *rest, **more: own(self, hidden, None, *rest)
-    )
+    own = TokenCalls.output
+    monkeypatch.setattr(TokenCalls, "output", lambda self, hidden, cache, call: own(self, hidden, None, call))
 
 
 def lacks_a_field(monkeypatch: MonkeyPatch) -> None:
-    own = PatchedForward._output
+    own = TokenCalls.output
 
-    def output(self: Any, *rest: Any, **more: Any) -> Any:
-        if self._own.hidden is not None:  # installing asks what the head does
-            return own(self, *rest, **more)
+    def output(self: Any, hidden: Tensor, cache: Any, call: Call) -> Any:
+        if cache is None:  # installing asks what the head does
+            return own(self, hidden, cache, call)
         raise AttributeError("'Output' has no attribute 'image_hidden_states'")
 
-    monkeypatch.setattr(PatchedForward, "_output", output)
+    monkeypatch.setattr(TokenCalls, "output", output)
 
 
 def ignores_masks(monkeypatch: MonkeyPatch) -> None:
-    own = PatchedForward._step
-    monkeypatch.setattr(
-        PatchedForward,
-        "_step",
-        lambda self, cache, ids, mask, *rest: own(self, cache, ids, None, *rest),
-    )
+    own = DecoderCalls._step
+
+    def step(self: Any, cache: Any, call: Call, *rest: Any) -> Tensor:
+        return own(self, cache, Call({**call.named, "attention_mask": None}, call.past), *rest)
+
+    monkeypatch.setattr(DecoderCalls, "_step", step)
 
 
 def generates_one_token(monkeypatch: MonkeyPatch) -> None:
@@ -102,17 +101,15 @@ def test_faults_are_named_and_modules_stay(
 
 
 def test_lost_context_of_two_stacks_is_named(monkeypatch: MonkeyPatch) -> None:
-    own = DecoderForward._cache
-    monkeypatch.setattr(DecoderForward, "_cache", lambda self, past, *rest: own(self, None, *rest))
+    own = AttendingCalls._cache
+    monkeypatch.setattr(AttendingCalls, "_cache", lambda self, past, *rest: own(self, None, *rest))
     report = torch_armllm.patch(tiny_stacks("bart"), None, progress=False)
     assert f"in a loop with {usual_name()}" in str(report.capture_reason)
 
 
 def test_ignored_padding_of_an_encoder_is_named(monkeypatch: MonkeyPatch) -> None:
-    own = EncoderForward._compute
-    monkeypatch.setattr(
-        EncoderForward, "_compute", lambda self, ids, kept, *rest: own(self, ids, None, *rest)
-    )
+    own = TextCalls._compute
+    monkeypatch.setattr(TextCalls, "_compute", lambda self, ids, kept, *rest: own(self, ids, None, *rest))
     from transformers import AutoModel
 
     model = build_tiny(AutoModel, tiny_config("bert", is_decoder=False))

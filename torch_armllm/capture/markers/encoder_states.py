@@ -7,12 +7,10 @@ check of a graph or a plan run as on other models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 _TOKENS = 11
 _library = torch.library.Library("armllm", "FRAGMENT")
@@ -20,8 +18,6 @@ _library.define("encoder_states(Tensor input_ids, int columns, ScalarType dtype)
 _library.define(
     "encoder_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, Tensor? bias=None) -> Tensor"
 )
-
-_decoders: list[nn.Module] = []
 
 
 def _sample_states(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
@@ -66,24 +62,6 @@ _library.impl("encoder_states", _sample_states, "CompositeExplicitAutograd")
 _library.impl("encoder_attention", _attention, "CompositeExplicitAutograd")
 torch.library.register_fake("armllm::encoder_states", _fake_states, lib=_library)
 torch.library.register_fake("armllm::encoder_attention", _fake, lib=_library)
-
-
-@contextmanager
-def with_encoder(decoder: nn.Module) -> Iterator[None]:
-    """Gives a decoder the sample of an encoder's hidden states in captures and checks within the context."""
-    _decoders.append(decoder)
-    try:
-        yield
-    finally:
-        _decoders.remove(decoder)
-
-
-def encoder_arguments(base: Any, input_ids: Tensor) -> dict[str, Tensor]:
-    """Returns the argument of a decoder that holds an encoder's hidden states; none for other models."""
-    if not any(base is decoder for decoder in _decoders):
-        return {}
-    columns, dtype = base.get_input_embeddings().embedding_dim, next(base.parameters()).dtype
-    return {"encoder_hidden_states": torch.ops.armllm.encoder_states(input_ids, columns, dtype)}
 
 
 def encoder_attentions(graph: fx.Graph) -> list[fx.Node]:

@@ -63,10 +63,10 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     if forward is None or (plan := native_plan(forward.plan)) is None:
         return text_only(model, "it has no native plan")
     try:
-        steps = picture_steps(forward.base, model.config, plan, forward.shape, forward.vocab_size)
+        steps = picture_steps(forward.base, model.config, plan, forward.shape, forward.calls.vocab_size)
     except ValueError as reason:
         return text_only(model, reason)
-    return reader_of(model, forward.base, forward.module_forward, processor, steps, limit, tokens)
+    return reader_of(model, forward.base, forward.calls.module_forward, processor, steps, limit, tokens)
 
 
 def unknown_family(model: Any) -> str | None:

@@ -16,7 +16,8 @@ from torch_armllm.engine.pictures.media import check_count, check_size
 from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.engine.pictures.token_numbers import LaterTokens, RotaryPositions
-from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward, is_close
+from torch_armllm.patching.forwards.forward import PatchedForward
+from torch_armllm.patching.forwards.layer_calls import LayerCalls, is_close
 
 logger = logging.getLogger(__name__)
 _KNOWN = ("attention_mask", "inputs_embeds", "position_ids", "cache_position")
@@ -53,7 +54,7 @@ class PictureReader:
         steps: PictureSteps,
         limit: int,
         tokens: int,
-        tower: EncoderLayersForward | None = None,
+        tower: PatchedForward[LayerCalls] | None = None,
     ) -> None:
         self.name = type(model).__name__
         self.steps = steps
@@ -239,15 +240,15 @@ class PictureReader:
         return found.to(dtype), rotary, features
 
     def _check_tower(
-        self, tower: EncoderLayersForward, inputs: dict[str, Any], spans: list[tuple[int, int]]
+        self, tower: PatchedForward[LayerCalls], inputs: dict[str, Any], spans: list[tuple[int, int]]
     ) -> None:
         """Compares what the plan of the tower computes for the first pictures with its modules.
 
         Some models read results of a layer within the tower, which a plan of all layers does not keep.
         """
-        calls = tower.calls
+        calls = tower.calls.count
         by_plan = self._embeddings(inputs, spans)[0]
-        if tower.calls == calls:
+        if tower.calls.count == calls:
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this call without a plan is no fault of the user's

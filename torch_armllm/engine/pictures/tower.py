@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from torch_armllm.capture.export import CaptureError
-from torch_armllm.patching.encoder_layers import plan_layers
-from torch_armllm.patching.encoder_layers_forward import EncoderLayersForward
+from torch_armllm.patching.forwards.encoder_layers import plan_layers
+from torch_armllm.patching.forwards.forward import PatchedForward
+from torch_armllm.patching.forwards.layer_calls import LayerCalls
 from torch_armllm.quant.inspection import is_packed
 
 logger = logging.getLogger(__name__)
@@ -17,7 +18,7 @@ _LISTS = ("layers", "layer", "blocks")
 """Names of an encoder's list of layers."""
 
 
-def plan_tower(tower: Any, config: Any) -> EncoderLayersForward | None:
+def plan_tower(tower: Any, config: Any) -> PatchedForward[LayerCalls] | None:
     """Lets plans compute the layers of a vision tower; its other modules stay.
 
     Args:
@@ -40,7 +41,7 @@ def plan_tower(tower: Any, config: Any) -> EncoderLayersForward | None:
         logger.info("the vision tower runs by its modules: %s", error)
         return None
     # the reader of pictures compares with the modules, and drops a tower whose other states are read
-    forward = EncoderLayersForward(tower, plans, all_means_kept=True)
+    forward = PatchedForward(LayerCalls(tower, plans, all_means_kept=True))
     tower.forward = forward
     return forward
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import torch_armllm.capture.markers.given_rows  # noqa: F401  (registers the op that reads hidden states)
 from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.plan.step import Plan
@@ -143,7 +144,7 @@ def plan_of(base: DraftBase, model: Any, embedding: nn.Module | None = None) -> 
     base.embedding = model.get_input_embeddings() if embedding is None else embedding
     base.eval()
     with torch.no_grad():
-        built = build_plan(_Outer(base), is_packed(base), None)
+        built = build_plan(kind_of(_Outer(base)), is_packed(base), None)
     for note in built.notes:
         logger.warning("the draft layer of %s: %s", type(model).__name__, note)
     return built.plan, built.shape

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_armllm.hf.base_model import position_limit
-from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.plan.block_table import BlockTable
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.shared_buffer import SharedBuffer
@@ -16,23 +15,23 @@ from torch_armllm.plan.step import StepInputs
 from torch_armllm.plan.step_result import StepResult
 
 if TYPE_CHECKING:
-    from torch_armllm.patching.forward import PatchedForward
+    from torch_armllm.patching.forwards.decoder_calls import DecoderCalls
 
 
 class DecodeSteps:
     """Computes one further token of each row of a cache, step after step.
 
     Args:
-        forward: the patched forward of a base model.
+        calls: of a base model, by the plan.
         head: its plan, fused with the output layer.
         cache: its rows hold all tokens so far, and know the positions of the next ones.
     """
 
-    def __init__(self, forward: PatchedForward, head: FusedHead, cache: PagedCache) -> None:
-        self._forward = forward
+    def __init__(self, calls: DecoderCalls, head: FusedHead, cache: PagedCache) -> None:
+        self._calls = calls
         self._head = head
         self._cache = cache
-        self._limit = position_limit(forward.base.config)
+        self._limit = calls.kind.position_limit
         count = len(cache.rows)
         ids, places, slots = (SharedBuffer("q", count) for _ in range(3))
         lengths = SharedBuffer("i", count)
@@ -52,9 +51,9 @@ class DecodeSteps:
     @property
     def has_room(self) -> bool:
         """True if the plan can compute a further token."""
-        most = self._forward.max_length
-        if self._cache.columns is not None and self._forward.gap_limit is not None:
-            most = self._forward.gap_limit if most is None else min(most, self._forward.gap_limit)
+        most, gap_limit = self._calls.max_length, self._calls.limits.gap_limit
+        if self._cache.columns is not None and gap_limit is not None:
+            most = gap_limit if most is None else min(most, gap_limit)
         return most is None or self._cache.padded_length < most
 
     def run(self, token_ids: Sequence[int]) -> StepResult:
@@ -68,11 +67,11 @@ class DecodeSteps:
 
     def _prepared(self, token_ids: Sequence[int]) -> StepInputs:
         """Writes the inputs of the next step; the same object as long as the memory is the same."""
-        forward, cache, table = self._forward, self._cache, self._table
+        calls, cache, table = self._calls, self._cache, self._table
         positions, lengths = self._positions, self._lengths
-        forward.check_ids(min(token_ids), max(token_ids))
+        calls.check_ids(min(token_ids), max(token_ids))
         if self._limit is not None and max(positions) + 1 >= self._limit:
-            forward.check_position(max(positions) + 1)
+            calls.check_position(max(positions) + 1)
         for number, (row, token_id) in enumerate(zip(cache.rows, token_ids, strict=True)):
             (self._slots[number],) = row.append(1)
             self._ids[number] = token_id

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch_armllm.patching.generation.token_loop import TokenLoop
 
 if TYPE_CHECKING:
-    from torch_armllm.patching.forward import PatchedForward
+    from torch_armllm.patching.forwards.decoder_calls import DecoderCalls
+    from torch_armllm.patching.forwards.forward import PatchedForward
 
 _OTHER_METHODS = (
     "custom_generate",
@@ -30,7 +31,7 @@ class PatchedGenerate:
         forward: the patched forward of its base model.
     """
 
-    def __init__(self, model: Any, forward: PatchedForward) -> None:
+    def __init__(self, model: Any, forward: PatchedForward[DecoderCalls]) -> None:
         functools.update_wrapper(self, model.generate)
         self._model = model
         self._own = model.generate

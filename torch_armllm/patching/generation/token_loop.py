@@ -9,16 +9,17 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from torch_armllm.hf.cache_names import cache_of, taken_names, usual_name
+from torch_armllm.patching.cache.paged_cache import PagedCache
+from torch_armllm.patching.forwards.watched_modules import has_hooks
 from torch_armllm.patching.generation.decode_steps import DecodeSteps
 from torch_armllm.patching.generation.token_rows import TokenRows
 from torch_armllm.patching.lm_head import LMHead, weights_of
-from torch_armllm.patching.paged_cache import PagedCache
-from torch_armllm.patching.watched_modules import has_hooks
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import native_plan
 
 if TYPE_CHECKING:
-    from torch_armllm.patching.forward import PatchedForward
+    from torch_armllm.patching.forwards.decoder_calls import DecoderCalls
+    from torch_armllm.patching.forwards.forward import PatchedForward
 
 _KNOWN = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
 """Arguments of a step that the loop continues by itself, beside the cache; models with others use
@@ -37,7 +38,7 @@ class TokenLoop:
         forward: the patched forward of its base model.
     """
 
-    def __init__(self, model: Any, forward: PatchedForward) -> None:
+    def __init__(self, model: Any, forward: PatchedForward[DecoderCalls]) -> None:
         self._forward = forward
         self._weights = None
         if (plan := native_plan(forward.plan)) is not None:
@@ -86,7 +87,7 @@ class TokenLoop:
             head = self._head()
         if head is not None:
             try:
-                steps = DecodeSteps(self._forward, head, cache)
+                steps = DecodeSteps(self._forward.calls, head, cache)
                 while not finished and steps.has_room:
                     result = steps.run(run.last)
                     finished = run.choose(result.logits, result.best)

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from torch_armllm.patching.module_fallback import ModuleFallback
+from torch_armllm.patching.forwards.calls import Calls
+from torch_armllm.patching.forwards.forward import PatchedForward
 
 Results: TypeAlias = list[Tensor]
 """Groups of rows ``(rows, columns)``; most rows of each group have to agree."""
@@ -23,7 +24,7 @@ class Judge:
         bound: largest error of a row that is no fault.
     """
 
-    def __init__(self, kind: str, patched: Sequence[ModuleFallback], bound: float) -> None:
+    def __init__(self, kind: str, patched: Sequence[PatchedForward[Calls]], bound: float) -> None:
         self._kind = kind
         self._patched = patched
         self._bound = bound

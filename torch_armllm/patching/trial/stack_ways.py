@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from torch_armllm.capture.sample import sample_ids
+from torch_armllm.capture.step_inputs import step_arguments
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.patching.trial.judge import Judge, Results, centered
 from torch_armllm.patching.trial.token_ways import TokenWays, padded_pair
 
@@ -21,21 +21,20 @@ class StackWays(TokenWays):
     """The ways of `TokenWays` for a decoder's tokens, and padded texts of the encoder.
 
     Args:
-        model: a patched model.
+        kind: of a patched model.
         judge: compares.
     """
 
     ids_name = "decoder_input_ids"
 
-    def __init__(self, model: Any, judge: Judge) -> None:
-        super().__init__(model, judge)
-        encoder = model.get_encoder()
-        self._takes_ids = "input_ids" in inspect.signature(encoder.forward).parameters
-        embedding = (encoder if self._takes_ids else model.get_decoder()).get_input_embeddings()
-        self._texts = sample_ids(int(embedding.num_embeddings), 2 * _TOKENS).view(2, _TOKENS)
+    def __init__(self, kind: ModelKind, judge: Judge) -> None:
+        super().__init__(kind, judge)
+        self._takes_ids = kind.encoder.takes_ids
+        reader = kind.encoder if self._takes_ids else kind.decoder
+        self._texts = sample_ids(reader.vocab_size, 2 * _TOKENS).view(2, _TOKENS)
         self._states: Tensor | None = None
         if not self._takes_ids:  # an encoder of audio, whose shortest input may be long
-            self._states = torch.ops.armllm.encoder_states(self._texts, embedding.embedding_dim, model.dtype)
+            self._states = step_arguments(kind.decoder, self._texts)["encoder_hidden_states"]
 
     def arguments(self) -> dict[str, Any]:
         """Returns the encoder's texts, or its results."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from torch_armllm.capture.sample import sample_ids
 from torch_armllm.hf.cache_names import CACHE_NAMES
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.patching.trial.judge import Judge, Results, tensors_of
 from torch_armllm.patching.trial.token_ways import padded_pair
 
@@ -20,16 +20,15 @@ class TextWays:
     """A text, padded pairs, and a loop with the returned cache if there is one.
 
     Args:
-        model: a patched model.
-        inner: name of the class of its base model.
+        kind: of a patched model.
         judge: compares.
     """
 
-    def __init__(self, model: Any, inner: str, judge: Judge) -> None:
-        self._model = model
-        self._kind, self._inner = type(model).__name__, inner
+    def __init__(self, kind: ModelKind, judge: Judge) -> None:
+        self._model = kind.model
+        self._kind, self._inner = kind.name, type(kind.base).__name__
         self._judge = judge
-        self._ids = sample_ids(int(model.get_input_embeddings().num_embeddings), 2 * _TOKENS).view(2, _TOKENS)
+        self._ids = sample_ids(kind.vocab_size, 2 * _TOKENS).view(2, _TOKENS)
 
     def faults(self) -> Iterator[str | None]:
         """Yields the fault of each way; None if it has none."""

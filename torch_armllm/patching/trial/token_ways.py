@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 
 from torch_armllm.capture.sample import sample_ids
 from torch_armllm.hf.cache_names import CACHE_NAMES
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.patching.trial.judge import Judge, Results, centered
 
 NEW = 4
@@ -28,18 +29,19 @@ class TokenWays:
     The modules compute the texts once, as ``generate`` continued them; each way is compared with a part.
 
     Args:
-        model: a patched model.
+        kind: of a patched model.
         judge: compares.
         by_modules: the modules compute what the ways are compared with; False: the plan does, in one call.
     """
 
     ids_name = "input_ids"
 
-    def __init__(self, model: Any, judge: Judge, by_modules: bool = True) -> None:
-        self.model = model
+    def __init__(self, kind: ModelKind, judge: Judge, by_modules: bool = True) -> None:
+        self.model = kind.model
         self.judge = judge
         self._by_modules = by_modules
-        self._vocabulary = int(model.get_input_embeddings().num_embeddings)
+        self._generates = kind.generates
+        self._vocabulary = int(kind.model.get_input_embeddings().num_embeddings)
         self._ids = sample_ids(self._vocabulary, 2 * _LENGTH).view(2, _LENGTH)
         self._logits: Tensor | None = None
         self._cache_names: list[str] = []
@@ -77,7 +79,7 @@ class TokenWays:
 
     def _continue_texts(self) -> slice | None:
         """Lets ``generate`` continue the texts; returns the columns of its tokens, None if there are none."""
-        if not self.model.can_generate():
+        if not self._generates:
             return None
         try:
             tokens = self.generate()

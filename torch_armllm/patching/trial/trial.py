@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from torch_armllm.patching.forwards.calls import Calls
+from torch_armllm.patching.forwards.forward import PatchedForward
 from torch_armllm.patching.install import Installed
-from torch_armllm.patching.model_kind import has_two_stacks, predicts_tokens
-from torch_armllm.patching.prefix_forward import PrefixForward
 from torch_armllm.patching.trial.judge import Judge
 from torch_armllm.patching.trial.stack_ways import StackWays
 from torch_armllm.patching.trial.text_ways import TextWays
@@ -20,7 +18,7 @@ _LEAST, _MOST = 0.02, 0.5
 SmolLM2 0.1, and 0.3 in a token."""
 
 
-def fault_of(model: Any, installed: Installed) -> str | None:
+def fault_of(installed: Installed) -> str | None:
     """Returns what a patched model computes otherwise by its plan than by its modules; None if nothing.
 
     A few tokens are enough: hidden states of prompts and steps were compared before, see `build_plan`.  What
@@ -28,22 +26,23 @@ def fault_of(model: Any, installed: Installed) -> str | None:
     ``generate``, which change from release to release of transformers.
 
     Args:
-        model: a patched model.
-        installed: what it computes with.
+        installed: what the model computes with.
     """
-    forward = installed.forward
-    if isinstance(forward, PrefixForward):  # runs modules
+    kind, forward = installed.kind, installed.forward
+    if kind.prompts_look_ahead:  # runs modules
         return None
-    patched = [forward] if installed.encoder is None else [forward, installed.encoder]
+    patched: list[PatchedForward[Calls]] = [forward]
+    if installed.encoder is not None:
+        patched.append(installed.encoder)
     bound = min(max(_LEAST, 2 * installed.rounding), _MOST)
-    judge = Judge(type(model).__name__, patched, bound)
+    judge = Judge(kind.name, patched, bound)
     ways: TokenWays | TextWays
-    if has_two_stacks(model):
-        ways = StackWays(model, judge)
-    elif predicts_tokens(model):
+    if kind.has_two_stacks:
+        ways = StackWays(kind, judge)
+    elif kind.predicts_tokens:
         # INT4 keys and values may change results by as much as a fault does, which a note says
-        ways = TokenWays(model, judge, by_modules=forward.shape.dtype != torch.uint8)
+        ways = TokenWays(kind, judge, by_modules=forward.shape.dtype != torch.uint8)
     else:
-        ways = TextWays(model, type(forward.base).__name__, judge)
-    with undisturbed(model, patched, NEW):
+        ways = TextWays(kind, judge)
+    with undisturbed(kind.model, patched, NEW):
         return next((fault for fault in ways.faults() if fault is not None), None)

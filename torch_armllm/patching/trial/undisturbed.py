@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from torch_armllm.patching.module_fallback import ModuleFallback
+from torch_armllm.patching.forwards.calls import Calls
+from torch_armllm.patching.forwards.forward import PatchedForward
 
 _LOGGER = "transformers"
 
 
 @contextmanager
-def undisturbed(model: Any, patched: Sequence[ModuleFallback], new_tokens: int) -> Iterator[None]:
+def undisturbed(model: Any, patched: Sequence[PatchedForward[Calls]], new_tokens: int) -> Iterator[None]:
     """Lets a trial call a patched model while the context lasts.
 
     Messages that are shown once are neither shown nor used up, and random numbers go on as without it.

@@ -1,73 +1,62 @@
-"""``forward`` of a patched encoder of audio or pictures: plans compute its layers."""
+"""Computation of the calls of an encoder of audio or images: plans compute its layers."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from torch_armllm.patching.module_fallback import ModuleFallback, Unserved
-from torch_armllm.system.forks import warn_if_forked
+from torch_armllm.patching.forwards.calls import Call, Calls
+from torch_armllm.patching.forwards.unserved import Unserved
 
 if TYPE_CHECKING:
-    from torch_armllm.patching.encoder_layers import LayersPlan  # imports transformers
+    from torch_armllm.patching.forwards.encoder_layers import LayersPlan  # imports transformers
 
 _LARGEST_DIFFERENCE = 0.1
 """Of results by a plan and by modules; hidden states were compared before, to the bounds of rounding."""
 
 
-class EncoderLayersForward(ModuleFallback):
-    """``forward`` of an encoder whose inputs are no tokens; its own modules compute all but the layers.
+class LayerCalls(Calls):
+    """Computation of an encoder's calls whose inputs are no tokens; its modules compute all but the layers.
 
     Args:
         base: the encoder.
         plans: each of some consecutive layers, all of them in order.  Results of layers between the last one
             of a plan are not kept.
         all_means_kept: a caller that asks for all hidden states reads none but the kept ones, as models of
-            pictures do before transformers 5.23; the others are then those after the plan's last layer.
+            images do before transformers 5.23; the others are then those after the plan's last layer.
     """
+
+    changes_modules = True
 
     def __init__(self, base: nn.Module, plans: Sequence[LayersPlan], *, all_means_kept: bool = False) -> None:
         super().__init__(base)
         self.plans = list(plans)
         self._all_means_kept = all_means_kept
-        self._lock = RLock()  # layers have the plans' forward while a call lasts
-        self._signature = inspect.signature(base.forward)
         self._kept = [0]
         for plan in self.plans:
             self._kept.append(self._kept[-1] + len(plan.layers))
 
     @property
-    def calls(self) -> int:
-        """Number of those that plans computed."""
+    def count(self) -> int:
+        """Number of calls that plans computed."""
         return self.plans[-1].calls
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the encoder; its own ``forward`` documents the arguments."""
-        warn_if_forked()
-        try:
-            self.raise_if_by_modules()
-            self.raise_if_changed(reads_weights=True)
-            self._check({**dict(zip(self._signature.parameters, args, strict=False)), **kwargs})
-            with self._lock, self._layers_by_plans():
-                return self.module_forward(*args, **kwargs)
-        except Unserved as reason:
-            self._warn(str(reason))
-            with self._lock:
-                return self.module_forward(*args, **kwargs)
+    def compute(self, call: Call) -> Any:
+        """See `Calls.compute`."""
+        self._check(call.named)
+        with self._layers_by_plans():
+            return self.by_modules(call)
 
     def _check(self, named: dict[str, Any]) -> None:
         if self.base.training:
             raise Unserved("the model is in training mode")
-        config = self.base.config
         for name in ("output_attentions", "output_hidden_states"):
             requested = named.get(name)
             if requested is None:
-                requested = getattr(config, name, False)
+                requested = getattr(self.base.config, name, False)
             if requested is False or (name == "output_hidden_states" and self._keeps(requested)):
                 continue
             raise Unserved(f"{name} is requested")

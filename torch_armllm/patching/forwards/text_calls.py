@@ -1,92 +1,66 @@
-"""``forward`` of a patched encoder."""
+"""Computation of an encoder's calls, on whole texts."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torch_armllm.hf.base_model import default_positions, type_count_of
+from torch_armllm.hf.base_model import default_positions
 from torch_armllm.hf.cache_names import cache_field
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.patching.forward import PatchedForward
-from torch_armllm.patching.module_fallback import Unserved
-from torch_armllm.patching.padding import check_packing
-from torch_armllm.patching.text_steps import TextSteps, whole_texts
+from torch_armllm.patching.forwards.calls import Call, TokenCalls
+from torch_armllm.patching.forwards.text_steps import TextSteps, whole_texts
+from torch_armllm.patching.forwards.unserved import Unserved
 from torch_armllm.plan.step import Plan
-from torch_armllm.system.forks import warn_if_forked
 
-_TAKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "use_cache")
+_TYPES = "token_type_ids"
 
 
-class EncoderForward(PatchedForward):
-    """``forward`` of an encoder: the plan on packed tokens, or the modules if it cannot serve a call.
+class TextCalls(TokenCalls):
+    """Computation of an encoder's calls: the plan on packed tokens of whole texts.
 
     Padding is not computed.  Its hidden states are zeros; those before a text are copies of its first
     token's, which heads read at position 0.
 
     Args:
-        base: the encoder.
-        plan: computes hidden states of whole texts.
-        shape: shape of the cache that a step writes and reads.
-        vocab_size: number of token ids.
-        max_length: most tokens of a text that the plan computes; None: any number.
+        kind, plan, shape, max_length: see `TokenCalls`.
         has_window: True if tokens of a layer attend to their neighbors only.
     """
 
+    arguments = (*TokenCalls.arguments, _TYPES)
+
     def __init__(
-        self,
-        base: nn.Module,
-        plan: Plan,
-        shape: Shape,
-        vocab_size: int,
-        max_length: int | None,
-        has_window: bool,
+        self, kind: ModelKind, plan: Plan, shape: Shape, max_length: int | None, has_window: bool
     ) -> None:
-        super().__init__(base, plan, shape, vocab_size, max_length)
-        self._signature = inspect.signature(base.forward)
-        self._types = type_count_of(base)
+        super().__init__(kind, plan, shape, max_length)
         self._has_window = has_window
         self._steps = TextSteps(shape)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the encoder; its own ``forward`` documents the arguments."""
-        self.raise_if_asked()
-        warn_if_forked()
-        named = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
-        hidden = self._own.hidden
-        if hidden is None:
-            try:
-                with self._lock:
-                    hidden = self._hidden(named)
-            except Unserved as reason:
-                self._warn(str(reason))
-                return self.module_forward(*args, **kwargs)
-        pooler = getattr(self.base, "pooler", None)
-        return self._output(hidden, None, named, pooler_output=None if pooler is None else pooler(hidden))
+    def reads_weights(self, call: Call) -> bool:
+        """See `Calls.reads_weights`."""
+        return True
 
-    def _hidden(self, named: dict[str, Any]) -> Tensor:
-        self.raise_if_by_modules()
-        self.raise_if_changed(reads_weights=True)
-        ids, mask, types, positions, embeds, use_cache = (named.get(name) for name in _TAKEN)
-        if ids is None or embeds is not None:
-            raise Unserved("inputs_embeds are given")
-        if use_cache and cache_field(self._outputs.kind) is not None:
+    def results_of(self, hidden: Tensor) -> dict[str, Any]:
+        """See `TokenCalls.results_of`."""
+        pooler = getattr(self.base, "pooler", None)
+        return {"pooler_output": None if pooler is None else pooler(hidden)}
+
+    def compute(self, call: Call) -> Any:
+        """See `Calls.compute`."""
+        ids, mask = self.checked_ids(call, None), call.mask
+        if call.named.get("use_cache") and cache_field(self._outputs.kind) is not None:
             raise Unserved("a cache is requested, and tokens attend to later ones")
-        ignored = getattr(self.base.config, "type_vocab_size", None) == 0
-        if types is not None and not self._types and not ignored:
-            raise Unserved("token types are given, and the model has none")
-        self._check(None, mask, {name: value for name, value in named.items() if name not in _TAKEN})
-        check_packing(positions, mask, None)
         if mask is not None and mask.shape != ids.shape:
             raise Unserved(f"the attention mask has the shape {tuple(mask.shape)}")
         ids = ids.long()
         kept = None if mask is None or bool((mask != 0).all()) else mask != 0
         if kept is not None and self._has_window and _has_holes(kept):
             raise Unserved("the attention mask leaves out tokens within a text")
-        return self._compute(ids, kept, self._positions(ids, positions), self._types_of(ids, types))
+        types = self._types_of(ids, call.named.get(_TYPES))
+        return self.output(self._compute(ids, kept, self._positions(ids, call.positions), types), None, call)
 
     def _positions(self, ids: Tensor, given: Tensor | None) -> Tensor:
         if given is not None:
@@ -97,19 +71,22 @@ class EncoderForward(PatchedForward):
         return own
 
     def _types_of(self, ids: Tensor, given: Tensor | None) -> Tensor | None:
-        if not self._types:
+        taken = self.kind.token_input
+        if taken is None:
+            if given is not None and getattr(self.base.config, "type_vocab_size", None) != 0:
+                raise Unserved("token types are given, and the model has none")
             return None
         if given is None:
             return torch.zeros_like(ids)
-        if given.numel() and not 0 <= int(given.min()) <= int(given.max()) < self._types:
-            raise IndexError(f"token types must be in 0 … {self._types - 1}")
+        if given.numel() and not 0 <= int(given.min()) <= int(given.max()) < taken.count:
+            raise IndexError(f"token types must be in 0 … {taken.count - 1}")
         return given.expand(ids.shape).long()
 
     def _compute(self, ids: Tensor, kept: Tensor | None, positions: Tensor, types: Tensor | None) -> Tensor:
         texts, length = ids.shape
         counts = torch.full((texts,), length) if kept is None else kept.sum(1)
         if ids.numel():
-            self._check_length(None, int(counts.max()))
+            self.check_length(int(counts.max()))
             self.check_ids(int(ids.min()), int(ids.max()))
             self.check_position(int((positions if kept is None else positions * kept).max()))
         padded: Tensor | None = None
@@ -129,8 +106,8 @@ class EncoderForward(PatchedForward):
             else:
                 padded[begin:end][part] = hidden
         if padded is None:
-            config: Any = self.base.config
-            return torch.zeros(texts, length, config.hidden_size, dtype=next(self.base.parameters()).dtype)
+            columns, dtype = self.base.config.hidden_size, next(self.base.parameters()).dtype
+            return torch.zeros(texts, length, columns, dtype=dtype)
         if kept is not None:
             _copy_to_front(padded, kept)
         return padded

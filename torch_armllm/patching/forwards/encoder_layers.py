@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from torch_armllm.capture.export import CaptureError
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.patching.build_plan import BuiltPlan, build_plan
-from torch_armllm.patching.encoder_angles import ANGLES, PLACES, angles_form
-from torch_armllm.patching.module_fallback import Unserved
-from torch_armllm.patching.packed_attention import is_packed_attention, whole_texts_in
-from torch_armllm.patching.text_steps import TextSteps, whole_texts
+from torch_armllm.patching.forwards.encoder_angles import ANGLES, PLACES, angles_form
+from torch_armllm.patching.forwards.packed_attention import is_packed_attention, whole_texts_in
+from torch_armllm.patching.forwards.text_steps import TextSteps, whole_texts
+from torch_armllm.patching.forwards.unserved import Unserved
 from torch_armllm.plan.native import NativePlan, native_plan
 from torch_armllm.plan.picture_inputs import input_after, with_given_angles
 from torch_armllm.plan.step import Plan
@@ -250,7 +251,7 @@ def plan_layers(config: Any, layers: Sequence[nn.Module], quantized: bool) -> tu
         CaptureError: they have none.
     """
     module = EncoderLayers(config, layers)
-    built = build_plan(module.eval(), quantized, None)
+    built = build_plan(kind_of(module.eval()), quantized, None)
     if not built.looks_ahead:
         raise CaptureError("its tokens do not attend to later ones")
     try:

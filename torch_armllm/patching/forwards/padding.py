@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from torch_armllm.ops.op_call import OpCall
-from torch_armllm.patching.module_fallback import Unserved
-from torch_armllm.patching.paged_cache import PagedCache, has_gap
+from torch_armllm.patching.cache.paged_cache import PagedCache, has_gap
+from torch_armllm.patching.forwards.unserved import Unserved
 from torch_armllm.plan.step import StepInputs
 
 _REMEDY = "pad on the left"

@@ -1,0 +1,1 @@
+"""Caches of transformers' interface, over the blocks that plans read."""
