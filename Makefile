@@ -20,7 +20,7 @@
 #   make fuzz-models random configurations of every family beside the unpatched models: ARGS="--seeds 1000"
 #   make fuzz       mutated inputs for loaders and more, HOURS=n of them (default: a minute)
 #   make models     docs/models.md: what becomes of each model family of transformers
-#   make microbench every op alone, many shapes (pytest-benchmark)
+#   make microbench every op alone, many shapes
 #   make wheel      a wheel for PyPI and the source distribution, checked, in dist
 #   make wheel-arm  the wheel for Arm, cross-built; its op tests run from it under emulation
 #   make kernels-hub the ops as kernel-builder reads them, for the Kernel Hub, in build/kernels-hub
@@ -126,7 +126,7 @@ bench-peers: $(READY)
 	$(PY) -m bench.peers $(ARGS)
 
 microbench: $(READY)
-	$(PY) -m pytest bench --benchmark-columns=min,median,ops --benchmark-sort=name $(ARGS)
+	$(PY) -m bench.micro --table $(ARGS)
 
 bench-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash bench/arm/run.sh $(ARGS)

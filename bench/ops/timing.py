@@ -22,7 +22,12 @@ T = TypeVar("T")
 
 
 def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Returns the median seconds per call of each side; a round runs each side for a few milliseconds."""
+    """Returns the median seconds per call of each side."""
+    return {name: median(seconds) for name, seconds in by_round(sides, rounds).items()}
+
+
+def by_round(sides: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Returns the seconds per call of each side; a round runs each side for a few milliseconds."""
     calls = {}
     for name, side in sides.items():
         side()
@@ -36,7 +41,7 @@ def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dic
             for _ in range(calls[name]):
                 side()
             times[name].append((time.perf_counter() - start) / calls[name])
-    return {name: median(seconds) for name, seconds in times.items()}
+    return times
 
 
 @contextmanager

@@ -97,6 +97,7 @@ SMALLEST = {
     "generate_rate": ["--model", "MODEL", "--rows", "1", "--tokens", "4"],
     "engine_stall": ["--model", "MODEL", "--prompt-len", "64", "--chunk", "64", "--answers", "1"],
     "engine_overhead": ["--model", "MODEL", "--batch", "1", "--steps", "24", "--final", "--anew"],
+    "micro": ["-k", "rope_table"],
     "perplexity": ["--model", "MODEL", "--text", "TEXT", "--tokens", "16", "--quantization", "none,int4"],
     "first_token": ["--folder", "FOLDER", "--shape", "tiny", "--repeats", "1"],
     "replicas": ["--shape", "tiny"],
@@ -113,7 +114,11 @@ def test_smallest_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     if "MODEL" in SMALLEST[name]:
         given["MODEL"] = checkpoint(tmp_path / "tiny")
     options = [str(given.get(option, option)) for option in SMALLEST[name]]
-    rounds = ["--rounds", "1"] if name in ("encode_texts", "generate_rate", "replicas", "parallel") else []
+    rounds = (
+        ["--rounds", "1"]
+        if name in ("micro", "encode_texts", "generate_rate", "replicas", "parallel")
+        else []
+    )
     bench.main([name, *options, *rounds])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows
