@@ -66,7 +66,7 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: An
     if get_origin(hint) is Annotated:
         hint, *given = get_args(hint)
     settings: dict[str, Any] = {"help": next((text for text in given if isinstance(text, str)), None)}
-    option = "--" + parameter.name.replace("_", "-")
+    option = ("-" if len(parameter.name) == 1 else "--") + parameter.name.replace("_", "-")
     if hint is bool:
         parser.add_argument(option, action="store_true", **settings)
         return
