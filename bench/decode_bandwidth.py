@@ -30,7 +30,7 @@ def decode_bandwidth(
     engine, loaded, _ = load_engine(ModelRequest(model, skip_tokenizer_init=True, progress=False), config)
     read = step_bytes(loaded, batch)
     if isinstance(engine.runner, PlanRunner):
-        read += 2 * batch * engine.runner.shape.states.bytes_per_sequence
+        read += 2 * batch * engine.runner.executor.shape.states.bytes_per_sequence
     step_seconds(engine, batch)
     for _ in range(rounds):
         plain = limits.bandwidth(torch.get_num_threads()) / 1e9

@@ -163,7 +163,7 @@ def _decode(llm: LLM, tokens: int, seed: int) -> float:
 
 def files(talk: Conversation, folder: Path) -> Iterator[Row]:
     """Yields the time to write and to read blocks in files of several sizes."""
-    rows = Rows(talk.llm(None).llm_engine.runner.cache)  # type: ignore[attr-defined]
+    rows = Rows(talk.llm(None).llm_engine.runner.executor.caches.cache)  # type: ignore[attr-defined]
     count = talk.tokens // 32
     nothing, identity = np.zeros(rows.nbytes, np.uint8), Identity("0" * 32, bytes(20))
     for each in (1, 4, 16):

@@ -27,13 +27,11 @@ KINDS = {
     "ModuleRunner",
     "NativePlan",
     "PatchedModel",
-    "PipelineRunner",
     "PlanModel",
     "PlanRunner",
     "PlanScorer",
     "PoolingEngine",
     "ReplicaSet",
-    "StageExecutor",
     "StepExecutor",
     "TextCalls",
     "TokenCalls",
@@ -53,7 +51,7 @@ FIGURES = {
     "many-parameters": Figure("functions of 12 and more parameters", 15),
     "numbers": Figure("arguments of a graph's node by number", 11),
     "tuples": Figure("calls that pass a tuple of 3 and more by star", 0),
-    "forks": Figure("isinstance of a kind of plan, runner, model or engine", 8),
+    "forks": Figure("isinstance of a kind of plan, runner, model or engine", 6),
 }
 
 

@@ -14,7 +14,6 @@ from torch_armllm import LLM, AsyncLLM, SamplingParams
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.step import Step
 from torch_armllm.llm.async_llm import StepFailedError
-from torch_armllm.plan.step_result import StepResult
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(n=2, seed=3, max_tokens=12, ignore_eos=True)
@@ -58,7 +57,7 @@ def run_on(engine: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
 
 
 @pytest.mark.parametrize(
-    "part", ["runner.compute", "_verify", "_append_tokens", "scheduler.complete", "_outputs"]
+    "part", ["runner.begin", "runner.finish", "_verify", "_append_tokens", "scheduler.complete", "_outputs"]
 )
 def test_failed_step_does_not_affect_other_requests(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY]
@@ -82,15 +81,15 @@ def test_failed_step_ends_the_sequences_being_swapped(monkeypatch: pytest.Monkey
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     expected = generate_token_ids(engine, PROMPTS, params)
     assert engine.scheduler.preemptions
-    compute, failed = engine.runner.compute, []
+    begin, failed = engine.runner.begin, []
 
-    def fail_when_swapping(step: Step, best: bool) -> StepResult:
+    def fail_when_swapping(step: Step, best: bool) -> None:
         if step.swaps_out and not failed:
             failed.append([sequence.request.request_id for sequence in step.preempted])
             raise RuntimeError("a broken part")
-        return compute(step, best)
+        begin(step, best)
 
-    monkeypatch.setattr(engine.runner, "compute", fail_when_swapping)
+    monkeypatch.setattr(engine.runner, "begin", fail_when_swapping)
     submit(engine, PROMPTS, params)
     done, ended = run_on(engine)
     assert failed and set(failed[0]) <= ended and done
@@ -102,7 +101,7 @@ def test_generate_works_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> 
     llm = LLM(patched("llama"), skip_tokenizer_init=True, **SMALL)
     expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
     runner = llm.llm_engine.runner
-    monkeypatch.setattr(runner, "compute", Failing(runner.compute, 4, True))
+    monkeypatch.setattr(runner, "begin", Failing(runner.begin, 4, True))
     with pytest.raises(StepFailedError, match="a broken part") as failure:
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert isinstance(failure.value.__cause__, RuntimeError)
@@ -121,7 +120,7 @@ def test_async_engine_continues_after_a_failed_step(monkeypatch: pytest.MonkeyPa
 
     async def main() -> None:
         expected = [await generate(prompt) for prompt in PROMPTS]
-        monkeypatch.setattr(runner, "compute", Failing(runner.compute, 4, True))
+        monkeypatch.setattr(runner, "begin", Failing(runner.begin, 4, True))
         found = await asyncio.gather(*map(generate, PROMPTS), return_exceptions=True)
         failed = [isinstance(tokens, StepFailedError) for tokens in found]
         assert 1 <= sum(failed) <= SMALL["max_num_seqs"]

@@ -12,10 +12,11 @@ from torch_armllm import Recipe, patch
 from torch_armllm.engine.execution import factor_message as factor_messages
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.factor_message import factor_pieces
+from torch_armllm.engine.execution.message import ComputeLogits, Message, ReleaseCache, Stop
+from torch_armllm.engine.execution.message_codec import encode
 from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.step_executor import StepExecutor
-from torch_armllm.engine.execution.step_features import StepFeatures
-from torch_armllm.engine.execution.step_message import Signal, factor_message, signal_message
+from torch_armllm.engine.execution.step_features import step_features
 from torch_armllm.lora.expert_slots import ExpertSlots
 from torch_armllm.lora.read_slots import slots_read_by
 from torch_armllm.lora.slots import AdapterSlots, LoraSlots
@@ -26,8 +27,8 @@ from torch_armllm.plan.native import NativePlan
 class Messages:
     """Messages that a rank receives one after another."""
 
-    def __init__(self, *messages: array[int]) -> None:
-        self._messages = messages
+    def __init__(self, *messages: Message) -> None:
+        self._messages = [encode(each) + array("q", bytes_of(*each.tensors)) for each in messages]
         self.read = 0
 
     def receive(self) -> int:
@@ -49,18 +50,18 @@ def executor() -> StepExecutor:
 
 
 def test_a_rank_gives_its_cache_back_and_ends(executor: StepExecutor) -> None:
-    for tensor in executor.cache_tensors:
+    for tensor in executor.caches.tensors:
         tensor.view(-1).fill_(1)
-    messages = Messages(*map(signal_message, (Signal.RELEASE, Signal.STOP, Signal.RELEASE)))
+    messages = Messages(ReleaseCache(), Stop(), ReleaseCache())
     follow(1, messages, executor)
     assert messages.read == 2
-    for tensor in executor.cache_tensors:
+    for tensor in executor.caches.tensors:
         assert tensor.count_nonzero() < tensor.numel() / 4  # parts of pages at both ends stay
 
 
 def test_a_rank_without_stages_has_no_step_under_way(executor: StepExecutor) -> None:
     with pytest.raises(RuntimeError, match="no step is under way"):
-        follow(1, Messages(signal_message(Signal.LOGITS)), executor)
+        follow(1, Messages(ComputeLogits()), executor)
 
 
 def test_a_rank_writes_an_adapter_that_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +85,8 @@ def test_a_rank_writes_an_adapter_that_comes_in_pieces(monkeypatch: pytest.Monke
     layer.ranks[:], down.outer_ranks[:] = 4, 4
     pieces = list(factor_pieces(1, list(slots.layers), factors))
     assert len(pieces) > 7
-    sent = [numbers + array("q", bytes_of(*tensors)) for numbers, tensors in map(factor_message, pieces)]
-    executor = StepExecutor(servable, ExecutorSizes(4), StepFeatures(slots))
-    follow(1, Messages(*sent, signal_message(Signal.STOP)), executor)
+    executor = StepExecutor(servable, ExecutorSizes(4), step_features(slots=slots))
+    follow(1, Messages(*pieces, Stop()), executor)
     for name, given in factors.items():
         slots.write(0, name, given)
     for one, rank in ((layer.a, 3), (down.outer_a.transpose(1, 2), 3)):
@@ -98,6 +98,7 @@ def test_a_rank_writes_an_adapter_that_comes_in_pieces(monkeypatch: pytest.Monke
     assert not any(each.ranks.any() for each in others)
 
 
-def bytes_of(content: torch.Tensor) -> bytes:
-    """Returns the bytes of a tensor in whole words."""
-    return bytes(content.tolist()) + bytes(-len(content) % 8)
+def bytes_of(*tensors: torch.Tensor) -> bytes:
+    """Returns the bytes of tensors in whole words."""
+    content = b"".join(bytes(each.tolist()) for each in tensors)
+    return content + bytes(-len(content) % 8)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.disk.rank_rows import RankRows, RankRowServer
+from torch_armllm.engine.execution.message_codec import decode
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.row_order import RowAct, RowOrder
-from torch_armllm.engine.execution.step_message import StepReader
 from torch_armllm.kv_cache.disk.rows import Rows
 from torch_armllm.parallel.row_link import RowLink
 
@@ -34,7 +34,7 @@ class Outbox:
 
     def post(self, numbers: array[int], tensors: Iterable[Tensor] = ()) -> None:
         """Decodes a message, as each rank does."""
-        order = StepReader((), ()).read(numbers.buffer_info()[0])  # type: ignore[arg-type]
+        order = decode(numbers.buffer_info()[0])
         for queue in self.orders:
             queue.put(order)
 
@@ -53,7 +53,8 @@ def leader_of(ranks: list[Any]) -> RankLeader:
     for rank in ranks:
         ours, theirs = socketpair()
         links.append(RowLink(ours, seconds=10))
-        server = RankRowServer(rank, RowLink(theirs, seconds=10))
+        executor: Any = SimpleNamespace(caches=rank)
+        server = RankRowServer(executor, RowLink(theirs, seconds=10))
         queue: SimpleQueue[Any] = SimpleQueue()
         outbox.orders.append(queue)
 

@@ -155,7 +155,7 @@ def test_bfloat16_states_take_half_the_memory(caplog: pytest.LogCaptureFixture) 
             for states in ("", ", bfloat16 states")
         )
     assert " each, float32)" in caplog.text and " each, bfloat16)" in caplog.text
-    dtypes = [{state.dtype for state in running.runner.states} for running in (wide, narrow)]  # type: ignore[union-attr]
+    dtypes = [{state.dtype for state in running.runner.executor.caches.states} for running in (wide, narrow)]  # type: ignore[union-attr]
     assert dtypes == [{torch.bfloat16, torch.float32}, {torch.bfloat16}]  # bfloat16 inputs of convolutions
     slots = [len(running.scheduler.blocks.states) for running in (wide, narrow)]  # type: ignore[arg-type]
     shape = model("falcon_mamba").base_model.forward.shape.states

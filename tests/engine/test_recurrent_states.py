@@ -97,7 +97,7 @@ def test_replayed_decode_steps_leave_checkpoints(family: str, monkeypatch: pytes
 def test_failed_steps_leave_no_checkpoint() -> None:
     running, plain = engine("lfm2", max_num_seqs=3), engine("lfm2", enable_prefix_caching=False)
     runner: Any = running.runner
-    compute, texts = runner.compute, [prompt(50, seed) for seed in range(3)]
+    begin, texts = runner.begin, [prompt(50, seed) for seed in range(3)]
 
     def fail(*_: Any) -> Any:
         raise OSError("a broken part")
@@ -106,10 +106,10 @@ def test_failed_steps_leave_no_checkpoint() -> None:
         submit(running, texts, greedy(20))
         for _ in range(number):
             running.step()
-        runner.compute = fail
+        runner.begin = fail
         with pytest.raises(StepFailedError):
             running.step()
-        runner.compute = compute
+        runner.begin = begin
         drain(running)
         states = running.scheduler.blocks.states
         assert states is not None and states.free == len(states) and not states.saved

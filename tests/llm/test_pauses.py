@@ -78,7 +78,7 @@ def test_reset_prefix_cache_without_one(folder: str) -> None:
 
 def test_sleep_gives_the_cache_back(llm: LLM) -> None:
     first = ask(llm)
-    for tensor in llm.llm_engine.runner.cache_tensors:
+    for tensor in llm.llm_engine.runner.executor.caches.tensors:
         tensor.view(-1).fill_(1)
     before = resident()
     llm.sleep()
@@ -128,7 +128,7 @@ def test_sleep_beside_requests(async_llm: AsyncLLM) -> None:
         allowed = AllowedSteps(async_llm, 5)
         first = asyncio.create_task(tokens_of(async_llm, "first"))
         await started(async_llm)
-        for tensor in async_llm.llm_engine.runner.cache_tensors:
+        for tensor in async_llm.llm_engine.runner.executor.caches.tensors:
             tensor.view(-1).fill_(1)
         before = resident()
         await async_llm.sleep()

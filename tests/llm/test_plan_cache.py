@@ -149,7 +149,7 @@ def test_other_settings_have_other_plans(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model")
     for _ in range(2):
         found = [load(folder, kv_cache_dtype=kind) for kind in ("auto", "int8", "float32")]
-        kinds = [llm.llm_engine.runner.shape.dtype for llm in found]  # type: ignore[attr-defined]
+        kinds = [llm.llm_engine.runner.executor.shape.dtype for llm in found]  # type: ignore[attr-defined]
         assert kinds == [torch.bfloat16, torch.int8, torch.float32]
     assert all(map(is_stored, found))
     assert not is_stored(load(folder, dtype="float32"))

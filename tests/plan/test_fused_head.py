@@ -81,7 +81,8 @@ def test_scaled_logits_are_fused_with_the_bits_of_the_model(
     runner = plan_runner(model, 8)
     step = decoding(runner, 3)
     hidden = torch.randn(4, model.config.hidden_size, dtype=dtype)
-    assert torch.equal(runner.head(hidden), runner.head._by_model(hidden))
+    head: Any = runner.executor.layers.head
+    assert torch.equal(head(hidden), head._by_model(hidden))
     alone = runner.execute(step)
     runner.compute(step, best=True)
     fused = runner.compute(step, best=True)
@@ -128,7 +129,8 @@ def test_replayed_steps_equal_separate_steps_bitwise(family: str) -> None:
 
     def fused(step: Step) -> StepResult:
         computed = runner.compute(step, best=True)
-        bindings.append(0 if runner._fused_head is None else runner._fused_head._binding)
+        fused = runner.executor.layers.fused_head
+        bindings.append(0 if fused is None else fused._binding)
         return computed
 
     found = decode_growing(runner, fused)
@@ -182,7 +184,7 @@ def test_timed_step_equals_untimed_step_bitwise() -> None:
     step = decoding(runner, 3)
     for _ in range(2):  # the first step fuses the head
         expected = runner.compute(step, best=True).logits.clone()
-    fused = runner._fused_head
+    fused = runner.executor.layers.fused_head
     assert fused is not None and fused._inputs is not None
     computed, times = fused.run_timed(fused._inputs)
     assert torch.equal(computed.logits, expected)
@@ -234,10 +236,10 @@ def test_prefill_steps_are_not_fused() -> None:
 def test_greedy_outputs_equal_those_sampled_from_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     fused = generate_token_ids(engine, prompts(4), GREEDY)
-    assert engine.runner._fused_head is not None  # type: ignore[attr-defined]
+    assert engine.runner.executor.layers.fused_head is not None  # type: ignore[attr-defined]
     by_logits = make_engine()
-    without = by_logits.runner.compute
-    monkeypatch.setattr(by_logits.runner, "compute", lambda step, best=False: without(step))
+    without = by_logits.runner.begin
+    monkeypatch.setattr(by_logits.runner, "begin", lambda step, best=False: without(step, False))
     assert generate_token_ids(by_logits, prompts(4), GREEDY) == fused
 
 
@@ -262,17 +264,23 @@ def test_other_sampling_parameters_use_logits() -> None:
 def test_nan_row_ends_its_sequence_only(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     expected = generate_token_ids(engine, prompts(2), GREEDY)
-    compute = engine.runner.compute
+    begin, finish = engine.runner.begin, engine.runner.finish
+    steps: list[Step] = []
 
-    def compute_with_nan(step: Step, best: bool = False) -> StepResult:
-        computed = compute(step, best)
-        rows = [s.sequence.request.request_id for s in step.scheduled]
+    def begin_noted(step: Step, best: bool = False) -> None:
+        steps.append(step)
+        begin(step, best)
+
+    def finish_with_nan() -> StepResult:
+        computed = finish()
+        rows = [s.sequence.request.request_id for s in steps[-1].scheduled]
         if computed.best is not None and rows == ["0", "1"]:
             computed.logits[0] = torch.nan
             computed.best[0] = -1
         return computed
 
-    monkeypatch.setattr(engine.runner, "compute", compute_with_nan)
+    monkeypatch.setattr(engine.runner, "begin", begin_noted)
+    monkeypatch.setattr(engine.runner, "finish", finish_with_nan)
     with pytest.warns(UserWarning, match="hold no number; its sequence ends"):
         assert generate_token_ids(engine, prompts(2), GREEDY)[1] == expected[1]
 

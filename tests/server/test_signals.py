@@ -22,11 +22,11 @@ from torch_armllm.cli.main import main
 SLOW = """
 import sys, time
 from torch_armllm.engine.execution.plan_runner import PlanRunner
-compute = PlanRunner.compute
+begin = PlanRunner.begin
 def slow(self, step, best=False):
     time.sleep(float(sys.argv[1]))
-    return compute(self, step, best)
-PlanRunner.compute = slow
+    return begin(self, step, best)
+PlanRunner.begin = slow
 from torch_armllm.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """

@@ -9,6 +9,7 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -39,7 +40,7 @@ def plan_runner(model: Any, num_blocks: int, **sizes: Any) -> PlanRunner:
     """Builds the runner of a patched model, with ``num_blocks`` blocks."""
     servable = servable_model(model)
     assert servable is not None
-    return PlanRunner(servable, ExecutorSizes(num_blocks, **sizes))
+    return PlanRunner(StepExecutor(servable, ExecutorSizes(num_blocks, **sizes)))
 
 
 def submit(

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from torch_armllm.engine.disk.arrivals import Arrivals
 from torch_armllm.engine.errors import OnFailure, RankFailedError, StepFailedError
+from torch_armllm.engine.execution.message import Message
+from torch_armllm.engine.execution.rank_leader import RankWatch
 from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.engine.preprocess import Preprocessor, Prompt
@@ -31,6 +33,7 @@ from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.lora.adapter_table import AdapterTable, PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.plan.expert_store import ExpertCounts
+from torch_armllm.plan.step import Plan
 from torch_armllm.plan.step_result import StepResult
 from torch_armllm.system.panics import PANICS_AS_ERRORS, PanicError
 
@@ -48,8 +51,26 @@ class Runner(Protocol):
         """Bytes of the KV cache."""
         ...
 
+    @property
+    def stages(self) -> int:
+        """Most steps that are under way at the same time: the stages of a pipeline, or one."""
+        ...
+
     def release_cache(self) -> int:
         """Gives the memory of the KV cache back to the system until it is written; returns its bytes."""
+        ...
+
+    @property
+    def plan(self) -> Plan | None:
+        """Computes the layers; None: the model's own modules do."""
+        ...
+
+    def watched_by(self, watch: RankWatch) -> None:
+        """Sets what says which other process has failed, if there are any."""
+        ...
+
+    def tell(self, messages: Iterable[Message]) -> None:
+        """Sends messages to all other processes, if there are any, between two steps."""
         ...
 
     def rows_are_exact(self) -> bool:
@@ -60,8 +81,8 @@ class Runner(Protocol):
         """Calls a method, which is kept weakly, once another process has failed, if there are any."""
         ...
 
-    def compute(self, step: Step, best: bool = False) -> StepResult:
-        """Returns the logits of all `Scheduled.logit_positions`, in the order of ``step.scheduled``.
+    def begin(self, step: Step, best: bool) -> None:
+        """Begins a step, which may compute all of it.
 
         Args:
             step: to compute.
@@ -69,21 +90,11 @@ class Runner(Protocol):
         """
         ...
 
-
-class Pipeline(Protocol):
-    """A runner that computes several steps at the same time, each in stages."""
-
-    @property
-    def stages(self) -> int:
-        """Most steps that are under way at the same time."""
-        ...
-
-    def begin(self, step: Step) -> None:
-        """Begins a step."""
-        ...
-
     def finish(self) -> StepResult:
-        """Waits for the oldest step under way, and returns its result as `Runner.compute` does."""
+        """Waits for the oldest step under way, and returns its result.
+
+        Its logits are those of all `Scheduled.logit_positions`, in the order of ``step.scheduled``.
+        """
         ...
 
 
@@ -98,7 +109,6 @@ class EngineFeatures:
         experts: returns the counts of a cache of experts; None: all weights are in memory.
         disk: the prefix cache on disk; None: there is none.
         adapters: the adapters that requests may use; None: they may use none.
-        pipeline: the runner, if it computes several steps at the same time; None: it computes one.
     """
 
     speculative_decoder: SpeculativeDecoder | None = None
@@ -107,7 +117,6 @@ class EngineFeatures:
     experts: Callable[[], ExpertCounts] | None = None
     disk: DiskPrefixCache | None = None
     adapters: AdapterTable | None = None
-    pipeline: Pipeline | None = None
 
 
 class LLMEngine:
@@ -146,7 +155,7 @@ class LLMEngine:
         self._verify = speculative_decoder.verify if speculative_decoder is not None else sampler.verify_batch
         self.disk = disk
         self._adapters = features.adapters
-        self._pipeline = features.pipeline
+        self._stages = runner.stages
         self._under_way: deque[tuple[Step, float]] = deque()
         self._ended = 0.0  # when the last step ended
         self._arrivals = None if disk is None else Arrivals(disk, scheduler)
@@ -295,14 +304,15 @@ class LLMEngine:
         if not step.decode_only:
             self._record_start(step, began)
         self._trace.mark("schedule")
-        if self._pipeline is not None:
-            return self._advance(self._pipeline, step, began)
         try:
             with PANICS_AS_ERRORS:
-                return self._compute(step, began)
+                self._begin(step, began)
+                return self._end_oldest() if len(self._under_way) == self._stages else []
         except RankFailedError:
             raise
         except Exception as error:
+            if self._stages > 1:  # the steps that follow are under way
+                raise
             raise self._abort_step(step, error) from error
 
     def _advance_arrivals(self, arrivals: Arrivals) -> None:
@@ -312,37 +322,33 @@ class LLMEngine:
             self._forget_steps()
             raise
 
-    def _compute(self, step: Step, began: float) -> list[RequestOutput | FailedOutput]:
+    def _begin(self, step: Step, began: float) -> None:
         sequences = [sequence for sequence, _, _ in step.scheduled]
         best_only = step.only_extends and self.sampler.needs_best_only(sequences)
-        logits, best, hidden = self.runner.compute(step, best_only)
-        drawn = None if best is None else self._take_greedy(step, best)
-        return self._complete(step, self._draw(step, logits) if drawn is None else drawn, hidden, began)
-
-    def _advance(self, pipeline: Pipeline, step: Step, began: float) -> list[RequestOutput | FailedOutput]:
-        """Begins a step of a pipeline, and ends the oldest one if the pipeline is full."""
         try:
-            pipeline.begin(step)
+            self.runner.begin(step, best_only)
         except RankFailedError:
             self._forget_steps()
             raise
-        self.scheduler.begin(step)
+        if self._stages > 1:
+            self.scheduler.begin(step)
         self._under_way.append((step, began))
-        return self._end_oldest() if len(self._under_way) == pipeline.stages else []
 
     def _end_oldest(self) -> list[RequestOutput | FailedOutput]:
-        """Waits for the oldest step of a pipeline, and returns the outputs that it changed."""
-        assert self._pipeline is not None
+        """Waits for the oldest step under way, and returns the outputs that it changed."""
         step, began = self._under_way.popleft()
         try:
-            logits, _, hidden = self._pipeline.finish()
+            logits, best, hidden = self.runner.finish()
         except RankFailedError:
             self._forget_steps()
             raise
-        return self._complete(step, self._draw(step, logits), hidden, max(began, self._ended))
+        drawn = None if best is None else self._take_greedy(step, best)
+        if drawn is None:
+            drawn = self._draw(step, logits)
+        return self._complete(step, drawn, hidden, max(began, self._ended))
 
     def _forget_steps(self) -> None:
-        """Forgets the steps under way, which a pipeline that has failed does not end."""
+        """Forgets the steps under way, which do not end where a rank has failed."""
         self._under_way.clear()
         self.scheduler.forget_steps()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import weakref
@@ -15,8 +14,7 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.engine.execution.stage_executor import StageExecutor
-from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.pictures.parts import leading_reader
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.kv_cache.shapes import Shape
@@ -54,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class DividedRanks:
-    """The other processes, until an engine leads them; see `torch_armllm.engine.build.Ranks`."""
+    """The other processes, until an engine leads them; see `torch_armllm.engine.assembly.ranks.Ranks`."""
 
     def __init__(
         self,
@@ -193,11 +191,8 @@ def _load_launched(request: ModelRequest, tokenizer: Any, config: EngineConfig) 
     compare(facts, place.tensor_ranks)
     link = others.open_link(group) if place.stages > 1 else None
     if place.rank > 0:
-        executor: Any = StepExecutor
-        if link is not None:
-            executor = functools.partial(StageExecutor, place=place, link=link)
         del loaded
-        others.run(part, config, executor)
+        others.run(part, config, None if link is None else Stage(place, link))
     pictures = _reader(loaded, request.source, part, facts, config)
     del loaded
     ranks = DividedRanks(others, place, part, facts, link, config, pictures)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.rank_rows import RankRowServer
 from torch_armllm.engine.execution.rank_follower import follow
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.llm.rank_part import FollowerSettings, RankPart
 from torch_armllm.parallel.connections import Connections
@@ -116,17 +116,17 @@ class LaunchedRanks:
             each.close()
         self._connections.close()
 
-    def run(self, part: RankPart, config: EngineConfig, executor_of: Callable[..., StepExecutor]) -> None:
+    def run(self, part: RankPart, config: EngineConfig, stage: Stage | None) -> None:
         """Computes steps until rank 0 ends, and then ends this process.
 
         Args:
             part: this rank's part of the model.
             config: of the engine.
-            executor_of: called with the arguments of `StepExecutor`.
+            stage: of a pipeline; None: there is none.
         """
         settings: list[Any] = [None]
         dist.broadcast_object_list(settings, 0, group=self._group)
-        executor = part.executor(settings[0], executor_of)
+        executor = part.executor(settings[0], stage)
         team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
         try:
             with team.at_work():

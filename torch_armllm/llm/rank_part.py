@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
+from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.execution.step_executor import StepExecutor
-from torch_armllm.engine.execution.step_features import StepFeatures
+from torch_armllm.engine.execution.step_features import step_features
 from torch_armllm.engine.pictures.parts import part_steps
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
@@ -69,20 +70,18 @@ class RankPart:
     pictures: PictureSteps | str
     facts: PartFacts
 
-    def executor(
-        self, settings: FollowerSettings, kind: Callable[..., StepExecutor] = StepExecutor
-    ) -> StepExecutor:
+    def executor(self, settings: FollowerSettings, stage: Stage | None = None) -> StepExecutor:
         """Returns the executor of a process that follows.
 
         Args:
             settings: what the first process says.
-            kind: called with the arguments of `StepExecutor`.
+            stage: of a pipeline; None: there is none.
         """
         shape = with_state_dtype(self.model.shape, STATE_DTYPES[settings.state_dtype])
         pictures = self.pictures if settings.takes_pictures else None
         assert not isinstance(pictures, str)
-        features = StepFeatures(self.model.slots, pictures)
-        return kind(self.model, settings.sizes, features, shape)
+        features = step_features(pictures, self.model.slots)
+        return StepExecutor(self.model, settings.sizes, features, shape, stage=stage)
 
 
 def rank_part(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankPart:

@@ -16,15 +16,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 from socket import socket
 
 from torch_armllm.engine.disk.rank_rows import RankRowServer
 from torch_armllm.engine.execution.rank_follower import follow
-from torch_armllm.engine.execution.stage_executor import StageExecutor
-from torch_armllm.engine.execution.step_executor import StepExecutor
+from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.llm.loader import adapter_slots_of, load_patched
 from torch_armllm.llm.rank_part import FollowerSettings, rank_part
@@ -71,11 +68,11 @@ def _run(place: RankPlace, memory: GroupMemory, connection: Connection, rows: in
     del model
     connection.send(("built", part.facts))
     following: FollowerSettings = connection.recv()
-    executor_of: Callable[..., StepExecutor] = StepExecutor
+    stage = None
     if links:
         before, after = (socket(fileno=each) for each in links)
-        executor_of = partial(StageExecutor, place=place, link=StageLink(before, after, group=group))
-    executor = part.executor(following, executor_of)
+        stage = Stage(place, StageLink(before, after, group=group))
+    executor = part.executor(following, stage)
     threading.Thread(target=_end_with, args=[connection], name="armllm-leader", daemon=True).start()
     mailbox = Mailbox(memory.mail, place.size, lambda: _check(memory))
     with team.at_work():

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.llm.launched_ranks import launched_ranks
 from torch_armllm.llm.loader import LoadedEngine
 from torch_armllm.llm.rank_start import end_ranks, for_follower, why_not_divided
@@ -71,9 +70,7 @@ def load_on_ray(
         finally:
             if dist.is_initialized():  # ranks have met, and have connections of their own
                 dist.destroy_process_group()
-    runner = loaded.engine.runner
-    assert isinstance(runner, PlanRunner)
-    runner.watched_by(ranks)
+    loaded.engine.runner.watched_by(ranks)
     weakref.finalize(loaded.engine, end_ranks, loaded.engine.disk, ranks.close)
     return loaded
 

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from torch_armllm.hf.base_model import base_model_of, position_limit
 from torch_armllm.patching.lm_head import LMHead
 from torch_armllm.patching.state import patched_forward
+from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.servable_model import ServableModel
 
 if TYPE_CHECKING:  # imports transformers, which an engine from the plan cache does not need
+    from torch_armllm.lora.slot_set import SlotSet
     from torch_armllm.patching.forwards.calls import TokenCalls
     from torch_armllm.patching.forwards.forward import PatchedForward
 
@@ -36,6 +38,15 @@ class PatchedModel:
         self.position_limit, self.stated_positions = positions_of(model)
         self.head = LMHead(model, forward)
         self.generation_config = getattr(model, "generation_config", None)
+        self._model = model
+
+    @property
+    def slots(self) -> SlotSet | None:
+        """Those for adapters that the plan reads."""
+        from torch_armllm.lora.read_slots import slots_read_by  # imports modules that others do not need
+
+        plan = native_plan(self.plan)
+        return None if plan is None else slots_read_by(self._model, plan.program.constants)
 
 
 def servable_model(model: Any) -> ServableModel | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.plan.plan_model import HeadWeights
 from torch_armllm.plan.step import Plan
+
+if TYPE_CHECKING:  # imports modules that an engine from the plan cache does not need
+    from torch_armllm.lora.slot_set import SlotSet
 
 
 class Head(Protocol):
@@ -77,6 +80,11 @@ class ServableModel(Protocol):
     @property
     def head(self) -> Head:
         """The output layer."""
+        ...
+
+    @property
+    def slots(self) -> SlotSet | None:
+        """Those for adapters that the plan reads; None: there are none."""
         ...
 
     @property

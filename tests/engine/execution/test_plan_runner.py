@@ -148,20 +148,21 @@ def test_unquantized_rows_do_not_depend_on_the_batch(family: str, dtype: torch.d
 
 
 def test_ops_after_the_output_layer_are_detected() -> None:
-    assert plan_runner(patched("llama"), 4).head.is_alone(torch.empty(1, 64))
+    assert plan_runner(patched("llama"), 4).executor.layers.head.is_alone(torch.empty(1, 64))
     model = patched("gemma2")  # caps its logits
-    assert not plan_runner(model, 4).head.is_alone(torch.empty(1, model.config.hidden_size))
+    assert not plan_runner(model, 4).executor.layers.head.is_alone(torch.empty(1, model.config.hidden_size))
 
 
 def test_logits_that_the_model_widens_are_those_of_the_layer() -> None:
     model = patched("nemotron_h", dtype=torch.bfloat16)
     runner = plan_runner(model, 4, state_slots=1)
     hidden = torch.randn(3, model.config.hidden_size).bfloat16()
-    assert runner.head.is_alone(hidden) and runner.head.weights(hidden) is not None
-    assert runner.head(hidden).dtype == torch.bfloat16
-    by_model = runner.head._by_model(hidden)  # type: ignore[attr-defined]
+    head: Any = runner.executor.layers.head
+    assert head.is_alone(hidden) and head.weights(hidden) is not None
+    assert head(hidden).dtype == torch.bfloat16
+    by_model = head._by_model(hidden)
     assert by_model.dtype == torch.float32
-    assert torch.equal(runner.head(hidden).float(), by_model)
+    assert torch.equal(head(hidden).float(), by_model)
 
 
 def test_model_without_a_plan_raises() -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.execution.step_builder import StepBuilder
+from torch_armllm.engine.execution.step_feature import StepFeatures
+from torch_armllm.engine.execution.step_states import StepStates
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
@@ -89,7 +91,7 @@ def test_reused_buffers_equal_new_inputs(seed: int) -> None:
 def test_reused_buffers_hold_the_saves_of_their_step_only(seed: int) -> None:
     random = Random(seed)
     states = [torch.zeros(2, 9, 3)]
-    builder = StepBuilder(cache(), SIZE, states=states)
+    builder = StepBuilder(cache(), SIZE, features=StepFeatures([StepStates(states)]))
     running = [sequence(random, 40 + number) for number in range(3)]
     for _ in range(100):
         for number, one in enumerate(running):

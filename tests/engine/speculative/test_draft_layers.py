@@ -110,7 +110,7 @@ def test_the_cache_of_a_layer_is_part_of_the_memory(
     assert decoder is not None and taken == decoder.kv_bytes > 0
     assert "; the drafter's own cache" in caplog.text
     assert 0.4 * memory < runner.kv_bytes + taken <= memory
-    swapped = [drafter.swap, runner._swap, runner._swapped_states]  # type: ignore[attr-defined]
+    swapped = [drafter.swap, runner.executor.caches.swap, runner.executor.caches.swapped_states]  # type: ignore[attr-defined]
     assert 0.4 * swap < sum(t.nbytes for each in swapped for t in each if t is not None) <= swap
 
 
@@ -188,7 +188,7 @@ def test_an_engine_after_one_with_an_eagle3_draft_has_the_plan_of_the_model(fold
     assert isinstance(later.speculative_decoder.proposer, AdaptiveDrafts)
     for engine in (drafting, later, drafting):
         assert exact_outputs(engine, texts, params) == expected
-        assert engine.runner._fused_head is not None  # type: ignore[attr-defined]
+        assert engine.runner.executor.layers.fused_head is not None  # type: ignore[attr-defined]
 
 
 def packed_addresses(plan: NativePlan) -> set[int]:

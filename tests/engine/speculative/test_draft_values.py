@@ -89,7 +89,7 @@ def test_layers_compute_what_references_do(family: str, folders: Any) -> None:
     (found,) = recorded(engine)
     params = sampled(temperature=0.0, logprobs=None)  # the head is fused with the plan after the first step
     ((tokens, _),) = exact_outputs(engine, [text := prompt(40, 1)], params)[0]
-    assert family != "eagle3" or engine.runner._fused_head is not None  # type: ignore[attr-defined]
+    assert family != "eagle3" or engine.runner.executor.layers.fused_head is not None  # type: ignore[attr-defined]
     whole = torch.tensor([*text, *tokens])
     target = load_model(str(folder), torch.float32)
     out = target.base_model(whole[None], output_hidden_states=True, use_cache=False)

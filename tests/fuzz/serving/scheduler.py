@@ -264,10 +264,10 @@ class Machine:
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise Finding(f"requests {list(self.live)} do not end")
-        compute = self.engine.runner.compute
+        begin = self.engine.runner.begin
         runner: Any = self.engine.runner
         if self._draw.random() < self.fault_rate:
-            runner.compute = _fail
+            runner.begin = _fail
         try:
             outputs = self.engine.step()
         except StepFailedError as failure:
@@ -277,7 +277,7 @@ class Machine:
                 del self.live[name]
             return
         finally:
-            runner.compute = compute
+            runner.begin = begin
         for output in outputs:
             request = self.live[output.request_id]
             request.add(output)

@@ -84,7 +84,7 @@ def build_disk_cache(
 
 def _why_not(runner: Any, manager: BlockManager) -> str | None:
     """Returns the reason why an engine has no blocks that could be kept; None if it has some."""
-    if native_plan(getattr(runner, "plan", None)) is None:
+    if native_plan(runner.plan) is None:
         return "the model has no native plan"
     if manager.prefix_cache is None:
         return "there is no prefix cache: kv_cache_memory has no room for checkpoints of the model's states"

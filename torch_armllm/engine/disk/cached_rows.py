@@ -28,21 +28,22 @@ def cached_rows(runner: PlanRunner) -> CachedRows:
     Raises:
         RankFailedError: another process has failed.
     """
-    blocks, states = Rows(runner.cache), Rows(runner.states)
-    leader = runner.leader
+    leader, executor = runner.leader, runner.executor
+    caches = executor.caches
+    blocks, states = Rows(caches.cache), Rows(caches.states)
     if leader is None:
-        return CachedRows(blocks, states, fingerprint(runner, blocks, states))
+        return CachedRows(blocks, states, fingerprint(executor, blocks, states))
     try:
         with leader.rows:
             order = RowOrder(RowAct.DESCRIBE)
-            leader.order(order)
-            own = fingerprint(runner, blocks, states)
+            leader.send(order)
+            own = fingerprint(executor, blocks, states)
             others = [json.loads(link.receive_all(order)) for link in leader.links]
     except OSError as error:
         raise leader.fail(error) from error
     every, block_sizes, state_sizes = zip(*others, strict=True)
     return CachedRows(
-        RankRows(runner.cache, block_sizes, leader, (RowAct.TAKE_BLOCK, RowAct.PUT_BLOCK)),
-        RankRows(runner.states, state_sizes, leader, (RowAct.TAKE_STATES, RowAct.PUT_STATES)),
+        RankRows(caches.cache, block_sizes, leader, (RowAct.TAKE_BLOCK, RowAct.PUT_BLOCK)),
+        RankRows(caches.states, state_sizes, leader, (RowAct.TAKE_STATES, RowAct.PUT_STATES)),
         hashlib.blake2b(" ".join([own, *every]).encode(), digest_size=16).hexdigest(),
     )

@@ -52,7 +52,7 @@ class RankRows(Rows):
         order, leader = RowOrder(self._take, index), self._leader
         try:
             with leader.rows:
-                leader.order(order)
+                leader.send(order)
                 taken = super().take(index)
                 for link, part in self._parts_of(taken):
                     link.receive(order, part)
@@ -70,7 +70,7 @@ class RankRows(Rows):
         order, leader = RowOrder(self._put, index), self._leader
         try:
             with leader.rows:
-                leader.order(order)
+                leader.send(order)
                 super().put(index, row)
                 for link, part in self._parts_of(row):
                     link.send(order, part)
@@ -80,7 +80,7 @@ class RankRows(Rows):
     def map_pages(self, count: int) -> None:
         """Has the system map the memory of the first blocks on all ranks."""
         with suppress(RankFailedError):  # the engine ends by itself
-            self._leader.order(RowOrder(RowAct.MAP_BLOCKS, count))
+            self._leader.send(RowOrder(RowAct.MAP_BLOCKS, count))
         super().map_pages(count)
 
     def _parts_of(self, row: Bytes) -> Iterator[tuple[RowLink, Bytes]]:
@@ -100,7 +100,7 @@ class RankRowServer:
 
     def __init__(self, executor: StepExecutor, link: RowLink) -> None:
         self._executor, self._link = executor, link
-        self._blocks, self._states = Rows(executor.cache), Rows(executor.states)
+        self._blocks, self._states = Rows(executor.caches.cache), Rows(executor.caches.states)
         self._received: dict[Rows, Bytes] = {}
 
     def do(self, order: RowOrder) -> None:

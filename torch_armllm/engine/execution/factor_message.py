@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from torch_armllm.lora.slot_set import Factors, SlotSet
 
@@ -40,9 +40,20 @@ class FactorPiece(NamedTuple):
     content: Tensor = torch.empty(0, dtype=torch.uint8)
 
     @property
-    def numbers(self) -> array[int]:
-        """The numbers in front of the bytes of a message."""
-        return array("q", [*self[:6], len(self.content), len(self.shape), *self.shape])
+    def numbers(self) -> Sequence[int]:
+        """See `Message.numbers`."""
+        return [*self[:6], *self.shape]
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """See `Message.tensors`."""
+        return [self.content]
+
+    @classmethod
+    def of(cls, numbers: list[int], content: Tensor) -> Self:
+        """See `Message.of`."""
+        slot, layer, places, place, dtype, first, *shape = numbers
+        return cls(slot, layer, places, place, dtype, first, tuple(shape), content)
 
 
 def factor_pieces(slot: int, layers: list[str], factors: Factors) -> Iterator[FactorPiece]:

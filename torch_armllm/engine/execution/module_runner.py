@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,11 +14,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from torch_armllm.engine.errors import OnFailure
+from torch_armllm.engine.execution.message import Message
+from torch_armllm.engine.execution.rank_leader import RankWatch
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.hf.cache_names import STATE_NAMES, cache_argument
+from torch_armllm.plan.step import Plan
 from torch_armllm.plan.step_result import StepResult
 
 
@@ -47,6 +50,10 @@ class ModuleRunner:
 
     kv_bytes: int = 0
     """Always 0: the model's own caches are not counted."""
+    stages: int = 1
+    """One step at a time."""
+    plan: Plan | None = None
+    """There is none."""
 
     def release_cache(self) -> int:
         """Releases nothing: the model's own caches end with their sequences."""
@@ -59,6 +66,12 @@ class ModuleRunner:
     def on_failure(self, method: OnFailure) -> None:
         """Does nothing: no other process computes with it."""
 
+    def watched_by(self, watch: RankWatch) -> None:
+        """Does nothing: no other process computes with it."""
+
+    def tell(self, messages: Iterable[Message]) -> None:
+        """Does nothing: no other process computes with it."""
+
     def __init__(
         self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: ThreadTeam | None = None
     ) -> None:
@@ -69,10 +82,17 @@ class ModuleRunner:
         self._at_work = nullcontext() if team is None else team.at_work()
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._texts: MutableMapping[Sequence, Text] = WeakKeyDictionary()
+        self._logits_of_step: Tensor | None = None
 
-    def compute(self, step: Step, best: bool = False) -> StepResult:
-        """See `PlanRunner.compute`; never returns the most probable tokens."""
-        return StepResult(self.execute(step))
+    def begin(self, step: Step, best: bool = False) -> None:
+        """Computes a step; see `PlanRunner.begin`."""
+        self._logits_of_step = self.execute(step)
+
+    def finish(self) -> StepResult:
+        """Returns the logits of the step; the most probable tokens are never known."""
+        logits, self._logits_of_step = self._logits_of_step, None
+        assert logits is not None
+        return StepResult(logits)
 
     @torch.no_grad()
     def execute(self, step: Step) -> Tensor:

@@ -2,77 +2,73 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 
 from torch import Tensor
 
 from torch_armllm.engine.errors import OnFailure, RankFailedError
-from torch_armllm.engine.execution.adapter_rows import adapter_runs
-from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
+from torch_armllm.engine.execution.message import ComputeLogits, Message, ReleaseCache
 from torch_armllm.engine.execution.rank_leader import RankLeader, RankWatch
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
-from torch_armllm.engine.execution.step_features import TEXTS, StepFeatures
-from torch_armllm.engine.execution.step_message import Signal
-from torch_armllm.engine.execution.thread_team import ThreadTeam
-from torch_armllm.engine.pictures.picture_input import PictureInput
+from torch_armllm.engine.execution.step_message import step_messages
 from torch_armllm.engine.step import Step
-from torch_armllm.engine.trace import NO_TRACE, Trace
-from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.lora.slot_set import Factors
-from torch_armllm.plan.servable_model import ServableModel
+from torch_armllm.plan.step import Plan
 from torch_armllm.plan.step_result import StepResult
 
 
-class PlanRunner(StepExecutor):
-    """Computes the steps of an engine: builds their inputs, and runs its plan.
+class PlanRunner:
+    """Computes the steps of an engine: builds their inputs, sends them, and takes them through its executor.
 
     Args:
-        model: see `ServableModel`.
-        sizes: of the caches.
-        features: of steps, beside tokens.
-        shape: of the KV cache and the states; None: the model's own.
-        trace: records the phases of steps.
-        team: compute threads; None: torch's own.
+        executor: of this process.
         leader: sends the steps to the other ranks or stages; None: there are none.
+
+    Attributes:
+        executor: see above.
+        leader: see above.
+        stages: number of steps that may be under way: that of the stages of a pipeline.
     """
 
-    def __init__(
-        self,
-        model: ServableModel,
-        sizes: ExecutorSizes,
-        features: StepFeatures = TEXTS,
-        shape: Shape | None = None,
-        trace: Trace = NO_TRACE,
-        team: ThreadTeam | None = None,
-        leader: RankLeader | None = None,
-    ) -> None:
-        super().__init__(model, sizes, features, shape, trace)
-        first = model.first_position
-        self._builder = StepBuilder(self.cache, self.block_size, first, self.states, features.pictures)
-        self._leader = leader
-        self._at_work = nullcontext() if team is None else team.at_work()
+    def __init__(self, executor: StepExecutor, leader: RankLeader | None = None) -> None:
+        self.executor = executor
+        self.leader = leader
+        self.vocab_size = executor.layers.vocab_size
+        self.block_size = executor.block_size
+        self.stages = executor.course.most_steps
+        self._course, self._trace, self._at_work = executor.course, executor.trace, executor.at_work
+        first = executor.model.first_position
+        self._builder = StepBuilder(executor.caches.cache, self.block_size, first, executor.features)
 
     @property
-    def leader(self) -> RankLeader | None:
-        """Sends the steps to the other processes that compute them; None if there are none."""
-        return self._leader
+    def plan(self) -> Plan:
+        """Computes the layers."""
+        return self.executor.plan
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache and the states, swap memory not included."""
+        return self.executor.caches.nbytes
+
+    def rows_are_exact(self) -> bool:
+        """True if a token's logits are known to have the same bits whatever else a step computes."""
+        return self.executor.layers.rows_are_exact()
 
     def watched_by(self, watch: RankWatch) -> None:
         """Sets what says which rank has failed, if several processes compute the steps."""
-        if self._leader is not None:
-            self._leader.watch = watch
+        if self.leader is not None:
+            self.leader.watch = watch
 
     def on_failure(self, method: OnFailure) -> None:
         """Calls a method, which is kept weakly, once another process has failed, if there are any."""
-        if self._leader is not None:
-            self._leader.on_failure(method)
+        if self.leader is not None:
+            self.leader.on_failure(method)
 
     def release_cache(self) -> int:
         """Gives the memory of the KV cache back on all ranks; returns the bytes of this one."""
-        if self._leader is not None:
-            self._leader.tell(Signal.RELEASE)
-        return super().release_cache()
+        if self.leader is not None:
+            self.leader.send(ReleaseCache())
+        return self.executor.caches.release()
 
     def execute(self, step: Step) -> Tensor:
         """Computes a step.
@@ -84,61 +80,78 @@ class PlanRunner(StepExecutor):
         return self.compute(step).logits
 
     def compute(self, step: Step, best: bool = False) -> StepResult:
-        """Computes a step; see `execute`.
+        """Computes a step while no other is under way; see `begin`."""
+        self.begin(step, best)
+        return self.finish()
+
+    def begin(self, step: Step, best: bool = False) -> None:
+        """Begins a step: builds its inputs, and sends it to the other ranks and stages.
 
         Args:
             step: to compute.
             best: asks for the most probable tokens too; they are returned if they cost little.
-        """
-        with self._at_work, self._holding(step):
-            if self._leader is None:
-                return self._compute(step, best)
-            try:
-                return self._compute(step, best)
-            except Exception as error:
-                raise self._fail(error) from error
-
-    def _holding(self, step: Step) -> AbstractContextManager[None]:
-        return nullcontext() if self.slots is None else self.holding(adapter_runs(step))
-
-    def _fail(self, error: Exception) -> RankFailedError:
-        """Ends all processes that compute steps together; returns the error of the engine."""
-        assert self._leader is not None
-        return self._leader.fail(error)
-
-    def share_adapter(self, slot: int, factors: Factors) -> None:
-        """Writes an adapter to a slot of all other processes, if there are any, between two steps.
 
         Raises:
-            RankFailedError: one of them has failed.
+            RankFailedError: a rank or stage has failed.
         """
-        if self._leader is None:
-            return
-        assert self.slots is not None
         try:
-            self._leader.send_adapter(slot, list(self.slots.layers), factors)
+            with self._at_work:
+                self._begin(step, best)
         except Exception as error:
-            raise self._fail(error) from error
+            if self.leader is None:
+                raise
+            raise self._fail(self.leader, error) from error
 
-    def _compute(self, step: Step, best: bool) -> StepResult:
+    def _begin(self, step: Step, best: bool) -> None:
         self.copy_blocks(step)
         rows: list[int] | None = None
-        if step.decode_only and best and self._fused_head is not None:
+        if step.decode_only:
             inputs = self._builder.decode(step)
         else:
             inputs, rows = self._builder.build(step)
             if len(rows) == inputs.tokens:
                 rows = None
-        if self._leader is not None:
-            self._leader.send(step, inputs, rows, best, self._shown)
+        if self.leader is not None:
+            for message in step_messages(step, inputs, rows, best, self.executor.features):
+                self.leader.send(message)
         self._trace.mark("prepare")
-        return self.run(inputs, rows, best)
-
-    @property
-    def _shown(self) -> PictureInput | None:
-        """Rows of the pictures of the step that was built; None: there are no pictures."""
-        return None if self.pictures is None else self.pictures.rows
+        self._course.begin(inputs, rows, best)
 
     def copy_blocks(self, step: Step) -> None:
-        """Copies the states and blocks of a step: states in order, swaps out, swaps in, and copy-on-write."""
-        self.copy(step.state_moves, step.swaps_out, step.swaps_in, step.copies)
+        """Copies the blocks of a step: swaps out, swaps in, and copy-on-write."""
+        self.executor.caches.copy_blocks(step.swaps_out, step.swaps_in, step.copies)
+
+    def finish(self) -> StepResult:
+        """Computes the oldest step under way as far as it is not computed, and returns its result.
+
+        Raises:
+            RankFailedError: a rank or stage has failed.
+        """
+        if self.leader is None:
+            return self._course.finish()
+        try:
+            if self._course.shares_logits:
+                self.leader.send(ComputeLogits())
+            return self._course.finish()
+        except Exception as error:
+            raise self._fail(self.leader, error) from error
+
+    def _fail(self, leader: RankLeader, error: Exception) -> RankFailedError:
+        """Ends all processes, those that wait for rows of this one too; returns the error of the engine."""
+        failed = leader.fail(error)
+        self._course.close()
+        return failed
+
+    def tell(self, messages: Iterable[Message]) -> None:
+        """Sends messages to all other processes, if there are any, between two steps.
+
+        Raises:
+            RankFailedError: one of them has failed.
+        """
+        if self.leader is None:
+            return
+        try:
+            for message in messages:
+                self.leader.send(message)
+        except Exception as error:
+            raise self._fail(self.leader, error) from error

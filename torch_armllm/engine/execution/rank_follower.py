@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from torch_armllm.engine.execution.factor_message import FactorPiece, FactorWriter
+from torch_armllm.engine.execution.message import ComputeLogits, Message, ReleaseCache, Stop
+from torch_armllm.engine.execution.message_codec import decode
 from torch_armllm.engine.execution.row_order import RowOrder
 from torch_armllm.engine.execution.step_executor import StepExecutor
-from torch_armllm.engine.execution.step_message import ReceivedStep, Signal, StepReader
+from torch_armllm.engine.execution.step_message import StepMessage, StepReader
 
 
 class Inbox(Protocol):
@@ -39,25 +41,17 @@ def follow(rank: int, mailbox: Inbox, executor: StepExecutor, rows: RowServer | 
         executor: with this rank's part of the weights and of the KV cache.
         rows: gives and takes bytes of its caches; None: the leader asks for none.
     """
-    reader = StepReader(executor.cache, executor.states, executor.pictures)
-    writer = None if executor.slots is None else FactorWriter(executor.slots)
+    acts: dict[type[Message], Callable[[Any], object]] = {
+        StepMessage: StepReader(executor).compute,
+        ComputeLogits: lambda _: executor.course.finish(),
+        ReleaseCache: lambda _: executor.caches.release(),
+        **executor.features.acts,
+    }
+    if rows is not None:
+        acts[RowOrder] = rows.do
     while True:
-        message = reader.read(mailbox.receive())
+        message = decode(mailbox.receive())
         mailbox.done(rank)
-        if message is Signal.STOP:
+        if isinstance(message, Stop):
             return
-        if message is Signal.LOGITS:
-            executor.compute_logits()
-        elif message is Signal.RELEASE:
-            executor.release_cache()
-        elif isinstance(message, FactorPiece):
-            assert writer is not None, "an adapter, where there are no slots"
-            writer.add(message)
-        elif isinstance(message, RowOrder):
-            assert rows is not None, "the leader asks for bytes of caches"
-            rows.do(message)
-        elif isinstance(message, ReceivedStep):
-            executor.copy(*message.copies)
-            with executor.holding(message.adapters):
-                executor.run(message.inputs, message.rows, message.best)
-            reader.end_step()
+        acts[type(message)](message)

@@ -10,21 +10,9 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.errors import OnFailure, RankFailedError
-from torch_armllm.engine.execution.factor_message import factor_pieces
-from torch_armllm.engine.execution.row_order import RowOrder
-from torch_armllm.engine.execution.step_message import (
-    Signal,
-    factor_message,
-    picture_messages,
-    row_message,
-    signal_message,
-    step_message,
-)
-from torch_armllm.engine.pictures.picture_input import PictureInput
-from torch_armllm.engine.step import Step
-from torch_armllm.lora.slot_set import Factors
+from torch_armllm.engine.execution.message import Message, Stop
+from torch_armllm.engine.execution.message_codec import encode
 from torch_armllm.parallel.row_link import RowLink
-from torch_armllm.plan.step import StepInputs
 
 
 class Outbox(Protocol):
@@ -53,7 +41,7 @@ class RankWatch(Protocol):
 
 
 class RankLeader:
-    """Sends steps to the other ranks.
+    """Sends messages to the other ranks.
 
     Args:
         mailbox: from which they read.
@@ -84,55 +72,20 @@ class RankLeader:
     def _failure(self) -> str | None:
         return None if self.watch is None else self.watch.failure()
 
-    def tell(self, signal: Signal) -> None:
-        """Sends a message without a step.
+    def send(self, message: Message) -> None:
+        """Sends a message; any thread may send orders about bytes of caches, between two steps.
 
         Raises:
             RankFailedError: a rank has failed.
         """
-        self._post(signal_message(signal))
-
-    def send(
-        self,
-        step: Step,
-        inputs: StepInputs,
-        rows: Sequence[int] | None,
-        best: bool,
-        shown: PictureInput | None = None,
-    ) -> None:
-        """Sends a step, which all ranks then compute, and the rows of its pictures before it.
-
-        Raises:
-            RankFailedError: a rank has failed.
-        """
-        if shown is not None:
-            for message in picture_messages(inputs.tokens, shown):
-                self._post(*message)
-        self._post(*step_message(step, inputs, rows, best))
-
-    def send_adapter(self, slot: int, layers: list[str], factors: Factors) -> None:
-        """Sends an adapter, which all ranks then write to a slot; see `factor_pieces`.
-
-        Raises:
-            RankFailedError: a rank has failed.
-        """
-        for piece in factor_pieces(slot, layers, factors):
-            self._post(*factor_message(piece))
-
-    def order(self, order: RowOrder) -> None:
-        """Sends an order about bytes of caches, between two steps; any thread may call it.
-
-        Raises:
-            RankFailedError: a rank has failed.
-        """
-        self._post(row_message(order))
-
-    def _post(self, numbers: array[int], tensors: Iterable[Tensor] = ()) -> None:
         reason = self._failure()
         if reason is not None:
             raise RankFailedError(reason)
+        self._post(message)
+
+    def _post(self, message: Message) -> None:
         with self._posting:
-            self._mailbox.post(numbers, tensors)
+            self._mailbox.post(encode(message), message.tensors)
 
     def fail(self, error: Exception) -> RankFailedError:
         """Ends all ranks, because a step has failed here or there; returns the error of the engine."""
@@ -148,5 +101,4 @@ class RankLeader:
     def stop(self) -> None:
         """Ends the other ranks."""
         if self._failure() is None and not self._has_failed:
-            with self._posting:
-                self._mailbox.post(signal_message(Signal.STOP))
+            self._post(Stop())

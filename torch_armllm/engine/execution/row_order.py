@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
+
+from torch import Tensor
+from typing_extensions import Self
 
 
 class RowAct(IntEnum):
@@ -28,3 +32,19 @@ class RowOrder(NamedTuple):
 
     act: RowAct
     number: int = 0
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """See `Message.numbers`."""
+        return self
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """See `Message.tensors`."""
+        return ()
+
+    @classmethod
+    def of(cls, numbers: list[int], content: Tensor) -> Self:
+        """See `Message.of`."""
+        act, number = numbers
+        return cls(RowAct(act), number)

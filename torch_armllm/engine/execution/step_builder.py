@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
-from torch_armllm.engine.pictures.picture_input import PictureInput
-from torch_armllm.engine.pictures.picture_steps import PictureSteps
+from torch_armllm.engine.execution.step_feature import NO_FEATURES, StepFeatures
+from torch_armllm.engine.execution.views import Views
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.block_table import BlockTable
 from torch_armllm.plan.shared_buffer import SharedBuffer
 from torch_armllm.plan.step import StepInputs
-
-
-class _Views:
-    """Caches views of buffers by size: a running batch needs the same ones in every step."""
-
-    def __init__(self, capacity: int, make: Callable[[int], tuple[Tensor, ...]]) -> None:
-        self.capacity = capacity
-        self._make = make
-        self._views: dict[int, tuple[Tensor, ...]] = {}
-
-    def __getitem__(self, size: int) -> tuple[Tensor, ...]:
-        views = self._views.get(size)
-        if views is None:
-            views = self._views[size] = self._make(size)
-        return views
 
 
 class StepBuilder:
@@ -39,60 +22,30 @@ class StepBuilder:
         cache: KV cache that the steps read and write.
         block_size: positions per block.
         first_position: position id of a sequence's first token.
-        states: states of recurrent layers; empty without.
-        pictures: what pictures change; None: there are no pictures.
-
-    Attributes:
-        keeps_states: True if steps have slots for states.
+        features: of steps, beside tokens.
     """
 
     def __init__(
-        self,
-        cache: Cache,
-        block_size: int,
-        first_position: int = 0,
-        states: Sequence[Tensor] = (),
-        pictures: PictureSteps | None = None,
+        self, cache: Cache, block_size: int, first_position: int = 0, features: StepFeatures = NO_FEATURES
     ) -> None:
         self.cache = cache
         self.block_size = block_size
         self.first_position = first_position
-        self.states = list(states)
-        self.keeps_states = bool(self.states)
-        self._pictures = pictures
-        self._numbers = None if pictures is None else pictures.numbers
-        self._rows = None if pictures is None else pictures.rows
+        self._features = features
+        self._writes = [feature.write for feature in features]
         self._table = BlockTable()
-        self._reserve_tokens(512)
-        self._reserve_sequences(64)
+        self._grow(512, 64)
 
-    def _reserve_tokens(self, tokens: int) -> None:
-        ids, positions, slots, saves = (SharedBuffer("q", tokens) for _ in range(4))
-        self._ids, self._positions, self._slots, self._saves = (
-            buffer.items for buffer in (ids, positions, slots, saves)
-        )
-        self._saves[:] = array("q", [-1]) * tokens
-        self._saved_rows: list[int] = []
-        self._by_tokens = _Views(
-            tokens, lambda n: (ids.view(1, n), positions.view(1, n), slots.view(n), saves.view(n))
-        )
-        self._decodes: dict[int, StepInputs] = {}
-        if self._numbers is not None:
-            columns = self._numbers.columns
-            given = SharedBuffer("q", tokens * columns)
-            self._given = given.items
-            self._given_by_tokens = _Views(tokens, lambda n: (given.view(n, columns),))
-        if self._rows is not None:
-            self._rows.reserve(tokens)
-
-    def _reserve_sequences(self, sequences: int) -> None:
+    def _grow(self, tokens: int, sequences: int) -> None:
+        """Takes larger buffers, which have room for so many tokens and sequences."""
+        ids, positions, slots = (SharedBuffer("q", tokens) for _ in range(3))
+        self._ids, self._positions, self._slots = ids.items, positions.items, slots.items
+        self._by_tokens = Views(tokens, lambda n: (ids.view(1, n), positions.view(1, n), slots.view(n)))
         starts, lengths = (SharedBuffer("i", sequences + 1) for _ in range(2))
-        state_slots = SharedBuffer("q", sequences)
-        self._starts, self._lengths, self._state_slots = starts.items, lengths.items, state_slots.items
-        self._by_sequences = _Views(
-            sequences, lambda n: (starts.view(n + 1), lengths.view(n), state_slots.view(n))
-        )
-        self._decodes = {}
+        self._starts, self._lengths = starts.items, lengths.items
+        self._by_sequences = Views(sequences, lambda n: (starts.view(n + 1), lengths.view(n)))
+        self._features.reserve(tokens, sequences)
+        self._decodes: dict[int, StepInputs] = {}
 
     def decode(self, step: Step) -> StepInputs:
         """Returns the inputs of a `Step.decode_only` step: the same object for the same number of sequences.
@@ -118,12 +71,8 @@ class StepBuilder:
                 table.write(row, blocks)
             if start >= max_seq_len:
                 max_seq_len = start + 1
-        if self.keeps_states:
-            self._write_state_slots(step)
-        if self._numbers is not None:
-            self._numbers.write(self._given, step)
-        if self._rows is not None:
-            self._rows.clear()
+        for write in self._writes:
+            write(step, ids)
         if inputs is None or inputs.block_table is not table.view(count):
             inputs = self._decodes[count] = self._decode_inputs(count)
         inputs.max_seq_len = max_seq_len
@@ -131,50 +80,18 @@ class StepBuilder:
 
     def _decode_inputs(self, count: int) -> StepInputs:
         starts = torch.arange(count + 1, dtype=torch.int32)
-        ids, positions, slots, saves = self._by_tokens[count]
-        _, lengths, _ = self._by_sequences[count]
+        ids, positions, slots = self._by_tokens[count]
         return StepInputs(
             input_ids=ids,
             position_ids=positions,
             slots=slots,
             block_table=self._table.view(count),
             query_start=starts,
-            seq_lens=lengths,
+            seq_lens=self._by_sequences[count][1],
             max_seq_len=0,
             cache=self.cache,
-            states=self.states,
-            state_slots=self._state_slots_of(count),
-            save_slots=saves,
-            numbers=self._numbers_of(count),
-            rows=self._rows_of(count),
+            **self._features.inputs(count, count),
         )
-
-    def _numbers_of(self, tokens: int) -> Tensor | None:
-        return None if self._numbers is None else self._given_by_tokens[tokens][0]
-
-    def _rows_of(self, tokens: int) -> Tensor | None:
-        return None if self._rows is None else self._rows.view(tokens)
-
-    def _write_state_slots(self, step: Step) -> None:
-        """Writes the slots of sequences, and those of the states that the step saves."""
-        slots = [s.sequence.state for s in step.scheduled if s.sequence.state is not None]
-        self._state_slots[: len(slots)] = array("q", slots)
-        for row in self._saved_rows:
-            self._saves[row] = -1
-        self._saved_rows.clear()
-        if not step.saves_states:
-            return
-        at = 0
-        for sequence, start, count in step.scheduled:
-            for length, slot in sequence.saves.items():
-                if start < length <= start + count:
-                    row = at + length - start - 1
-                    self._saves[row] = slot
-                    self._saved_rows.append(row)
-            at += count
-
-    def _state_slots_of(self, count: int) -> Tensor | None:
-        return self._by_sequences[count][2] if self.keeps_states else None
 
     def build(self, step: Step) -> tuple[StepInputs, list[int]]:
         """Returns the inputs of a step, which must not be empty, and the rows of its tokens that need logits.
@@ -210,15 +127,11 @@ class StepBuilder:
             lengths[number] = end
             if end > max_seq_len:
                 max_seq_len = end
-        input_ids, position_ids, slot_ids, saves = self._by_tokens[tokens]
-        query_start, seq_lens, _ = self._by_sequences[len(scheduled)]
+        input_ids, position_ids, slot_ids = self._by_tokens[tokens]
+        query_start, seq_lens = self._by_sequences[len(scheduled)]
         table = self._table.view(len(scheduled))
-        if self.keeps_states:
-            self._write_state_slots(step)
-        if self._pictures is not None and self._rows is not None:
-            self._write_pictures(self._pictures.token, self._rows, step)
-        if self._numbers is not None:
-            self._numbers.write(self._given, step)
+        for write in self._writes:
+            write(step, ids)
         step_inputs = StepInputs(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -228,34 +141,17 @@ class StepBuilder:
             seq_lens=seq_lens,
             max_seq_len=max_seq_len,
             cache=self.cache,
-            states=self.states,
-            state_slots=self._state_slots_of(len(scheduled)),
-            save_slots=saves,
-            numbers=self._numbers_of(tokens),
-            rows=self._rows_of(tokens),
+            **self._features.inputs(tokens, len(scheduled)),
         )
         return step_inputs, rows
 
-    def _write_pictures(self, placeholder: int, rows: PictureInput, step: Step) -> None:
-        """Writes the rows of picture tokens, and the id that they have in place of the placeholders'."""
-        rows.clear()
-        at = 0
-        for sequence, start, count in step.scheduled:
-            shown = sequence.request.pictures
-            if shown is not None and start < sequence.prompt_length:
-                found = shown.within(start, start + count)
-                tokens = [at + position - start for position in shown.positions[found]]
-                for token in tokens:
-                    self._ids[token] = placeholder
-                if tokens:
-                    rows.write(tokens, shown.rows[found])
-            at += count
-
     def _reserve(self, tokens: int, sequences: int) -> None:
-        if tokens > self._by_tokens.capacity:
-            self._reserve_tokens(2 * tokens)
-        if sequences > self._by_sequences.capacity:
-            self._reserve_sequences(2 * sequences)
+        most_tokens, most_sequences = self._by_tokens.capacity, self._by_sequences.capacity
+        if tokens > most_tokens or sequences > most_sequences:
+            self._grow(
+                2 * tokens if tokens > most_tokens else most_tokens,
+                2 * sequences if sequences > most_sequences else most_sequences,
+            )
         self._table.reserve_rows(sequences)
 
     def _write_many(self, at: int, s: Scheduled) -> None:

@@ -1,27 +1,37 @@
-"""Features of steps beside the tokens of texts."""
+"""The features of steps that an engine may have."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from torch_armllm.engine.execution.adapter_rows import AdapterRows
+from torch_armllm.engine.execution.step_feature import StepFeature
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.lora.slot_set import SlotSet
 
 
-@dataclass(frozen=True)
-class StepFeatures:
-    """Features that the steps of an executor have beside the tokens of texts.
+class KeptColumns(StepFeature):
+    """Results of the plan that a drafter reads beside the last hidden states.
 
-    Attributes:
-        slots: for adapters, which the plan reads; None: there are none.
-        pictures: what pictures change in steps; None: there are no pictures.
-        kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
+    Args:
+        columns: of the results.
     """
 
-    slots: SlotSet | None = None
-    pictures: PictureSteps | None = None
-    kept_columns: range | None = None
+    def __init__(self, columns: range) -> None:
+        self.kept_columns: range = columns
 
 
-TEXTS = StepFeatures()
-"""Those of steps of texts alone."""
+def step_features(
+    pictures: PictureSteps | None = None, slots: SlotSet | None = None, kept_columns: range | None = None
+) -> list[StepFeature]:
+    """Returns the features of a process, in the order of all processes.
+
+    Args:
+        pictures: what pictures change in steps; None: there are no pictures.
+        slots: for adapters, which the plan reads; None: there are none.
+        kept_columns: columns of the plan's results that a drafter reads; None: there is no such drafter.
+    """
+    every = (
+        pictures,
+        None if slots is None else AdapterRows(slots),
+        None if kept_columns is None else KeptColumns(kept_columns),
+    )
+    return [feature for feature in every if feature is not None]

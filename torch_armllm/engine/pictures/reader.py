@@ -142,7 +142,7 @@ class PictureReader:
     @property
     def _prompts_are_spans(self) -> bool:
         """True if all tokens of a prompt with pictures attend to each other."""
-        return isinstance(self.steps.numbers, LaterTokens) and self.steps.numbers.prompts
+        return isinstance(self.steps.token_numbers, LaterTokens) and self.steps.token_numbers.prompts
 
     def _places(self, tokens: int) -> Tensor:
         """Returns the positions ``(1, T)`` by which a model rotates tokens of texts.
@@ -157,7 +157,7 @@ class PictureReader:
         Raises:
             ValueError: a step has no room for one of them.
         """
-        if not isinstance(self.steps.numbers, LaterTokens):
+        if not isinstance(self.steps.token_numbers, LaterTokens):
             return []
         if self._prompts_are_spans:
             self._check_span("prompt with pictures", len(ids))
@@ -189,7 +189,7 @@ class PictureReader:
         Raises:
             ValueError: the decoder is given something that a plan does not know.
         """
-        dtype, numbers = self.steps.plan.program.dtype, self.steps.numbers
+        dtype, numbers = self.steps.plan.program.dtype, self.steps.token_numbers
         inputs = {
             n: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
             for n, v in inputs.items()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.speculative.adaptive import MAX_DRAFT_TOKENS, AdaptiveDrafts
 from torch_armllm.engine.speculative.config import SpeculativeConfig
@@ -31,10 +32,12 @@ class DraftModel:
     Attributes:
         servable: the model as an engine runs it.
         max_length: its maximum context length; None: unlimited.
+        kept_columns: columns of the model's results that it reads: none.
     """
 
     servable: ServableModel
     max_length: int | None
+    kept_columns: range | None = None
 
 
 Drafter = DraftLayers | DraftModel
@@ -71,22 +74,22 @@ def reads_hidden_states(settings: Settings) -> bool:
     return SpeculativeConfig.parse(settings).method in ("mtp", "eagle3")
 
 
-def load_drafter(settings: Settings, model: Any, servable: ServableModel) -> Drafter | None:
-    """Returns the model or layer that drafts; None if the settings name neither.
+def load_drafter(settings: Settings, model: Any, servable: ServableModel | None) -> Drafter | None:
+    """Returns the model or layer that drafts; None if the settings name neither, or there is no plan.
 
     For EAGLE-3 ``servable`` gets another plan, which also returns the hidden states that the layer reads.
 
     Args:
         settings: `EngineConfig.speculative_config`.
         model: a patched model.
-        servable: the same as the engine serves it; its plan may be replaced.
+        servable: the same as the engine serves it; its plan may be replaced.  None: it has no plan.
 
     Raises:
         ValueError: a setting is wrong, there is no such layer, it does not fit the model, or the draft model
             has no plan.
         OSError: it is not found.
     """
-    if settings is None or settings == "auto":
+    if settings is None or settings == "auto" or servable is None:
         return None
     config = SpeculativeConfig.parse(settings)
     if config.method == "draft_model":
@@ -184,7 +187,7 @@ def build_speculative_decoder(
         num_blocks = memory.drafter_tokens // servable.shape.block_size
         if not num_blocks or (servable.shape.states and not slots):
             raise ValueError("kv_cache_memory has no room for the draft model's own cache: raise it")
-        runner = PlanRunner(servable, ExecutorSizes(num_blocks, state_slots=slots))
+        runner = PlanRunner(StepExecutor(servable, ExecutorSizes(num_blocks, state_slots=slots)))
         rejection = config.draft_sampling == "rejection"
         proposer = DraftModelProposer(
             runner=runner,

@@ -51,10 +51,10 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
     Returns:
         The reason why the plan was not stored; None if it was.
     """
-    plan = native_plan(getattr(runner, "plan", None))
+    plan = native_plan(runner.plan)
     if plan is None:
         return "the model does not run by a native plan"
-    servable, program = runner.model, plan.program
+    servable, program = runner.executor.model, plan.program
     product = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
     if product is None:
         return "its LM head is more than a matrix product"
