@@ -138,7 +138,6 @@ lint: $(READY)
 	$(BIN)/ruff check $(wildcard $(PYTHONS))
 	$(BIN)/ruff format --check $(wildcard $(PYTHONS))
 	$(BIN)/clang-format --dry-run --Werror $(CODE)
-	$(PY) .ci/lint/layers.py
 	$(PY) .ci/lint/imports.py
 	$(PY) .ci/lint/includes.py
 	$(PY) .ci/lint/sizes.py

@@ -11,7 +11,6 @@ whatever was changed.  Tests that do not begin within the time are left out, and
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "lint"))
-from imports import modules  # noqa: E402
+from imports import imports_of, modules  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 35
@@ -71,16 +70,10 @@ def imports_by_file() -> dict[Path, set[Path]]:
     known = modules(ROOT)
     for path in (ROOT / "tests").rglob("*.py"):
         known[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path
-    found: dict[Path, set[Path]] = {}
-    for path in known.values():
-        names: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        found[path] = {known[name] for name in names if name in known} - {path}
-    return found
+    return {
+        path: {known[each.imported] for each in imports_of(module, path, known)} - {path}
+        for module, path in known.items()
+    }
 
 
 def nearest_tests(changed: Iterable[Path], imports: Mapping[Path, set[Path]]) -> list[Path]:

@@ -1,11 +1,9 @@
 """Counts imports against the order of the layers, circles, and imports inside functions.
 
     python .ci/lint/imports.py              checks this checkout; exit status 1 where a rule is broken
-    python .ci/lint/imports.py --root DIR   checks another one, such as an older commit
-      --moves FILE                          a JSON map {"move": {old path: new path}} that says in which layer
-                                            each file of an older layout belongs
+    python .ci/lint/imports.py --root DIR   checks another one
 
-The layers are those of the import-linter contract in pyproject.toml.  All imports count: top-level ones,
+The layers are those of pyproject.toml, and every module has one.  All imports count: top-level ones,
 those for typing alone, and those in functions.  An import inside a function is allowed only in the files of
 `FUNCTION_LEVEL`, each with its reason.
 """
@@ -14,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -26,6 +23,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "torch_armllm"
 FUNCTION_LEVEL = {
     "torch_armllm/__init__.py": "public names are imported at first use: transformers takes seconds",
@@ -97,15 +95,18 @@ def imports_of(module: str, path: Path, known: dict[str, Path]) -> Iterator[Impo
     yield from visit(ast.parse(path.read_text()), False)
 
 
-def layer_numbers(root: Path) -> dict[str, int]:
-    """The number of each top-level folder's layer, from the bottom."""
-    settings = tomllib.loads((root / "pyproject.toml").read_text())
-    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
-    return {
-        name.strip(): number
-        for number, siblings in enumerate(reversed(layers))
-        for name in siblings.split("|")
-    }
+def layers() -> dict[str, int]:
+    """The number of each top-level module's layer, from the bottom."""
+    rows = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["layers"]["order"]
+    return {name.strip(): number for number, row in enumerate(reversed(rows)) for name in row.split("|")}
+
+
+def is_upward(edge: Import, numbers: dict[str, int]) -> bool:
+    """True for an import of a higher layer, of a sibling, or of the package itself."""
+    if edge.importer == PACKAGE or edge.imported == PACKAGE:
+        return edge.importer != PACKAGE
+    low, high = (module.split(".")[1] for module in (edge.importer, edge.imported))
+    return low != high and numbers[high] >= numbers[low]
 
 
 def circles(edges: set[tuple[str, str]]) -> list[list[str]]:
@@ -144,44 +145,18 @@ def circles(edges: set[tuple[str, str]]) -> list[list[str]]:
 def main(arguments: list[str]) -> int:
     """Prints the three figures and every breach; returns 1 where there is one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2])
-    parser.add_argument("--moves", type=Path)
-    options = parser.parse_args(arguments)
-    known = modules(options.root)
-    moves = json.loads(options.moves.read_text())["move"] if options.moves else {}
-    numbers = layer_numbers(Path(__file__).resolve().parents[2])
-
-    def layer(module: str) -> int | None:
-        path = known[module].relative_to(options.root).as_posix()
-        parts = Path(moves.get(path, path)).with_suffix("").parts
-        return numbers.get(parts[0] if parts[0] in ("ops", "passes") else parts[1])
-
+    parser.add_argument("--root", type=Path, default=ROOT)
+    root = parser.parse_args(arguments).root
+    known, numbers = modules(root), layers()
+    if loose := {module.split(".")[1] for module in known if module != PACKAGE} - numbers.keys():
+        print(f"modules without a layer in pyproject.toml: {', '.join(sorted(loose))}")
+        return 1
     found = [edge for module, path in known.items() for edge in imports_of(module, path, known)]
-    upward = [
-        edge
-        for edge in found
-        if edge.importer != PACKAGE
-        and (
-            edge.imported == PACKAGE
-            or (
-                (low := layer(edge.importer)) is not None
-                and (high := layer(edge.imported)) is not None
-                and high > low
-            )
-        )
-    ]
-    groups = circles(
-        {(e.importer, e.imported) for e in found if e.importer != e.imported and e.importer != PACKAGE}
-    )
+    upward = [edge for edge in found if is_upward(edge, numbers)]
+    groups = circles({(e.importer, e.imported) for e in found if e.importer not in (e.imported, PACKAGE)})
     inside = [edge for edge in found if edge.in_function]
-    stray = [
-        edge
-        for edge in inside
-        if not any(
-            fnmatchcase(known[edge.importer].relative_to(options.root).as_posix(), pattern)
-            for pattern in FUNCTION_LEVEL
-        )
-    ]
+    names = {edge: known[edge.importer].relative_to(root).as_posix() for edge in inside}
+    stray = [e for e in inside if not any(fnmatchcase(names[e], pattern) for pattern in FUNCTION_LEVEL)]
     print(
         f"{len(known)} modules, {len(found)} imports: {len(upward)} upward, {len(groups)} circles, "
         f"{len(inside)} inside functions ({len(stray)} of them without a reason)"

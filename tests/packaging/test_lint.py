@@ -48,6 +48,18 @@ def test_imports_against_layer_order_are_reported(
     assert (complaint or "0 upward, 0 circles, 0 inside functions") in printed
 
 
+def test_imports_of_siblings_and_modules_without_a_layer_are_reported(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "torch_armllm/transformers_plugin").mkdir()
+    (checkout / "torch_armllm/transformers_plugin/a.py").write_text("import torch_armllm.engine.step\n")
+    assert script("imports").main(["--root", str(checkout)]) == 1
+    assert "a.py:1: upward: torch_armllm.engine.step" in capsys.readouterr().out
+    (checkout / "torch_armllm/other.py").write_text("")
+    assert script("imports").main(["--root", str(checkout)]) == 1
+    assert "without a layer in pyproject.toml: other" in capsys.readouterr().out
+
+
 def test_import_cycle_within_a_layer_is_reported(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / "torch_armllm/quant/layers.py").write_text("import torch_armllm.quant.recipe\n")
     (checkout / "torch_armllm/quant/recipe.py").write_text("from torch_armllm.quant.layers import x\n")
