@@ -9,13 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import PreTrainedTokenizerBase
 
 from torch_armllm.checkpoint.formats.registry import quantization_settings
 from torch_armllm.checkpoint.load import is_third_party, load, load_tokenizer, resolve
@@ -27,6 +22,7 @@ from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.patching.patch import patch
 from torch_armllm.patching.state import is_patched, why_not_captured
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
+from torch_armllm.pooling.pooled_class import pooled_class
 from torch_armllm.pooling.pooling_model import (
     Classifier,
     Embedder,
@@ -43,7 +39,7 @@ from torch_armllm.quant.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
-_SEQUENCE, _TOKEN, _CAUSAL = "ForSequenceClassification", "ForTokenClassification", "ForCausalLM"
+_CAUSAL = "ForCausalLM"
 _UNUSED = (r"^pooler\.",)
 """Weights that make no vector: files without them are many."""
 _MODES = {"LAST": "lasttoken", "CLS": "cls", "MEAN": "mean", "MAX": "max"}
@@ -106,20 +102,14 @@ def _load(
             f"{path} was quantized by another tool, whose files are read for language models only, and this "
             f"is a {name}: name the original model"
         )
-    kind: Any = AutoModel
-    if tokens is not None:
-        kind = AutoModelForCausalLM
-    elif name.endswith(_SEQUENCE):
-        kind = AutoModelForSequenceClassification
-    elif name.endswith(_TOKEN):
-        kind = AutoModelForTokenClassification
+    loader = pooled_class(name).loader if tokens is None else "AutoModelForCausalLM"
     if is_quantized and name.endswith(_CAUSAL):
         model = load(path, dtype=dtype, fuse=False)  # its base model is patched
         model.config.update(dict(overrides))
     else:
         assert config is not None
-        optional = _UNUSED if kind is AutoModel else ()
-        model = load_pretrained(kind, path, config, dtype=dtype, optional=optional)
+        optional = _UNUSED if loader == "AutoModel" else ()
+        model = load_pretrained(getattr(transformers, loader), path, config, dtype=dtype, optional=optional)
     model = model.eval()
     rows = None if tokens is None else _head_rows(model, tokens, tokenizer)
     if not type(model).__name__.endswith(_CAUSAL):
@@ -178,15 +168,16 @@ def _configured(files: SentenceFiles, pooler: Mapping[str, Any]) -> SentenceFile
 
 
 def _with_pooler(model: Any, rows: torch.Tensor | None, files: SentenceFiles) -> PoolingModel:
-    name = type(model).__name__
+    kind = kind_of(model)
     if rows is not None:
         return TokenScorer(model, rows)
-    if name.endswith(_SEQUENCE):
-        return Classifier(model)
-    if name.endswith(_TOKEN):
-        return TokenClassifier(model)
-    if model.get_output_embeddings() is not None and base_model_of(model) is not model:
-        raise ValueError(f"{name} has a head for tokens: load it with AutoModel to pool its hidden states")
+    makes = pooled_class(kind.name).makes
+    if makes != "embed":
+        return Classifier(model) if makes == "classify" else TokenClassifier(model)
+    if model.get_output_embeddings() is not None and not kind.is_bare:
+        raise ValueError(
+            f"{kind.name} has a head for tokens: load it with AutoModel to pool its hidden states"
+        )
     is_encoder = any(getattr(module, "is_causal", True) is False for module in model.modules())
     return Embedder(model, files, "cls" if is_encoder else "lasttoken")
 

@@ -6,18 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch_armllm.pooling.model_files import read_object
+from torch_armllm.pooling.pooled_class import pools
 from torch_armllm.pooling.sentence_files import has_pooling
 
 Runner = Literal["auto", "generate", "pooling"]
-
-_POOLING = (
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForMaskedLM",
-    "ForTextEncoding",
-    "Model",
-)
-"""Endings of the names of classes that do not generate; `GPT2LMHeadModel` and its like do."""
 
 
 def choose_runner(model: Any, runner: str = "auto") -> Literal["generate", "pooling"]:
@@ -47,8 +39,3 @@ def choose_runner(model: Any, runner: str = "auto") -> Literal["generate", "pool
         return "pooling"
     names = read_object(model, "config.json").get("architectures") or [""]
     return "pooling" if isinstance(names, list) and pools(str(names[0])) else "generate"
-
-
-def pools(name: str) -> bool:
-    """True if the models of a class do not generate."""
-    return name.endswith(_POOLING) and not name.endswith(("LMHeadModel", "DoubleHeadsModel"))
