@@ -1,4 +1,4 @@
-"""What a base model is given beside token ids and positions, as markers in its graph."""
+"""Arguments that a base model is given beside token ids and positions, as markers in its graph."""
 
 from __future__ import annotations
 

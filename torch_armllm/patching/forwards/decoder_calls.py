@@ -34,7 +34,7 @@ from torch_armllm.plan.step import Plan, StepInputs
 
 @dataclass(frozen=True)
 class Limits:
-    """What the plan of a decoder computes otherwise than its modules.
+    """Differences between the plan of a decoder and its modules.
 
     Attributes:
         needs_recompute: modules cannot continue from the plan's cache, and recompute the whole sequence.
