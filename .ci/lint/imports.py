@@ -29,15 +29,14 @@ FUNCTION_LEVEL = {
     "torch_armllm/__init__.py": "public names are imported at first use: transformers takes seconds",
     "torch_armllm/cli/*.py": "`--help` answers without importing torch",
     "torch_armllm/transformers_plugin/*.py": "runs while transformers' own registry is being imported",
-    "torch_armllm/llm/ray_loader.py": "ray is an optional package",
+    "torch_armllm/llm/ranks/loader.py": "ray is an optional package",
     "ops/variants.py": "triton is an optional package, and imported where its variant is selected",
     **dict.fromkeys(
         (
             "torch_armllm/checkpoint/bundled_model.py",
             "torch_armllm/llm/loader.py",
             "torch_armllm/llm/cached_loader.py",
-            "torch_armllm/llm/rank_part.py",
-            "torch_armllm/llm/rank_start.py",
+            "torch_armllm/llm/ranks/part.py",
             "torch_armllm/llm/replica_loader.py",
             "torch_armllm/llm/plan_cache/cache.py",
             "torch_armllm/engine/assembly/computing.py",

@@ -15,7 +15,7 @@ import torch
 from tests.support.adapters import random_adapter
 from tests.support.models import tiny
 from torch_armllm import LLM, LoRARequest, SamplingParams
-from torch_armllm.llm.launched_ranks import launched_ranks
+from torch_armllm.llm.ranks.network import launched_ranks
 
 SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60))]

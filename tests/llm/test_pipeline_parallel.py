@@ -18,7 +18,7 @@ from tests.support.rank_processes import ended, pids
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.llm.rank_processes import RankProcesses
+from torch_armllm.llm.ranks.processes import RankProcesses
 from torch_armllm.model_survey.tiny_models import tiny_model
 
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60)), [5, 6, 7] * 9 + [9]]

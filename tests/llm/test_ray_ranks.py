@@ -123,7 +123,7 @@ def test_a_server_is_unhealthy_once_an_actor_is_killed(cluster: Any, tmp_path: P
 def test_a_cluster_with_too_few_cpus_is_refused_with_the_numbers(
     cluster: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch_armllm.llm import ray_places
+    from torch_armllm.llm.ranks import ray_places
 
     with pytest.raises(ValueError, match="5 ranks of 1 threads each need 5 CPUs, and the Ray cluster has 4"):
         LLM(str(folder), tensor_parallel_size=5, **RAY, **OPTIONS)

@@ -19,7 +19,7 @@ from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.llm.rank_processes import RankProcesses
+from torch_armllm.llm.ranks.processes import RankProcesses
 from torch_armllm.parallel.rank_place import RankPlace
 
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60)), [5, 6, 7] * 9 + [9]]
@@ -118,7 +118,7 @@ def test_a_rank_tells_its_stack(folder: Path) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     processes = RankProcesses([cpus, cpus], RankPlace(0, 2, 1), load)
     try:
-        processes.receive()
+        processes.gather(None)
         assert "rank_process.py" in processes.stack_of(1)
     finally:
         processes.close()

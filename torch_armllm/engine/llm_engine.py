@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_armllm.engine.disk.arrivals import Arrivals
 from torch_armllm.engine.errors import OnFailure, RankFailedError, StepFailedError
 from torch_armllm.engine.execution.message import Message
-from torch_armllm.engine.execution.rank_leader import RankWatch
 from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.engine.preprocess import Preprocessor, Prompt
@@ -63,10 +62,6 @@ class Runner(Protocol):
     @property
     def plan(self) -> Plan | None:
         """Computes the layers; None: the model's own modules do."""
-        ...
-
-    def watched_by(self, watch: RankWatch) -> None:
-        """Sets what says which other process has failed, if there are any."""
         ...
 
     def tell(self, messages: Iterable[Message]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Mapping
 from functools import cached_property
@@ -22,7 +23,6 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.llm.cached_loader import load_with_plan_cache
-from torch_armllm.llm.divided_loader import load_divided_engine, with_ranks
 from torch_armllm.llm.engine_facts import EngineFacts, hidden_size_of
 from torch_armllm.llm.foreign_settings import NO_CODE, missing_attribute
 from torch_armllm.llm.loader import (
@@ -34,7 +34,8 @@ from torch_armllm.llm.loader import (
     resolve_auto,
     verify_checksums,
 )
-from torch_armllm.llm.ray_loader import load_on_ray
+from torch_armllm.llm.ranks.loader import load_on_ranks, with_ranks
+from torch_armllm.llm.ranks.network import follow_launched, is_launched_follower
 from torch_armllm.llm.replica_loader import load_replicas
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
@@ -131,9 +132,10 @@ class LLMBase:
             self._start()
             return
         config = with_ranks(request.model, config)
-        load = load_engine if config.ranks == 1 else load_divided_engine
-        if config.distributed_executor_backend == "ray":
-            load = functools.partial(load_on_ray, load)
+        if is_launched_follower(config):  # rank 0 alone has an engine
+            sys.exit(follow_launched(request, config))
+        is_one = config.ranks == 1 and config.distributed_executor_backend != "ray"
+        load = load_engine if is_one else load_on_ranks
         loaded = load_with_plan_cache(request, config, load)
         self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = functools.partial(load_patched, request, config.kv_cache_dtype)

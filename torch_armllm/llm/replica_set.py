@@ -23,7 +23,7 @@ from torch_armllm.llm.prefix_router import PrefixRouter
 from torch_armllm.llm.replica import Replica
 from torch_armllm.llm.replica_messages import Abort, Add, Call, Failed, Returned, Short, Stats, Stepped
 from torch_armllm.lora.request import LoRARequest
-from torch_armllm.parallel.placement import rank_cores
+from torch_armllm.parallel.placement import rank_cpus
 
 OnEnd = Callable[[int], object]
 _NO_PICTURES = "replicas take no pictures yet: leave data_parallel_size out to give some"
@@ -65,7 +65,7 @@ class ReplicaSet:
     def __init__(
         self, arguments: Mapping[str, Any], count: int, tokenizer: Any, config: EngineConfig
     ) -> None:
-        self._cores = [[cpu for core in part for cpu in core] for part in rank_cores(count)]
+        self._cores = rank_cpus(count)
         self._arguments = arguments
         self._restarted: deque[Replica] = deque()
         self._wake_read, self._wake_write = files = os.pipe()

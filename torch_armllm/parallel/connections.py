@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
-
-import torch.distributed as dist
 
 _HEADER = struct.Struct("<16sqq")
 """Opens a connection: the token of the rank that accepts it, the other's rank, and a number."""
@@ -19,13 +17,14 @@ _HEADER_SECONDS = 5.0
 class Connections:
     """Stream sockets to all other ranks, several to each.
 
-    gloo is the rendezvous. Its exchanges wake a thread on either side and take 0.14 ms in an idle machine and
-    milliseconds in a busy one, where a socket of one's own takes 0.01 ms.
+    Exchanges of gloo wake a thread on either side and take 0.14 ms in an idle machine and milliseconds in a
+    busy one, where a socket of one's own takes 0.01 ms.
 
     Args:
         rank: number of this process.
         ranks: number of ranks.
-        group: process group of the ranks, through which they learn each other's addresses.
+        gather: returns what each rank gives, by which they learn each other's addresses.
+        master: address of rank 0's machine, in the network of all; None: that of this machine's name.
         each: number of connections between two ranks.
         seconds: time in which all have to be connected.
 
@@ -36,14 +35,20 @@ class Connections:
         ValueError: a rank cannot be reached in time.
     """
 
-    def __init__(self, rank: int, ranks: int, group: Any, each: int, seconds: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        gather: Callable[[Any], list[Any]],
+        master: str | None,
+        each: int,
+        seconds: float,
+    ) -> None:
         self.sockets: list[list[socket.socket | None]] = [[None] * ranks for _ in range(each)]
         deadline = time.monotonic() + seconds
-        address, token = own_address(), secrets.token_bytes(16)
+        address, token = own_address(master), secrets.token_bytes(16)
         with socket.create_server((address, 0), family=_family(address), backlog=ranks * each) as server:
-            own = address, server.getsockname()[1], token
-            every: list[Any] = [None] * ranks
-            dist.all_gather_object(every, own, group=group)
+            every = gather((address, server.getsockname()[1], token))
             for other in range(rank):
                 for number in range(each):
                     self.sockets[number][other] = _connect(rank, other, number, every[other], deadline)
@@ -78,9 +83,8 @@ class Connections:
                     each.close()
 
 
-def own_address() -> str:
+def own_address(master: str | None) -> str:
     """Returns the address of this machine in the network of the first rank's."""
-    master = os.environ.get("MASTER_ADDR")
     if master is None:
         return socket.gethostbyname(socket.gethostname())
     family, kind, _, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]

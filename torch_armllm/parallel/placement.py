@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch_armllm.system.host import numa_nodes, physical_cores
@@ -58,6 +59,27 @@ def rank_cores(ranks: int, by_node: Sequence[Sequence[Core]] | None = None) -> l
     if count < ranks:
         return [[cores[rank % count]] for rank in range(ranks)]
     return [cores[rank * count // ranks : (rank + 1) * count // ranks] for rank in range(ranks)]
+
+
+def rank_cpus(ranks: int) -> list[list[int]]:
+    """Returns the CPUs of each rank."""
+    return [[cpu for core in part for cpu in core] for part in rank_cores(ranks)]
+
+
+_cpus_before: dict[frozenset[int], set[int]] = {}
+"""CPUs of a thread before it became a rank 0, by those of this rank: threads that it starts inherit them."""
+
+
+def place_on(cpus: list[int]) -> None:
+    """Lets this thread, and those that it starts, run on the CPUs of rank 0 only."""
+    _cpus_before.setdefault(frozenset(cpus), os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cpus)
+
+
+def take_cpus_back() -> None:
+    """Lets this thread use all its CPUs again, so that the ranks of another engine share out all of them."""
+    if _cpus_before and (before := _cpus_before.get(frozenset(os.sched_getaffinity(0)))) is not None:
+        os.sched_setaffinity(0, before)
 
 
 def cpus_of(text: str) -> set[int]:

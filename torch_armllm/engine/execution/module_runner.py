@@ -15,7 +15,6 @@ from transformers import DynamicCache
 
 from torch_armllm.engine.errors import OnFailure
 from torch_armllm.engine.execution.message import Message
-from torch_armllm.engine.execution.rank_leader import RankWatch
 from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.step import Scheduled, Step
@@ -64,9 +63,6 @@ class ModuleRunner:
         return False
 
     def on_failure(self, method: OnFailure) -> None:
-        """Does nothing: no other process computes with it."""
-
-    def watched_by(self, watch: RankWatch) -> None:
         """Does nothing: no other process computes with it."""
 
     def tell(self, messages: Iterable[Message]) -> None:

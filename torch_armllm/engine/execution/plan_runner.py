@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_armllm.engine.errors import OnFailure, RankFailedError
 from torch_armllm.engine.execution.message import ComputeLogits, Message, ReleaseCache
-from torch_armllm.engine.execution.rank_leader import RankLeader, RankWatch
+from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_message import step_messages
@@ -53,11 +53,6 @@ class PlanRunner:
     def rows_are_exact(self) -> bool:
         """True if a token's logits are known to have the same bits whatever else a step computes."""
         return self.executor.layers.rows_are_exact()
-
-    def watched_by(self, watch: RankWatch) -> None:
-        """Sets what says which rank has failed, if several processes compute the steps."""
-        if self.leader is not None:
-            self.leader.watch = watch
 
     def on_failure(self, method: OnFailure) -> None:
         """Calls a method, which is kept weakly, once another process has failed, if there are any."""

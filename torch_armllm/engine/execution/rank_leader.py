@@ -49,7 +49,6 @@ class RankLeader:
         links: to the other ranks, for bytes of their caches.
 
     Attributes:
-        watch: see above.
         links: see above.
         rows: held by the thread that gives an order about bytes until the ranks have followed it.
     """
@@ -59,18 +58,18 @@ class RankLeader:
     ) -> None:
         self._mailbox = mailbox
         self._posting = threading.Lock()
-        self.watch = watch
+        self._watch = watch
         self.links = links
         self.rows = threading.Lock()
         self._has_failed = False
 
     def on_failure(self, method: OnFailure) -> None:
         """Keeps a method weakly, and calls it with the error once a rank has failed."""
-        if self.watch is not None:
-            self.watch.on_failure(method)
+        if self._watch is not None:
+            self._watch.on_failure(method)
 
     def _failure(self) -> str | None:
-        return None if self.watch is None else self.watch.failure()
+        return None if self._watch is None else self._watch.failure()
 
     def send(self, message: Message) -> None:
         """Sends a message; any thread may send orders about bytes of caches, between two steps.
@@ -89,8 +88,8 @@ class RankLeader:
 
     def fail(self, error: Exception) -> RankFailedError:
         """Ends all ranks, because a step has failed here or there; returns the error of the engine."""
-        if self.watch is not None:
-            self.watch.fail()
+        if self._watch is not None:
+            self._watch.fail()
         self._has_failed = True
         if isinstance(error, RankFailedError):
             return error

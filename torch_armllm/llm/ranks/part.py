@@ -15,7 +15,7 @@ from torch_armllm.engine.pictures.parts import part_steps
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
-from torch_armllm.llm.rank_start import agree
+from torch_armllm.llm.ranks.agreement import agree
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.plan.plan_model import PlanModel

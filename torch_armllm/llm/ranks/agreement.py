@@ -1,9 +1,9 @@
-"""Steps of the start and the end of processes that share a model out."""
+"""Agreement of the processes that share a model out: who may, what each loads, and what has to be equal."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,43 +11,12 @@ from torch_armllm import _version
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.speculative.build import reads_hidden_states
-from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.ops import variants
-from torch_armllm.parallel.placement import rank_cores
 
 
 def described() -> str:
     """Returns what has to be the same on all ranks: the version, and the kernels."""
     return f"torch_armllm {_version.__version__}, kernels for {variants.machine().compiled}"
-
-
-_cpus_before: dict[frozenset[int], set[int]] = {}
-"""CPUs of a thread before it became a rank 0, by those of this rank."""
-
-
-def place_on(cpus: list[int]) -> None:
-    """Lets this thread, and those that it starts, run on the CPUs of rank 0 only."""
-    _cpus_before.setdefault(frozenset(cpus), os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cpus)
-
-
-def take_cpus_back() -> None:
-    """Lets this thread use all its CPUs again, so that the ranks of another engine share out all of them."""
-    if _cpus_before and (before := _cpus_before.get(frozenset(os.sched_getaffinity(0)))) is not None:
-        os.sched_setaffinity(0, before)
-
-
-def rank_cpus(ranks: int) -> list[list[int]]:
-    """Returns the CPUs of each rank."""
-    return [[cpu for core in part for cpu in core] for part in rank_cores(ranks)]
-
-
-def tokenizer_for(request: ModelRequest) -> Any:
-    """Returns the tokenizer that is given, or loads it: the model's own if none is named."""
-    from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
-
-    given = request.tokenizer is not None and not isinstance(request.tokenizer, str)
-    return request.tokenizer if given else load_tokenizer(request.tokenizer or request.source)
 
 
 def for_follower(request: ModelRequest, config: EngineConfig) -> tuple[ModelRequest, EngineConfig]:
@@ -72,11 +41,16 @@ def agree(facts: Sequence[object], first: int = 0) -> None:
             raise ValueError(f"rank {rank} has {fact}, and rank {first} has {facts[0]}")
 
 
-def end_ranks(disk: DiskPrefixCache | None, close: Callable[[], None]) -> None:
-    """Ends the other processes, once the prefix cache on disk has what it asks them for."""
-    if disk is not None:
-        disk.end()
-    close()
+def check_divided(model: object, config: EngineConfig) -> None:
+    """Checks that several ranks can serve a model.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if (reason := why_not_divided(model, config)) is not None:
+        pipeline = config.pipeline_parallel_size > 1
+        name = "pipeline_parallel_size" if pipeline else "tensor_parallel_size"
+        raise ValueError(f"{name} = {getattr(config, name)}: {reason}")
 
 
 def why_not_divided(model: object, config: EngineConfig) -> str | None:
