@@ -75,10 +75,3 @@ def test_invalid_arguments_raise(name: str, value: Tensor, message: str) -> None
     recurrent.causal_conv(**call)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=message):
         recurrent.causal_conv(**(call | {name: value}))  # type: ignore[arg-type]
-
-
-def test_opcheck() -> None:
-    steps = Steps([2, 1], [0, 1])
-    saves = {"save_slots": torch.tensor([-1, 4, 0])}
-    arguments = (torch.randn(3, 6), torch.randn(4, 6), None, torch.zeros(SLOTS, 3, 6), *steps.metadata)
-    torch.library.opcheck(torch.ops.armllm.causal_conv.default, arguments, saves)

@@ -129,11 +129,6 @@ def test_rows_that_exceed_the_buffers_take_several_rounds() -> None:
     assert all(torch.equal(x, torch.cat(parts, 1)) for x in gathered)
 
 
-def test_opcheck() -> None:
-    with communicators(1) as (_, (handle,)):
-        torch.library.opcheck(torch.ops.armllm.gather_columns.default, (torch.randn(3, 5), handle, [5]))
-
-
 @pytest.mark.parametrize(
     ("x", "columns", "message"),
     [

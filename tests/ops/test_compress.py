@@ -164,42 +164,8 @@ def test_attention_equals_the_reference(rate: int, window: int, dtype: torch.dty
                 torch.testing.assert_close(compress.entry_attention(*call), right, **close)
 
 
-def test_attention_has_the_same_bits_in_any_batch() -> None:
-    q, cache, entries, table, starts, lengths, most, scale = attention_inputs(torch.float32, 4)
-    whole = compress.entry_attention(q, cache, entries, table, starts, lengths, most, scale, 9, 4)
-    for number, (begin, end) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
-        for token in range(begin, end):
-            length = int(lengths[number]) - end + token + 1
-            one = compress.entry_attention(
-                *(q[token : token + 1], cache, entries, table[number : number + 1]),
-                *(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)),
-                *(length, scale, 9, 4),
-            )
-            assert torch.equal(one[0], whole[token])
-
-
 def test_no_tokens() -> None:
     steps = Steps((0,), (0,))
     inputs = Inputs(steps, **SETTINGS["two parts"], dtype=torch.float32)
     inputs.run(compress.compress_windows, steps, [0], [0])
     assert inputs.entries.isnan().all()
-
-
-def test_opcheck() -> None:
-    steps = Steps((40,), (40,))
-    i = Inputs(steps, **SETTINGS["two parts"], dtype=torch.float32)
-    ids, starts = torch.zeros(1, dtype=torch.long), torch.tensor([0, 40], dtype=torch.int32)
-    torch.library.opcheck(
-        torch.ops.armllm.compress_windows,
-        (
-            *(i.rows[0][0], i.rows[0][1], i.bias, i.weight, *i.turns[0], i.state, i.entries.nan_to_num(0)),
-            *(steps.table, ids, starts, steps.seq_lens, BLOCK, 1e-6),
-        ),
-        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
-    )
-    q, cache, entries, *others = attention_inputs(torch.float32, 4)
-    torch.library.opcheck(torch.ops.armllm.entry_attention, (q, cache, entries, *others, 9, 4))
-    weights = q[:, :, 0].contiguous()
-    torch.library.opcheck(
-        torch.ops.armllm.select_entries, (q, weights, entries, *others[:-1], BLOCK, 4, 0.5, 3)
-    )

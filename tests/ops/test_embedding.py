@@ -67,15 +67,6 @@ def test_empty_ids_return_empty_and_invalid_arguments_raise() -> None:
         torch.ops.armllm.split_embedding(torch.tensor([0]), packed, rest, "int32")
 
 
-@pytest.mark.parametrize("scheme", ["i8", "int6"])
-def test_opcheck(scheme: str) -> None:
-    _, packed, rest = table(20, 32, scheme)
-    torch.library.opcheck(
-        torch.ops.armllm.split_embedding.default,
-        (torch.tensor([[1, 19]]), packed, rest, "bfloat16", scheme, True),
-    )
-
-
 def test_a_scheme_of_four_bits_is_refused() -> None:
     _, packed, rest = table(20, 32)
     with pytest.raises(RuntimeError, match="scheme must be i8 or int6, not g32i"):

@@ -102,23 +102,6 @@ def test_values_that_are_not_finite_stay_in_their_sequence(value: float, stored:
             assert_close(out, expected, torch.float32, stored)
 
 
-def test_strided_tokens_are_read_in_place() -> None:
-    torch.manual_seed(0)
-    steps = Steps([5, 1], [0, 3])
-    merged = torch.randn(6, 2 * 16 + 2 * 16 + 4 * 24 + 9).to(torch.bfloat16)
-    q, k, v = (
-        part.unflatten(1, (-1, size))
-        for part, size in zip(merged[:, :-9].split((32, 32, 96), 1), (16, 16, 24), strict=True)
-    )
-    gate, beta = -torch.rand(6, 4, 2)[..., 0], merged[:, 3:7].sigmoid()
-    states = [torch.randn(SLOTS, 4, 16, 24)] * 2
-    states = [state.clone() for state in states]
-    strided = recurrent.gated_delta_rule(q, k, v, gate, beta, states[0], *steps.metadata, 1.0, True)
-    dense = [part.contiguous() for part in (q, k, v, gate, beta)]
-    assert torch.equal(strided, recurrent.gated_delta_rule(*dense, states[1], *steps.metadata, 1.0, True))
-    assert torch.equal(*states)
-
-
 def test_equals_the_function_of_transformers() -> None:
     from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
@@ -192,12 +175,3 @@ def test_invalid_arguments_raise(name: str, value: Tensor, message: str) -> None
     _delta_call()
     with pytest.raises(RuntimeError, match=message):
         _delta_call(**{name: value})
-
-
-@pytest.mark.parametrize("stored", STORED)
-def test_opcheck(stored: torch.dtype) -> None:
-    steps = Steps([2, 1], [0, 1])
-    saves = {"save_slots": torch.tensor([-1, 4, 0])}
-    state = torch.zeros(SLOTS, 4, 8, 8, dtype=stored)
-    arguments = (*delta_inputs(3, 2, 2, 8, 8, True, torch.bfloat16), state, *steps.metadata, 1.0, True)
-    torch.library.opcheck(torch.ops.armllm.gated_delta_rule.default, arguments, saves)

@@ -98,12 +98,6 @@ def test_non_finite_values_affect_their_head_only() -> None:
         assert y.isfinite().all(-1).sum() == 10
 
 
-def test_opcheck() -> None:
-    x = torch.randn(3, 2, 40)
-    torch.library.opcheck(torch.ops.armllm.int8_heads_linear.default, (x, packed_heads(2, 24, 40), 24))
-    torch.library.opcheck(torch.ops.armllm.dense_heads_linear.default, (x, torch.randn(2, 24, 40)))
-
-
 def test_mismatched_arguments_raise() -> None:
     x, weight = torch.randn(3, 2, 40), packed_heads(2, 24, 40)
     with pytest.raises(RuntimeError, match=r"not \(3, 80\)"):

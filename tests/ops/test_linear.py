@@ -301,44 +301,6 @@ def test_strided_panels_equal_contiguous_panels(scheme: str, tokens: int) -> Non
     assert same_bits(quant_linear(x, wide[:, : weight.shape[1]], 70, scheme), expected)
 
 
-@pytest.mark.parametrize("tokens", [4, 12])
-def test_strided_and_multidimensional_inputs_match_reference(tokens: int) -> None:
-    torch.manual_seed(0)
-    weight = packed(24, 40, "g32i")
-    wide, residual = torch.randn(tokens, 100), torch.randn(24, tokens)
-    x = wide[:, 30:70]
-    expected = linear.reference_int4_linear(x, weight, 24, "g32i", None, residual.t())
-    assert same_bits(linear.int4_linear(x, weight, 24, residual=residual.t()), expected)
-    plain = linear.int4_linear(x, weight, 24)
-    assert same_bits(linear.int4_linear(x.t().contiguous().t(), weight, 24), plain)
-    blocks = x.reshape(2, tokens // 2, 40)
-    assert same_bits(linear.int4_linear(blocks, weight, 24), plain.view(2, tokens // 2, 24))
-    transposed = blocks.transpose(0, 1)
-    assert same_bits(
-        linear.int4_linear(transposed, weight, 24), plain.view(2, tokens // 2, 24).transpose(0, 1)
-    )
-    assert same_bits(linear.int4_linear(x[0], weight, 24), plain[0])
-    assert linear.int4_linear(x[:0].expand(3, 0, 40), weight, 24).shape == (3, 0, 24)
-
-
-@pytest.mark.parametrize("tokens", [3, 20])
-def test_ops_are_well_formed(tokens: int) -> None:
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    x, weight, bias = torch.randn(tokens, 40), packed(20, 40, "g32i"), torch.randn(20)
-    ops = torch.ops.armllm
-    options = (x, weight, 20, "g32i", bias, torch.randn(tokens, 20))
-    torch.library.opcheck(ops.int4_linear, options, test_utils=checks)
-    three = (x, packed(20, 40, "int3"), 20, "int3", bias)
-    torch.library.opcheck(ops.int4_linear, three, test_utils=checks)
-    narrow = (x, packed(20, 40, "g32iz"), 20, "g32iz", bias)
-    torch.library.opcheck(ops.int4_linear, narrow, test_utils=checks)
-    torch.library.opcheck(ops.int8_linear, (x, packed(20, 40, "i8"), 20, bias), test_utils=checks)
-    merged = linear.interleave_panels(weight, weight)
-    torch.library.opcheck(
-        ops.int4_gated_linear, (x, merged, 20, "g32i", "silu", bias, bias), test_utils=checks
-    )
-
-
 def test_mismatched_arguments_raise() -> None:
     x, weight = torch.randn(3, 40), packed(20, 40, "g32i")
     with pytest.raises(RuntimeError, match="has 2 panels of 16 rows; out_features = 40 needs 3"):

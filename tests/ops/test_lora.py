@@ -188,12 +188,6 @@ def test_wrong_arguments_of_embeddings(changed: dict[str, Tensor], message: str)
         lora.lora_embedding(**{**embeddings(), **changed})
 
 
-def test_schema() -> None:
-    for dtype in (torch.float32, torch.int8):
-        torch.library.opcheck(torch.ops.armllm.lora_linear.default, tuple(arguments(dtype).values()))
-        torch.library.opcheck(torch.ops.armllm.lora_embedding.default, tuple(embeddings(dtype).values()))
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

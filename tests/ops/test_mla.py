@@ -397,22 +397,6 @@ def test_int8_rows_keep_the_scales_of_both_parts() -> None:
         assert ((part - own).abs().amax(-1) <= own.abs().amax(-1) / 253).all()
 
 
-def test_opcheck() -> None:
-    batch = make_batch((30, 20), (4, 1))
-    torch.library.opcheck(torch.ops.armllm.mla_attention, batch.arguments())
-    torch.library.opcheck(torch.ops.armllm.mla_attention, replace(batch, sinks=torch.zeros(3)).arguments())
-    torch.library.opcheck(torch.ops.armllm.mla_attention, replace(batch, window=3).arguments())
-    cache = mla.new_latent_cache(2, 32, 8, 16, torch.bfloat16)
-    torch.library.opcheck(
-        torch.ops.armllm.mla_write, (torch.randn(3, 32), torch.randn(3, 8), cache, torch.arange(3))
-    )
-    batch = make_batch((30, 20), (4, 1), cache_dtype=torch.int8)
-    torch.library.opcheck(torch.ops.armllm.mla_attention, batch.arguments())
-    torch.library.opcheck(
-        torch.ops.armllm.mla_write, (torch.randn(3, 32), torch.randn(3, 8), batch.cache, torch.arange(3))
-    )
-
-
 def test_invalid_arguments_raise() -> None:
     batch = make_batch((30, 20), (4, 1))
     with pytest.raises(ValueError, match="block size 24"):

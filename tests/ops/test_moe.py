@@ -191,24 +191,6 @@ def test_random_shapes_match_reference(
         assert_close(actual, layer.reference(*inputs), 1e-6)
 
 
-def test_opcheck() -> None:
-    layer = make_layer(bias=torch.float32)
-    x, ids, weights = make_input(layer, 5, 2)
-    options = layer.options()
-    order = ("gate_up", "down", "intermediate", "scheme", "activation")
-    torch.library.opcheck(
-        torch.ops.armllm.int4_moe.default,
-        (x, ids, weights, *(options[name] for name in order)),
-        {
-            "gate_up_bias": layer.gate_up_bias,
-            "down_bias": layer.down_bias,
-            "weigh_input": True,
-            "identity_experts": 3,
-        },
-        test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -102,18 +102,6 @@ def test_rotated_experts_and_identities(tokens: int) -> None:
     assert_close(run(layer, (x, ids, weights), adapters), expected, 1e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_tokens_have_the_bits_of_tokens_alone(dtype: torch.dtype) -> None:
-    layer = make_layer(bias=torch.float32, hidden=80, intermediate=112)
-    x, ids, weights = make_input(layer, 70, 3, dtype)
-    adapters = make_adapters(layer, 70, torch.int8)
-    together = run(layer, (x, ids, weights), adapters)
-    for token in range(0, 70, 3):
-        one = slice(token, token + 1)
-        alone = adapters._replace(adapters=adapters.adapters[one])
-        assert torch.equal(run(layer, (x[one], ids[one], weights[one]), alone)[0], together[token])
-
-
 def test_a_token_may_name_an_expert_twice() -> None:
     layer = make_layer(activation="relu")
     x, _, weights = make_input(layer, 20, 2)
@@ -131,13 +119,6 @@ def test_tokens_past_the_list_have_no_adapter() -> None:
     assert torch.equal(found[4:], plain[4:]) and not torch.equal(found[3], plain[3])
     none = adapters._replace(adapters=torch.zeros(0, dtype=torch.int32))
     assert torch.equal(run(layer, inputs, none), plain)
-
-
-def test_schema() -> None:
-    layer = make_layer()
-    adapters = make_adapters(layer, 5)
-    arguments = (*make_input(layer, 5, 2), layer.gate_up, layer.down, layer.intermediate, "g32i", "silu")
-    torch.library.opcheck(torch.ops.armllm.int4_moe_lora.default, (*arguments, *adapters))
 
 
 @pytest.mark.parametrize(

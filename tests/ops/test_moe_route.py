@@ -138,26 +138,6 @@ def test_non_finite_logits_return_distinct_ids_in_range(scoring: str, groups: in
             assert ids[1].tolist() == torch.argsort(logits[1].nan_to_num(-99.0), descending=True)[:6].tolist()
 
 
-def test_strided_and_multidimensional_logits_equal_contiguous_logits() -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(2, 3, 24)
-    weights, ids = moe.moe_route(logits, 4, "softmax", True)
-    assert weights.shape == ids.shape == (2, 3, 4)
-    assert weights.dtype == torch.float32
-    assert ids.dtype == torch.int32
-    wide = torch.randn(2, 3, 30)
-    wide[..., 3:27] = logits
-    for strided in (wide[..., 3:27], logits.transpose(0, 2).contiguous().transpose(0, 2)):
-        actual = moe.moe_route(strided, 4, "softmax", True)
-        assert torch.equal(actual[0], weights)
-        assert torch.equal(actual[1], ids)
-
-
-def test_opcheck() -> None:
-    args = (torch.randn(3, 16), 2, "sigmoid", True, 1.0, torch.randn(16), 4, 2)
-    torch.library.opcheck(torch.ops.armllm.moe_route.default, args)
-
-
 def test_invalid_arguments_raise() -> None:
     logits = torch.randn(3, 16)
     with pytest.raises(RuntimeError, match="top_k = 17 must lie in 1 to 16"):

@@ -253,41 +253,6 @@ def test_interleaved_panels_alternate() -> None:
         linear.interleave_panels(gate, up[:1])
 
 
-def test_strided_inputs_equal_contiguous_inputs() -> None:
-    q, multipliers, scales, *_ = random_parts(32, 64, "g32i")
-    assert multipliers is not None
-    expected = linear.pack_int4(q, multipliers, scales)
-    transposed = linear.pack_int4(
-        q.t().contiguous().t(), multipliers.t().contiguous().t(), scales[:, None].expand(32, 2)[:, 0]
-    )
-    assert torch.equal(transposed, expected)
-    spread = torch.empty(2, 1000, dtype=torch.uint8)[:, : expected.shape[1]].copy_(expected)
-    assert torch.equal(
-        linear.unpack_weight(spread, 32, 64, "g32i"), linear.unpack_weight(expected, 32, 64, "g32i")
-    )
-
-
-def test_ops_are_well_formed() -> None:
-    checks = ("test_schema", "test_faketensor")
-    q, multipliers, scales, *_ = random_parts(20, 40, "g32i")
-    torch.library.opcheck(torch.ops.armllm.pack_int4, (q, multipliers, scales, "g32i"), test_utils=checks)
-    torch.library.opcheck(torch.ops.armllm.pack_int8, (q, scales), test_utils=checks)
-    q4, _, float_scales, zeros, _ = random_parts(20, 40, "g32zb")
-    torch.library.opcheck(
-        torch.ops.armllm.pack_int4, (q4, None, float_scales, "g32zb", zeros), test_utils=checks
-    )
-    weight = linear.pack_int4(q, multipliers, scales)
-    torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "g32i"), test_utils=checks)
-    qz, factors, row_scales, zeros, _ = random_parts(20, 40, "g32iz")
-    torch.library.opcheck(
-        torch.ops.armllm.pack_int4, (qz, factors, row_scales, "g32iz", zeros), test_utils=checks
-    )
-    q3, signed, row_scales, *_ = random_parts(20, 40, "int3")
-    torch.library.opcheck(torch.ops.armllm.pack_int4, (q3, signed, row_scales, "int3"), test_utils=checks)
-    weight = linear.pack_int4(q3, signed, row_scales, "int3")
-    torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "int3"), test_utils=checks)
-
-
 def test_mismatched_arguments_raise() -> None:
     q, multipliers, scales, *_ = random_parts(20, 40, "g32i")
     assert multipliers is not None

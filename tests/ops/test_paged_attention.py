@@ -339,21 +339,3 @@ def test_large_sink_zeroes_the_output() -> None:
 def test_empty_batch_returns_empty() -> None:
     assert make_batch((), ()).run().shape == (0, 2, 32)
     assert make_batch((5, 0), (0, 0)).run().shape == (0, 2, 32)
-
-
-def test_opcheck() -> None:
-    batch = make_batch((30, 20), (4, 1), sinks=True)
-    torch.library.opcheck(torch.ops.armllm.paged_attention, batch.arguments())
-    biased = make_batch((30, 20), (4, 1), slopes=True)
-    torch.library.opcheck(torch.ops.armllm.paged_attention, biased.arguments())
-    profiled = make_batch((30, 20), (4, 1), sinks="by token", extent=9)
-    torch.library.opcheck(torch.ops.armllm.paged_attention, profiled.arguments())
-    ahead = make_batch((30, 20), (30, 20), window=5, ahead=4, reach=3)
-    torch.library.opcheck(torch.ops.armllm.paged_attention, ahead.arguments())
-    later = make_batch((30, 20), (30, 20), spans=((3, 9),))
-    torch.library.opcheck(torch.ops.armllm.paged_attention, later.arguments())
-    k, v = torch.randn(3, 1, 32), torch.randn(3, 1, 32)
-    for dtype in CACHES:
-        cache = attention.new_kv_cache(2, 1, 32, 32, 16, dtype)
-        arguments = (k, v, cache.k, cache.v, torch.arange(3), cache.k_scales, cache.v_scales)
-        torch.library.opcheck(torch.ops.armllm.kv_write, arguments)

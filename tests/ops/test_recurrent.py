@@ -43,45 +43,6 @@ def test_bfloat16_states_are_rounded_after_every_token(op: str, before: int) -> 
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("cut", [1, 5, 16, 33, 39])
-def test_bits_do_not_depend_on_chunks_and_batches(cut: int, per_channel: bool, stored: torch.dtype) -> None:
-    torch.manual_seed(cut)
-    tokens, others = 40, 21
-    inputs = delta_inputs(tokens + others, 2, 2, 24, 40, per_channel, torch.bfloat16)
-    x, weight = torch.randn(tokens + others, 70).to(torch.bfloat16), torch.randn(4, 70)
-    scanned, dt, a, b, c = scan_inputs(tokens + others, 70, 9, torch.bfloat16)
-
-    def run(steps: Steps, rows: slice, states: list[Tensor]) -> tuple[Tensor, ...]:
-        own = [part[rows] for part in inputs]
-        of_scan = [part[rows] for part in (scanned, dt, b, c)]  # type: ignore[index]
-        return (
-            recurrent.gated_delta_rule(*own, states[0], *steps.metadata, 0.2, True),
-            recurrent.causal_conv(x[rows], weight, None, states[1], *steps.metadata, True),
-            recurrent.selective_scan(*of_scan[:2], a, *of_scan[2:], states[2], *steps.metadata),  # type: ignore[arg-type]
-        )
-
-    for name in RUNNABLE:
-        with variants.use(name):
-            states = [
-                [
-                    torch.randn(SLOTS, 4, 24, 40).to(stored),
-                    torch.randn(SLOTS, 3, 70).to(torch.bfloat16),
-                    torch.randn(SLOTS, 9, 70).to(stored),
-                ]
-                for _ in range(2)
-            ]
-            together = run(Steps([tokens, others], [0, 0]), slice(0, None), states[0])
-            first = run(Steps([cut], [0]), slice(0, cut), states[1])
-            last = run(Steps([tokens - cut], [cut]), slice(cut, tokens), states[1])
-            slot = int(Steps([1], [0]).metadata[0])
-            for whole, *parts in zip(together, first, last, strict=True):
-                assert torch.equal(whole[:tokens], torch.cat(parts))
-            for one, other in zip(*states, strict=True):
-                assert torch.equal(one[slot], other[slot])
-
-
-@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("before", [0, 3])
 def test_saved_states_have_the_bits_of_sequences_that_end_there(

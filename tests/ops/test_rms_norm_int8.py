@@ -84,19 +84,6 @@ def test_non_finite_rows_have_nan_scales() -> None:
             assert not q[1:].any()
 
 
-def test_opcheck() -> None:
-    x, weight = torch.randn(3, 40), torch.randn(40)
-    torch.library.opcheck(torch.ops.armllm.rms_norm_int8.default, (x, weight, 1e-5))
-    torch.library.opcheck(torch.ops.armllm.rms_norm_int8.default, (x, weight, 1e-5, 1.0, x))
-    q, scales, _ = linear.rms_norm_int8(x, weight, 1e-5)
-    panels = linear.pack_int8(torch.ones(16, 40, dtype=torch.int8), torch.rand(16))
-    torch.library.opcheck(torch.ops.armllm.int4_linear_q.default, (q, scales, panels, 16, "i8", "bfloat16"))
-    interleaved = linear.interleave_panels(panels, panels)
-    torch.library.opcheck(
-        torch.ops.armllm.int4_gated_linear_q.default, (q, scales, interleaved, 16, "i8", "silu", "float16")
-    )
-
-
 def test_invalid_arguments_raise() -> None:
     x = torch.randn(2, 64)
     q, scales, _ = linear.rms_norm_int8(x, torch.ones(64), 1e-5)

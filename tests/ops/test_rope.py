@@ -87,47 +87,6 @@ def test_slices_of_a_merged_projection_are_rotated_in_place() -> None:
             assert torch.equal(v, original[2])
 
 
-@pytest.mark.parametrize("pair_options", [(False, False), (True, False), (True, True)])
-def test_slices_of_wider_heads_are_rotated_in_place(pair_options: tuple[bool, bool]) -> None:
-    torch.manual_seed(0)
-    q, k = torch.randn(5, 3, 56), torch.randn(5, 70)
-    cos, sin = angle_table(5, 12)
-    for name in RUNNABLE:
-        with variants.use(name):
-            queries, keys = q.clone(), k.clone()
-            rope.rope_(queries[..., 32:], keys[:, None, 46:], cos, sin, *pair_options)
-            assert_close(queries[..., 32:], rope.reference_rope(q[..., 32:], cos, sin, *pair_options))
-            assert_close(keys[:, None, 46:], rope.reference_rope(k[:, None, 46:], cos, sin, *pair_options))
-            assert torch.equal(queries[..., :32], q[..., :32])
-            assert torch.equal(keys[:, :46], k[:, :46])
-
-
-def test_non_contiguous_layouts_are_rotated_in_place() -> None:
-    torch.manual_seed(0)
-    cos, sin = angle_table(3, 4)
-    transposed, strided = torch.randn(2, 3, 8).transpose(0, 1), torch.randn(3, 2, 16)[..., ::2]
-    q, k = rotate(transposed.contiguous(), strided.contiguous(), cos, sin, False)
-    rope.rope_(transposed, strided, cos, sin)
-    assert torch.equal(transposed, q)
-    assert torch.equal(strided, k)
-    assert not transposed.is_contiguous()
-    assert not strided.is_contiguous()
-
-
-def test_token_result_is_independent_of_batch() -> None:
-    torch.manual_seed(0)
-    q, k = torch.randn(40, 9, 64), torch.randn(40, 3, 64)
-    cos, sin = angle_table(40, 32)
-    for name in RUNNABLE:
-        with variants.use(name):
-            together = rotate(q, k, cos, sin, False)
-            single_tokens = [
-                rotate(q[i : i + 1], k[i : i + 1], cos[i : i + 1], sin[i : i + 1], False) for i in range(40)
-            ]
-            assert torch.equal(torch.cat([a[0] for a in single_tokens]), together[0])
-            assert torch.equal(torch.cat([a[1] for a in single_tokens]), together[1])
-
-
 @pytest.mark.parametrize("tokens", [0, 1, 50])
 def test_rope_table_matches_reference(tokens: int) -> None:
     positions = torch.randint(0, 100_000, (1, tokens))
@@ -153,17 +112,6 @@ def test_tokens_may_have_several_positions(tokens: int, numbers: int) -> None:
     ):
         assert actual.shape == (tokens, 7)
         torch.testing.assert_close(actual, expected, rtol=2e-7, atol=1e-7)
-
-
-def test_opcheck() -> None:
-    cos, sin = angle_table(3, 4)
-    axes = torch.tensor([0, 1, 1])
-    torch.library.opcheck(
-        torch.ops.armllm.rope_table.default, (torch.arange(6).view(3, 2), torch.rand(3), 1.0, 0, axes)
-    )
-    torch.library.opcheck(torch.ops.armllm.rope_table.default, (torch.arange(3), torch.rand(4), 1.0))
-    q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
-    torch.library.opcheck(torch.ops.armllm.rope_.default, (q, k, cos, sin, True, True))
 
 
 def test_invalid_arguments_raise() -> None:

@@ -64,11 +64,6 @@ def test_groups_without_a_finite_error_have_no_choice(value: float) -> None:
         assert found.tolist() == [[0, -1]]
 
 
-def test_op_is_registered_well() -> None:
-    call = torch.randn(2, 3, 32), torch.rand(4, 2, 3) + 0.1, torch.zeros(4, 2, 3), torch.rand(3, 32)
-    torch.library.opcheck(torch.ops.armllm.search_steps, (*call, -8, 7))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

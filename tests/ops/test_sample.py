@@ -231,20 +231,6 @@ def test_extreme_logits_return_valid_tokens() -> None:
                     assert logprobs[0] == 0 and logprobs[1] == 0 and logprobs[3] == 0
 
 
-def test_empty_batch_returns_empty() -> None:
-    ids, logprobs = draw(torch.zeros(0, 5), logprobs=True)
-    assert ids.shape == logprobs.shape == (0,)
-    assert draw(torch.zeros(2, 5))[1].shape == (0,)
-
-
-def test_opcheck() -> None:
-    halves, integers = torch.full((2,), 0.5), torch.tensor([3, 4])
-    torch.library.opcheck(
-        torch.ops.armllm.sample.default,
-        (torch.randn(2, 30), halves, integers, halves, halves, integers, integers),
-    )
-
-
 def test_invalid_arguments_raise() -> None:
     logits = torch.randn(2, 30)
     ids, offsets = torch.tensor([3, 30]), torch.tensor([0, 1, 2])

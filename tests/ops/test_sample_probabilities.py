@@ -139,15 +139,6 @@ def test_rows_are_independent() -> None:
     assert probabilities(logits[:0], *settings_).shape == (0, 9000)
 
 
-def test_opcheck() -> None:
-    halves, integers = torch.full((2,), 0.5), torch.tensor([3, 4])
-    logits = torch.randn(2, 30)
-    torch.library.opcheck(
-        torch.ops.armllm.sample_probabilities.default, (logits, halves, integers, halves, halves)
-    )
-    torch.library.opcheck(torch.ops.armllm.top_logprobs.default, (logits, integers, 3))
-
-
 def test_invalid_arguments_raise() -> None:
     logits = torch.randn(2, 30)
     with pytest.raises(RuntimeError, match="ids of row 1 is 30; the vocabulary has 30"):

@@ -257,12 +257,6 @@ def test_empty_batch_returns_empty() -> None:
         assert batch.attend(batch.run()).shape == (0, 4, 24)
 
 
-def test_opcheck() -> None:
-    batch = make_batch((30, 20), (4, 1))
-    torch.library.opcheck(torch.ops.armllm.select_tokens, batch.arguments())
-    torch.library.opcheck(torch.ops.armllm.mla_attention, batch.attention_arguments(batch.run()))
-
-
 def test_invalid_arguments_raise() -> None:
     batch = make_batch((30, 20), (4, 1))
     invalid: list[tuple[dict[str, object], str]] = [

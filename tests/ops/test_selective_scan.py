@@ -90,20 +90,6 @@ def test_values_that_are_not_finite_stay_in_their_sequence(
             assert_close(out, expected, torch.float32, stored)
 
 
-def test_strided_tokens_are_read_in_place() -> None:
-    torch.manual_seed(0)
-    steps = Steps([5, 1], [0, 3])
-    merged = torch.randn(6, 20 + 20 + 3 + 3 + 1).to(torch.bfloat16)
-    x, dt, b, c, _ = merged.split((20, 20, 3, 3, 1), 1)
-    a = -torch.rand(20, 3).T
-    states = [torch.randn(SLOTS, 3, 20)] * 2
-    states = [state.clone() for state in states]
-    strided = recurrent.selective_scan(x, dt, a, b, c, states[0], *steps.metadata)
-    x, dt, a, b, c = (part.contiguous() for part in (x, dt, a, b, c))
-    assert torch.equal(strided, recurrent.selective_scan(x, dt, a, b, c, states[1], *steps.metadata))
-    assert torch.equal(*states)
-
-
 def test_equals_the_function_of_transformers() -> None:
     from transformers.models.mamba import modeling_mamba as mamba
 
@@ -144,13 +130,3 @@ def test_invalid_arguments_raise(name: str, value: Tensor, message: str) -> None
     recurrent.selective_scan(**call)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=message):
         recurrent.selective_scan(**(call | {name: value}))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("ones", [False, True])
-def test_opcheck(ones: bool, stored: torch.dtype) -> None:
-    steps = Steps([2, 1], [0, 1])
-    saves = {"save_slots": torch.tensor([-1, 4, 0])}
-    state = torch.zeros(SLOTS, 4, 6, dtype=stored)
-    arguments = (*scan_inputs(3, 6, 4, torch.bfloat16, ones), state, *steps.metadata)
-    torch.library.opcheck(torch.ops.armllm.selective_scan.default, arguments, saves)

@@ -1,0 +1,158 @@
+"""Every op: parts have the bits of the whole, strides and variants change nothing, NaN stays in its row."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.fuzz.ops.calls.every_op import CALLS
+from tests.fuzz.ops.target import same
+from tests.ops.properties import ROWS, SEQUENCES, OpCall
+from torch_armllm.ops import variants
+
+RUNNABLE = variants.machine().runnable
+ATTENTION = [name for name in SEQUENCES if name.endswith("attention") or name.startswith("select_")]
+"""Ops on sequences that compute each token of them alone."""
+OTHER_BITS = ("dense_linear", "dense_heads_linear", *ATTENTION, "top_logprobs", "search_steps")
+"""Ops whose variants round differently, for some dtypes at least."""
+TESTED = [name for name in CALLS if name not in ("isa_select", "isa_list", "team_threads", "plan_tables")]
+LEADING = [name for name in ROWS if not name.startswith(("sample", "best", "top")) and "heads" not in name]
+"""Ops whose tokens may have any number of dimensions."""
+CONTIGUOUS = {
+    *("k_cache", "v_cache", "k_scales", "v_scales", "cache", "keys", "entries", "state", "rest"),
+    *("a", "b", "inner_a", "inner_b", "outer_a", "outer_b"),
+}
+"""Arguments that are refused if they are not contiguous."""
+EXAMPLES = settings(max_examples=16, deadline=None)
+SEEDS = st.integers(0, 2**32)
+
+
+def run(call: OpCall, variant: str | None = None) -> list[Tensor]:
+    """Calls an op on copies of what it writes."""
+    with variants.use(variant or variants.machine().selected):
+        return call.copied().run()
+
+
+@pytest.mark.parametrize("name", ROWS)
+@EXAMPLES
+@given(seed=SEEDS)
+def test_rows_have_the_bits_of_rows_alone(name: str, seed: int) -> None:
+    call, draw = OpCall.random(name, seed), Random(seed)
+    variant = draw.choice(RUNNABLE)
+    whole, cut = run(call, variant), draw.randint(0, call.tokens)
+    assume(not call.folds)
+    for tokens in (slice(0, cut), slice(cut, call.tokens), *(slice(t, t + 1) for t in range(call.tokens))):
+        for found, expected in zip(run(call.part(tokens), variant), whole, strict=True):
+            assert same(found, expected[tokens]), tokens
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@EXAMPLES
+@given(seed=SEEDS)
+def test_sequences_have_the_bits_of_their_parts_alone(name: str, seed: int) -> None:
+    call, draw = OpCall.random(name, seed), Random(seed)
+    with variants.use(draw.choice(RUNNABLE)):
+        together, apart = call.copied(), call.copied()
+        whole = together.run()
+        for tokens, part in apart.parts(draw):
+            for found, expected in zip(part.run(), whole, strict=True):
+                assert same(found, expected[tokens])
+    for written in call.written:
+        assert same(apart.arguments[written], together.arguments[written]), written
+
+
+@pytest.mark.parametrize("name", [*ROWS, *ATTENTION])
+@EXAMPLES
+@given(seed=SEEDS)
+def test_values_that_are_not_finite_stay_in_their_row(name: str, seed: int) -> None:
+    call, draw = OpCall.random(name, seed), Random(seed)
+    floats = [key for key in call.by_token if call.arguments[key].is_floating_point()]
+    floats = [key for key in floats if call.arguments[key].dim() > 1 or key == "scales"]
+    if not floats or call.tokens == 0:
+        return
+    key, row, variant = draw.choice(floats), draw.randrange(call.tokens), draw.choice(RUNNABLE)
+    value = call.arguments[key].clone()
+    if name.startswith("sample") and value.shape[1] == 1 or value[row].numel() == 0:
+        return
+    value[row].view(-1)[draw.randrange(value[row].numel())] = draw.choice((float("nan"), float("inf")))
+    others = [t for t in range(call.tokens) if t != row]
+    for found, expected in zip(run(call.replaced(**{key: value}), variant), run(call, variant), strict=True):
+        assert found.numel() == 0 or same(found[others], expected[others])
+
+
+def strided(value: Tensor, draw: Random) -> Tensor:
+    """Returns equal rows with gaps of sevens between them, or with other strides."""
+    if value.dim() > 1 and value.dtype != torch.uint8 and draw.random() < 0.4:
+        return value.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1)
+    wide = torch.full((*value.shape[:-1], value.shape[-1] + 5), 7).to(value.dtype)
+    wide[..., 2:-3] = value
+    return wide[..., 2:-3]
+
+
+def gaps_are_kept(value: Tensor) -> bool:
+    """True if nothing was written to the gaps of `strided`."""
+    whole = value if value._base is None else value._base
+    if whole.shape[:-1] != value.shape[:-1] or whole.shape[-1] == value.shape[-1]:
+        return True
+    return bool((whole[..., :2] == 7).all()) and bool((whole[..., -3:] == 7).all())
+
+
+@pytest.mark.parametrize("name", TESTED)
+@EXAMPLES
+@given(seed=SEEDS)
+def test_strides_do_not_change_bits(name: str, seed: int) -> None:
+    call, draw = OpCall.random(name, seed), Random(seed)
+    with variants.use(draw.choice(RUNNABLE)):
+        expected = call.copied().run()
+        for key, value in call.arguments.items():
+            if not isinstance(value, Tensor) or value.dim() == 0 or key in CONTIGUOUS:
+                continue
+            other = call.copied().replaced(**{key: strided(value, draw)})
+            assert all(same(a, b) for a, b in zip(other.run(), expected, strict=True)), key
+            assert gaps_are_kept(other.arguments[key]), key
+
+
+@pytest.mark.parametrize("name", LEADING)
+@EXAMPLES
+@given(seed=SEEDS)
+def test_leading_dimensions_do_not_change_bits(name: str, seed: int) -> None:
+    call, draw = OpCall.random(name, seed), Random(seed)
+    count, variant = call.tokens, draw.choice(RUNNABLE)
+    shapes: list[tuple[int, ...]] = [(1, count), (count, 1)]
+    shapes += [(2, count // 2)] * (count % 2 == 0) + [()] * (count == 1)
+    lead = draw.choice(shapes)
+    keys = [key for key in call.by_token if key != "adapters"]
+    shaped = {key: call.arguments[key].reshape((*lead, *call.arguments[key].shape[1:])) for key in keys}
+    for found, expected in zip(run(call.replaced(**shaped), variant), run(call, variant), strict=True):
+        assert same(found.reshape(expected.shape), expected), lead
+
+
+@pytest.mark.parametrize("name", [name for name in TESTED if name not in OTHER_BITS])
+@EXAMPLES
+@given(seed=SEEDS)
+def test_variants_have_the_same_bits(name: str, seed: int) -> None:
+    call = OpCall.random(name, seed)
+    assume(not call.folds)
+    results = []
+    for variant in RUNNABLE:
+        each = call.copied()
+        with variants.use(variant):
+            results.append(each.run() + [each.arguments[written] for written in call.written])
+    for found in results[1:]:
+        assert all(same(a, b) for a, b in zip(found, results[0], strict=True))
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_opcheck(name: str) -> None:
+    """One call by all checks, and a few more by those of the schema and of the shapes of results."""
+    checks = ("test_schema", "test_faketensor")
+    calls = [OpCall.random(name, seed, flat=False) for seed in range(30)]
+    whole = next(call for call in calls if all(bool(x.isfinite().all()) for x in call.copied().run()))
+    torch.library.opcheck(whole.op, (), whole.arguments)
+    for call in calls[:6]:
+        torch.library.opcheck(call.op, (), call.arguments, test_utils=checks)
