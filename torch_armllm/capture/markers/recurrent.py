@@ -12,161 +12,94 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from transformers.activations import ACT2FN
 
 import torch_armllm.capture.markers.recurrent_ops  # noqa: F401  (registers the marker ops)
 from torch_armllm.capture.markers.replaced_functions import replaced_functions
 
 _SILU = ("silu", "swish")
+_PACKED = ("cu_seqlens", "seq_idx")
 
 
-def _is_packed(options: dict[str, Any]) -> bool:
+def _named(names: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Returns an object with the arguments of a call by name; None stands for those that are left out."""
+    order = names.split()
+    given = {**dict(zip(order, args, strict=False)), **options}
+    return SimpleNamespace(**{**dict.fromkeys((*order, *_PACKED)), **given})
+
+
+def _is_packed(call: Any) -> bool:
     """True if a call separates sequences itself; the functions ignore all other options."""
-    return any(options.get(name) is not None for name in ("cu_seqlens", "seq_idx"))
+    return any(getattr(call, name) is not None for name in _PACKED)
 
 
 def _mark_conv(original: Callable[..., Any]) -> Callable[..., Any]:
-    def conv(
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if _is_packed(kwargs):
-            return original(hidden_states, weight, bias, activation, **kwargs)
-        out = torch.ops.armllm.convolve_tokens(hidden_states, weight, bias, activation in _SILU)
-        return out if activation in (None, *_SILU) else ACT2FN[activation](out)
+    def conv(*args: Any, **options: Any) -> Any:
+        a = _named("hidden_states weight bias activation", args, options)
+        if _is_packed(a):
+            return original(*args, **options)
+        silu = a.activation in _SILU
+        out = torch.ops.armllm.convolve_tokens(a.hidden_states, a.weight, a.bias, silu)
+        return out if silu or a.activation is None else ACT2FN[a.activation](out)
 
     return conv
 
 
 def _mark_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
-    def rule(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        chunk_size: int = 64,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        if initial_state is not None or output_final_state or _is_packed(kwargs):
-            return original(
-                query,
-                key,
-                value,
-                g,
-                beta,
-                chunk_size,
-                initial_state,
-                output_final_state,
-                use_qk_l2norm_in_kernel,
-                **kwargs,
-            )
-        scale = query.shape[-1] ** -0.5
-        out = torch.ops.armllm.delta_rule(query, key, value, g, beta, scale, use_qk_l2norm_in_kernel)
-        return out, None
+    names = "query key value g beta chunk_size initial_state output_final_state use_qk_l2norm_in_kernel"
+
+    def rule(*args: Any, **options: Any) -> Any:
+        a = _named(names, args, options)
+        if a.initial_state is not None or a.output_final_state or _is_packed(a):
+            return original(*args, **options)
+        scale, normalize = a.query.shape[-1] ** -0.5, bool(a.use_qk_l2norm_in_kernel)
+        return torch.ops.armllm.delta_rule(a.query, a.key, a.value, a.g, a.beta, scale, normalize), None
 
     return rule
 
 
 def _mark_chunk_scan(original: Callable[..., Any]) -> Callable[..., Any]:
-    def scan(
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        chunk_size: int,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        initial_states: Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = (0.0, float("inf")),
-        return_final_states: bool = False,
-        z: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if initial_states is not None or return_final_states or z is not None or _is_packed(kwargs):
-            return original(
-                hidden_states,
-                dt,
-                A,
-                B,
-                C,
-                chunk_size,
-                D,
-                dt_bias,
-                initial_states,
-                dt_softplus,
-                dt_limit,
-                return_final_states,
-                z=z,
-                **kwargs,
-            )
-        if dt_bias is not None:
-            dt = dt + dt_bias.to(dt.dtype)
-        if dt_softplus:
+    names = "hidden_states dt A B C chunk_size D dt_bias initial_states dt_softplus dt_limit"
+    names += " return_final_states z"
+
+    def scan(*args: Any, **options: Any) -> Any:
+        a = _named(names, args, options)
+        if a.initial_states is not None or a.return_final_states or a.z is not None or _is_packed(a):
+            return original(*args, **options)
+        dt = a.dt if a.dt_bias is None else a.dt + a.dt_bias.to(a.dt.dtype)
+        if a.dt_softplus:
             dt = F.softplus(dt)
-        dt = dt.clamp(*dt_limit).float()
-        values = hidden_states.float()
-        out = torch.ops.armllm.delta_rule(C, B, values, A.float() * dt, dt, 1.0, False, False)
-        return out if D is None else out + D[..., None] * values
+        dt = dt.clamp(*(a.dt_limit or (0.0, float("inf")))).float()
+        values = a.hidden_states.float()
+        out = torch.ops.armllm.delta_rule(a.C, a.B, values, a.A.float() * dt, dt, 1.0, False, False)
+        return out if a.D is None else out + a.D[..., None] * values
 
     return scan
 
 
 def _mark_selective_scan(original: Callable[..., Any]) -> Callable[..., Any]:
-    def scan(
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        z: Tensor | None = None,
-        delta_bias: Tensor | None = None,
-        delta_softplus: bool = False,
-        return_last_state: bool = False,
-        use_mambapy: bool = False,
-        use_associative_scan: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        if return_last_state or _is_packed(kwargs):
-            return original(
-                hidden_states,
-                dt,
-                A,
-                B,
-                C,
-                D,
-                z,
-                delta_bias,
-                delta_softplus,
-                return_last_state,
-                use_mambapy,
-                use_associative_scan,
-                **kwargs,
-            )
-        x, dt, b, c = (by_channel.transpose(1, 2) for by_channel in (hidden_states, dt, B, C))
-        if delta_bias is not None:
-            dt = dt + delta_bias.to(dt.dtype)
-        if delta_softplus:
+    names = "hidden_states dt A B C D z delta_bias delta_softplus return_last_state"
+
+    def scan(*args: Any, **options: Any) -> Any:
+        a = _named(names, args, options)
+        if a.return_last_state or _is_packed(a):
+            return original(*args, **options)
+        x, dt, b, c = (by_channel.transpose(1, 2) for by_channel in (a.hidden_states, a.dt, a.B, a.C))
+        if a.delta_bias is not None:
+            dt = dt + a.delta_bias.to(dt.dtype)
+        if a.delta_softplus:
             dt = F.softplus(dt)
-        out = torch.ops.armllm.scan_channels(dt.float() * x.float(), dt, A.float().T, b, c)
-        if D is not None:
-            out = out + x * D
-        if z is not None:
-            out = out * F.silu(z.transpose(1, 2))
+        out = torch.ops.armllm.scan_channels(dt.float() * x.float(), dt, a.A.float().T, b, c)
+        if a.D is not None:
+            out = out + x * a.D
+        if a.z is not None:
+            out = out * F.silu(a.z.transpose(1, 2))
         return out.transpose(1, 2)
 
     return scan
