@@ -99,7 +99,7 @@ test: $(READY) $(MODEL)
 ifdef TRANSFORMERS
 	$(PY) .ci/with_versions.py --transformers $(TRANSFORMERS) --all -- $(ARGS)
 else
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not builds" -n auto --maxprocesses 4 --dist loadfile \
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not builds" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		--timeout 420 -o faulthandler_timeout=450 $(ARGS)  # a test that hangs is named
 endif
 

@@ -75,7 +75,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what takes minutes and of which other tests see most."""
+    """Leaves out what takes minutes and of which other tests see most, and begins with slow files."""
+    if config.getoption("budget") is None:
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)  # a worker that got one last would work alone
     if config.getoption("thorough"):
         return
     left_out = {item for item in items if item.get_closest_marker("thorough")}
@@ -112,13 +115,14 @@ def _texts(item: pytest.Item) -> set[str]:
 def _kept_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Copies the graph of a structure that an earlier test exported, but in the tests of exporting."""
     from tests.support.captured_graphs import KeptGraphs
+    from tests.support.graph_folder import graph_folder
     from torch_armllm.capture import export
 
     if request.config.getoption("thorough"):
         yield
         return
     own = export._exported, export._exported_with_own_attention
-    kept = KeptGraphs(*own)
+    kept = KeptGraphs(*own, graph_folder())
     export._exported = lambda kind: (own[0] if _exports_anew else kept.exported)(kind)
     export._exported_with_own_attention = lambda kind, reason: (
         own[1] if _exports_anew else kept.with_own_attention

@@ -1,11 +1,13 @@
 """Captured graphs of tiny models, kept for the next test that captures a model of the same structure.
 
 Exporting is most of a test's time.  A kept graph takes the weights of the model at hand, and `capture`
-compares its results with that model's modules, as it does with every graph.
+compares its results with that model's modules, as it does with every graph.  Graphs are kept on disk, too,
+unless a test has changed a function that they are made of.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from collections import OrderedDict
@@ -16,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from tests.support.graph_folder import ROOT, GraphFolder, Kept
 from torch_armllm.capture.export import CapturedGraph, CaptureError
 from torch_armllm.hf.model_kind import ModelKind
 
-_MOST_GRAPHS = 64
+_MOST_GRAPHS = 256
 _MOST_WEIGHTS = 5_000_000
 _PATH = re.compile(r'"_name_or_path": "[^"]*"')
 
@@ -54,6 +57,27 @@ def _structure_of(kind: ModelKind) -> tuple[Any, ...]:
     written = _PATH.sub("", config.to_json_string(use_diff=False)), config._attn_implementation
     given = kind.attends_to_encoder, kind.token_input
     return modules, tensors, written, given, torch.get_default_dtype()
+
+
+def _file_of(structure: tuple[Any, ...]) -> str | None:
+    """Returns the name of the file of a structure; None if another process may have other functions by it."""
+    described = _described(structure)
+    return None if described is None else hashlib.sha256(described.encode()).hexdigest()
+
+
+def _described(value: Any) -> str | None:
+    """Returns a text that is equal for equal values in all processes; None if a value belongs to this one."""
+    if isinstance(value, tuple):
+        parts = [_described(each) for each in value]
+        return None if None in parts else f"({','.join(map(str, parts))})"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if inspect.isfunction(value):
+        code = value.__code__
+        is_test = code.co_filename.startswith(f"{ROOT}/tests/")
+        return None if is_test else f"{value.__module__}.{value.__qualname__}:{code.co_firstlineno}"
+    is_plain = value is None or isinstance(value, (str, int, torch.dtype, torch.Size))
+    return repr(value) if is_plain else None
 
 
 def _named_tensors(base: nn.Module) -> dict[str, Tensor]:
@@ -91,44 +115,62 @@ class KeptGraphs:
     Args:
         exported: the function that exports a model.
         with_own_attention: the one that exports it in another way, after the first one's error.
+        folder: graphs of other processes; None: there are none.
     """
 
     def __init__(
         self,
         exported: Callable[[ModelKind], CapturedGraph],
         with_own_attention: Callable[[ModelKind, CaptureError], CapturedGraph],
+        folder: GraphFolder | None,
     ) -> None:
         self._exported = exported
         self._with_own_attention = with_own_attention
-        self._graphs: OrderedDict[Any, tuple[CapturedGraph, dict[str, str]]] = OrderedDict()
-        self._reasons: dict[Any, CaptureError] = {}
+        self._folder = folder
+        self._graphs: OrderedDict[Any, Kept | CaptureError] = OrderedDict()
 
     def exported(self, kind: ModelKind) -> CapturedGraph:
         """Returns the graph of a model; raises the error of its structure if another way has served that."""
-        key = _structure_of(kind)
-        if key in self._reasons:
-            raise self._reasons[key].with_traceback(None)
-        return self._kept(key, kind.base, lambda: self._exported(kind))
+        return self._kept(_structure_of(kind), kind.base, lambda: self._exported(kind))
 
     def with_own_attention(self, kind: ModelKind, reason: CaptureError) -> CapturedGraph:
         """Returns the graph of a model that the first way has refused or computed wrong."""
         key = _structure_of(kind)
-        captured = self._kept(
-            ("own attention", key), kind.base, lambda: self._with_own_attention(kind, reason)
-        )
-        self._reasons[key] = reason
+        own_key = ("own attention", *key)
+        captured = self._kept(own_key, kind.base, lambda: self._with_own_attention(kind, reason))
+        self._keep(key, reason)
         return captured
 
     def _kept(self, key: Any, base: nn.Module, export: Callable[[], CapturedGraph]) -> CapturedGraph:
-        if key in self._graphs:
-            self._graphs.move_to_end(key)
-            captured, own = self._graphs[key]
+        kept = self._graphs.get(key) or self._load(key)
+        if isinstance(kept, CaptureError):
+            raise kept.with_traceback(None)
+        if kept is not None:
             named = _named_tensors(base)
-            return _copy(captured, {attribute: named[name] for attribute, name in own.items()})
+            return _copy(kept.captured, {attribute: named[name] for attribute, name in kept.own.items()})
         captured = export()
         if sum(p.numel() for p in base.parameters()) < _MOST_WEIGHTS:
             own = _own_names(captured, base)
-            self._graphs[key] = _copy(captured, dict.fromkeys(own, torch.empty(0))), own
-            if len(self._graphs) > _MOST_GRAPHS:
-                self._graphs.popitem(last=False)
+            self._keep(key, Kept(_copy(captured, dict.fromkeys(own, torch.empty(0))), own))
         return captured
+
+    def _load(self, key: Any) -> Kept | CaptureError | None:
+        """Returns what another process has kept."""
+        name = _file_of(key) if self._folder else None
+        found = self._folder.load(name) if self._folder and name else None
+        if found is not None:
+            self._remember(key, found)
+        return found
+
+    def _keep(self, key: Any, kept: Kept | CaptureError) -> None:
+        if key in self._graphs:
+            return
+        self._remember(key, kept)
+        name = _file_of(key) if self._folder else None
+        if self._folder and name:
+            self._folder.store(name, kept)
+
+    def _remember(self, key: Any, kept: Kept | CaptureError) -> None:
+        self._graphs[key] = kept
+        if len(self._graphs) > _MOST_GRAPHS:
+            self._graphs.popitem(last=False)
