@@ -102,30 +102,47 @@ HEADS = ("int8_heads_linear", "dense_heads_linear")
 ATTENTION = ("paged_attention", "mla_attention")
 
 
-def tables(arm: Sequence[Record], silicon: Sequence[Record]) -> dict[str, Callable[[], str]]:
-    """Return every table of the document."""
-    without_limit = [r for r in arm if "limit_per_elem" not in r]
+Tables = dict[str, Callable[[], str]]
+
+
+def arm_tables(records: Sequence[Record]) -> Tables:
+    """Return the tables of the modeled cores."""
+    without_limit = [r for r in records if "limit_per_elem" not in r]
     return {
-        "arm-targets": lambda: targets(MODELED_TARGETS, arm),
-        "arm-products": lambda: modeled(arm, "insn_per_mac", "mac_per_cycle", "MAC"),
+        "arm-targets": lambda: targets(MODELED_TARGETS, records),
+        "arm-products": lambda: modeled(records, "insn_per_mac", "mac_per_cycle", "MAC"),
         "arm-elements": lambda: modeled(without_limit, "insn_per_elem", "cycles_per_elem", "element"),
-        "arm-states": lambda: states(arm),
-        "silicon-targets": lambda: targets(TIMED_TARGETS, silicon),
-        "silicon-limits": lambda: limits(silicon),
-        "silicon-linear": lambda: linear(silicon),
-        "silicon-gemv": lambda: comparison(silicon, ("int4_linear", "int8_linear"), "gb_s", "GB/s"),
-        "silicon-heads": lambda: comparison(silicon, HEADS, "gops", "GOP/s"),
-        "silicon-moe": lambda: comparison(silicon, ("int4_moe",), "gb_s", "GB/s"),
-        "silicon-moe-gops": lambda: comparison(silicon, ("int4_moe",), "gops", "GOP/s"),
-        "silicon-prompt": lambda: comparison(silicon, ATTENTION, "gops", "GOP/s"),
-        "silicon-decode": lambda: comparison(silicon, ATTENTION, "gb_s", "GB/s"),
-        "silicon-rows": lambda: comparison(silicon, ROW_OPS, "gb_s", "GB/s"),
+        "arm-states": lambda: states(records),
     }
+
+
+def silicon_tables(records: Sequence[Record]) -> Tables:
+    """Return the tables of a machine."""
+    return {
+        "silicon-targets": lambda: targets(TIMED_TARGETS, records),
+        "silicon-limits": lambda: limits(records),
+        "silicon-linear": lambda: linear(records),
+        "silicon-gemv": lambda: comparison(records, ("int4_linear", "int8_linear"), "gb_s", "GB/s"),
+        "silicon-heads": lambda: comparison(records, HEADS, "gops", "GOP/s"),
+        "silicon-moe": lambda: comparison(records, ("int4_moe",), "gb_s", "GB/s"),
+        "silicon-moe-gops": lambda: comparison(records, ("int4_moe",), "gops", "GOP/s"),
+        "silicon-prompt": lambda: comparison(records, ATTENTION, "gops", "GOP/s"),
+        "silicon-decode": lambda: comparison(records, ATTENTION, "gb_s", "GB/s"),
+        "silicon-rows": lambda: comparison(records, ROW_OPS, "gb_s", "GB/s"),
+    }
+
+
+def print_tables(tables: Tables) -> None:
+    """Print the tables that have rows, but not those of targets."""
+    for name, write in tables.items():
+        text = write()
+        if not name.endswith("targets") and text.count("\n") > 1:
+            print(f"\n{name}\n\n{text}")
 
 
 def rendered(text: str, arm: Sequence[Record] | None, silicon: Sequence[Record] | None) -> str:
     """Return the document with new tables; tables without records do not change."""
-    writers = tables(arm or (), silicon or ())
+    writers = arm_tables(arm or ()) | silicon_tables(silicon or ())
 
     def replace(match: re.Match[str]) -> str:
         name = match[1]

@@ -22,7 +22,8 @@ from bench.arm.counting import Emulator, has_plugins, symbols
 from bench.arm.limits import cycles_per_element
 from bench.arm.model import Mca, Model, Share
 from bench.case import run
-from bench.records import Record, record, table, write_json
+from bench.records import Record, record, write_json
+from bench.report import arm_tables, print_tables
 
 Result = tuple[Case, Machine, "Measured | str"]
 
@@ -96,35 +97,6 @@ def print_regions(measured: Measured, count: int) -> None:
         print(f"           {share.name[:140]}")
 
 
-def print_tables(results: Sequence[Result]) -> None:
-    """Print a table of the ops with multiply-accumulates, and a table of the ops with elements."""
-    cores = list(dict.fromkeys(core for _, machine, _ in results for core in machine.cores))
-    names = [core.removeprefix("neoverse-").upper() for core in cores]
-    header = ["op", "shape", "type", "variant", "counted on"]
-    products, elements, limits = [], [], []
-    for case, machine, m in results:
-        if isinstance(m, str):
-            continue
-        start = [case.op, case.shape, case.dtype, machine.variant, machine.cpu]
-        cycles = [m.cycles.get(core) for core in cores]
-        if m.macs:
-            products.append([*start, m.instructions / m.macs, *(m.macs / c if c else None for c in cycles)])
-        if m.elements:
-            rates = (c / m.elements if c else None for c in cycles)
-            elements.append([*start, m.instructions / m.elements, *rates])
-        if m.limits:
-            limits.append([case.op, case.shape, machine.variant, *map(m.limits.get, cores)])
-    if products:
-        print("\nInstructions a MAC, and MAC a cycle of the model\n")
-        print(table([*header, "insn/MAC", *names], products))
-    if elements:
-        print("\nInstructions and cycles of the model an element\n")
-        print(table([*header, "insn/element", *names], elements))
-    if limits:
-        print("\nLeast cycles of the model an element: loads, stores and multiply-adds alone\n")
-        print(table(["op", "shape", "variant", *names], limits))
-
-
 def print_failures(results: Sequence[Result]) -> None:
     """Print the cases that could not be counted, one line per reason."""
     reasons: dict[str, list[str]] = {}
@@ -173,10 +145,11 @@ def arm(
                 print(f"{machine.variant} on {machine.cpu}: {case.name}")
                 print_regions(result, regions)
     bench.mca.save()
-    print_tables(results)
-    print_failures(results)
     counted = [(c, m, f) for c, m, f in results if not isinstance(f, str)]
-    write_json([r for c, m, f in counted for r in records_of(c, m, f)])
+    records = [r for c, m, f in counted for r in records_of(c, m, f)]
+    print_tables(arm_tables(records))
+    print_failures(results)
+    write_json(records)
     if not counted:
         sys.exit("nothing could be counted")
 

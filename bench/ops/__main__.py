@@ -2,8 +2,8 @@
 
     make bench ARGS="--only linear,moe"
 
-The sides of a comparison run in turn, round after round, in one process; figures are medians.
-``JSON=path`` in the environment names the file for the records.
+The sides of a comparison run in turn, round after round, in one process; figures are medians.  Tables are
+those of docs/performance/tables.md.  ``JSON=path`` in the environment names the file for the records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 
 from bench.case import run
 from bench.ops import attention, heads, limits, linear, moe, rows
-from bench.records import Record, record, table, write_json
+from bench.records import Record, record, write_json
+from bench.report import print_tables, silicon_tables
 from torch_armllm.ops import variants
 
 # Each with the kernel family whose variant its records name.
@@ -27,31 +28,29 @@ SECTIONS = {
 }
 
 
-def print_limits(variant: str, cpu: str) -> list[Record]:
-    """Prints the limits of one core and of all cores."""
-    records, lines = [], []
+def machine_limits(variant: str, cpu: str) -> list[Record]:
+    """Returns the limits of one core and of all cores."""
+    records = []
     for threads in sorted({1, torch.get_num_threads()}):
-        read = limits.bandwidth(threads) / 1e9
+        keys = (f"{threads} threads", variant, cpu)
         int8, bf16 = 2e-9 * limits.int8_peak(threads), 2e-9 * limits.bf16_peak(threads)
-        shape = f"{threads} threads"
-        records += [
-            record("read", shape, "bytes", variant, cpu, gb_s=read),
-            record("multiply", shape, "i8", variant, cpu, gops=int8),
-            record("multiply", shape, "bf16", variant, cpu, gops=bf16),
-        ]
-        lines.append([threads, read, int8, bf16])
-    print(f"{cpu}: limits of the machine\n")
-    print(table(["threads", "read, GB/s", "INT8, GOP/s", "BF16, GFLOP/s"], lines))
+        for op, dtype, figures in (
+            ("read", "bytes", {"gb_s": limits.bandwidth(threads) / 1e9}),
+            ("multiply", "i8", {"gops": int8}),
+            ("multiply", "bf16", {"gops": bf16}),
+        ):
+            records.append(record(op, keys[0], dtype, *keys[1:], **figures))
     return records
 
 
 def ops(*, only: Annotated[tuple[str, ...], "sections, with commas between"] = tuple(SECTIONS)) -> None:
     torch.manual_seed(0)
     machine, cpu = variants.machine(), limits.cpu_name()
-    records = print_limits(machine.compiled, cpu)
+    records = machine_limits(machine.compiled, cpu)
     for name in only:
         measured, family = SECTIONS[name]
         records += measured(machine.families[family].variant, cpu)
+    print_tables(silicon_tables(records))
     write_json(records)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.ops.limits import Reader
 from bench.ops.timing import cold, in_turn, on_huge_pages
-from bench.records import Record, record, table
+from bench.records import Record, record
 from torch_armllm.ops import attention, mla
 
 HEADS = {"32/8x128": (32, 8, 128), "9/3x64": (9, 3, 64)}
@@ -56,7 +56,7 @@ def call(q: Tensor, caches: Callable[[], tuple[Tensor, ...]], length: int) -> Ca
 
 
 def _prompts(variant: str, cpu: str) -> list[Record]:
-    records, rows = [], []
+    records = []
     for heads, (q_heads, kv_heads, size) in HEADS.items():
         q = torch.randn(PROMPT, q_heads, size, dtype=torch.bfloat16)
         k, v = torch.randn(2, 1, kv_heads, PROMPT, size, dtype=torch.bfloat16)
@@ -76,15 +76,11 @@ def _prompts(variant: str, cpu: str) -> list[Record]:
             peers = {"peer": "SDPA bf16", "peer_value": gops["SDPA"]}
             shape = f"prompt of {PROMPT}, {heads}"
             records.append(record("paged_attention", shape, name, variant, cpu, gops=gops[name], **peers))
-            ratio = gops[name] / gops["SDPA"]
-            rows.append([heads, name, seconds[name] * 1e3, gops[name], gops["SDPA"], ratio])
-    print(f"\npaged_attention, causal prompt of {PROMPT} tokens, all cores: GOP/s, versus SDPA in bfloat16\n")
-    print(table(["heads", "cache", "ms", "paged_attention", "SDPA", "ratio"], rows))
     return records
 
 
 def _decode(variant: str, cpu: str) -> list[Record]:
-    records, rows = [], []
+    records = []
     q_heads, kv_heads, size = HEADS["32/8x128"]
     for name, dtype in CACHES.items():
         first = filled_cache(CONTEXT // BLOCK, kv_heads, size, dtype)
@@ -97,16 +93,11 @@ def _decode(variant: str, cpu: str) -> list[Record]:
         peers = {"peer": "plain read", "peer_value": plain}
         shape = f"decode 32/8x128, context {CONTEXT}"
         records.append(record("paged_attention", shape, name, variant, cpu, gb_s=rate, **peers))
-        rows.append([name, seconds["ours"] * 1e3, rate, plain, rate / plain])
-    print(
-        f"\npaged_attention, decode at context {CONTEXT}, batch 1, 32/8x128, all cores: GB/s of the cache\n"
-    )
-    print(table(["cache", "ms", "paged_attention", "plain read", "share"], rows))
     return records
 
 
 def _latent(variant: str, cpu: str) -> list[Record]:
-    records, rows = [], []
+    records = []
     blocks = LATENT_CONTEXT // BLOCK
     for heads in (16, 128):
         first = mla.new_latent_cache(blocks, RANK, ROPE, BLOCK, torch.bfloat16)
@@ -138,14 +129,9 @@ def _latent(variant: str, cpu: str) -> list[Record]:
         for name, peer in (("torch", "torch products"), ("read", "plain read")):
             peers: dict[str, Any] = {"peer": peer, "peer_value": rates[name]}
             records.append(record("mla_attention", shape, "bf16", variant, cpu, gb_s=rates["ours"], **peers))
-        work = 2e-9 * heads * LATENT_CONTEXT * (2 * RANK + ROPE)
-        gops = work / seconds["ours"]
-        rows.append([heads, seconds["ours"] * 1e3, rates["ours"], rates["read"], rates["torch"], gops])
-    print(f"\nmla_attention, decode at context {LATENT_CONTEXT}, batch 1, all cores: GB/s of the cache\n")
-    print(table(["heads", "ms", "mla_attention", "plain read", "torch", "GOP/s"], rows))
     return records
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Measures and prints the tables."""
+    """Measures prompts, decode steps, and decode steps over latents."""
     return _prompts(variant, cpu) + _decode(variant, cpu) + _latent(variant, cpu)

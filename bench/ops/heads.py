@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.ops.timing import cold, in_turn, on_huge_pages
-from bench.records import Record, record, table
+from bench.records import Record, record
 from torch_armllm.ops import linear
 
 INPUTS, OUTPUTS = 128, 512  # the absorbed queries of DeepSeek-V2 and V3
@@ -29,8 +29,8 @@ def _batched(x: Tensor, first: Tensor) -> Callable[[], Tensor]:
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Measures and prints the table."""
-    records, rows = [], []
+    """Measures both ops beside a batched product."""
+    records = []
     for heads in HEADS:
         q = torch.randint(-127, 128, (heads, OUTPUTS, INPUTS), dtype=torch.int8)
         packed = linear.pack_int8(q, torch.rand(heads, OUTPUTS))
@@ -49,7 +49,4 @@ def run(variant: str, cpu: str) -> list[Record]:
             for name, dtype in (("int8_heads_linear", "i8"), ("dense_heads_linear", "bf16")):
                 peers: dict[str, Any] = {"peer": "bmm bf16", "peer_value": gops["bmm"]}
                 records.append(record(name, shape, dtype, variant, cpu, gops=gops[name], **peers))
-            rows.append([heads, tokens, *gops.values()])
-    print(f"\nOne weight per head, N = {OUTPUTS}, K = {INPUTS}, from memory, all cores, bfloat16: GOP/s\n")
-    print(table(["heads", "M", *sides], rows))
     return records

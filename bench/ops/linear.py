@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.ops.limits import Reader
 from bench.ops.timing import cold, in_turn, on_huge_pages, threads
-from bench.records import Record, record, table
+from bench.records import Record, record
 from torch_armllm.ops import linear
 
 SIZE = 2048
@@ -122,10 +122,8 @@ def peer(name: str, x: Tensor, tokens: int) -> Callable[[], Tensor] | None:
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Measures and prints the tables."""
+    """Measures all schemes beside the peers and, where weights come from memory, a plain read."""
     records: list[Record] = []
-    rates: list[list[Any]] = []
-    bandwidths: list[list[Any]] = []
     with threads(1):
         for tokens in TOKENS:
             x = torch.randn(tokens, SIZE, dtype=torch.bfloat16)
@@ -142,22 +140,12 @@ def run(variant: str, cpu: str) -> list[Record]:
                 sides["read"] = reader
             seconds = in_turn(sides)
             gops = {name: 2e-9 * tokens * SIZE * SIZE / s for name, s in seconds.items() if name != "read"}
-            rates.append([tokens, *(gops.get(name) for name in (*SCHEMES, *PEERS))])
             for scheme, group in SCHEMES.items():
                 op = "int8_linear" if scheme == "i8" else "int4_linear"
-                shape = f"M={tokens} N=K={SIZE}"
-                figures: dict[str, Any] = {"gops": gops[scheme]}
-                for name in PEERS:
-                    if name in gops:
-                        peers: dict[str, Any] = {"peer": name, "peer_value": gops[name]}
-                        records.append(record(op, shape, scheme, variant, cpu, group, **figures, **peers))
+                keys = (op, f"M={tokens} N=K={SIZE}", scheme, variant, cpu, group)
+                for name in (name for name in PEERS if name in gops):
+                    records.append(record(*keys, gops=gops[scheme], peer=name, peer_value=gops[name]))
                 if "read" in seconds:
                     read, plain = sizes[scheme] / seconds[scheme] / 1e9, reader.bytes / seconds["read"] / 1e9
-                    peers = {"peer": "plain read", "peer_value": plain}
-                    records.append(record(op, shape, scheme, variant, cpu, group, gb_s=read, **peers))
-                    bandwidths.append([tokens, scheme, read, plain, read / plain])
-    print(f"\nLinear layers, N = K = {SIZE}, one thread, bfloat16 in and out: GOP/s\n")
-    print(table(["M", *SCHEMES, *PEERS], rates))
-    print("\nThe same: weights read from memory, GB/s, versus a plain read\n")
-    print(table(["M", "scheme", "int4/int8_linear", "plain read", "share"], bandwidths))
+                    records.append(record(*keys, gb_s=read, peer="plain read", peer_value=plain))
     return records

@@ -13,7 +13,7 @@ from torch import Tensor
 from bench.ops.limits import Reader
 from bench.ops.linear import packed
 from bench.ops.timing import in_turn, on_huge_pages, threads
-from bench.records import Record, record, table
+from bench.records import Record, record
 from torch_armllm.ops import linear, moe
 
 HIDDEN, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
@@ -46,51 +46,33 @@ def call(x: Tensor, ids: Iterator[Tensor], weights: Tensor, gate_up: Tensor, dow
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Measures and prints the tables."""
+    """Measures few tokens beside a plain read, and a prompt beside a dense layer."""
     records: list[Record] = []
-    rows: list[list[Any]] = []
     gate_up, down = experts(2 * INNER, HIDDEN), experts(HIDDEN, INNER)
     expert_bytes = gate_up[0].nbytes + down[0].nbytes
+    dense = torch.randn(512, 2048, dtype=torch.bfloat16)
     dense_weight = packed(2048, 2048, SCHEME)
-    counts = sorted({1, torch.get_num_threads()})
     for tokens in (1, 16, 512):
         x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16)
         weights = torch.full((tokens, TOP_K), 1 / TOP_K)
         for kind, choices in routings(tokens).items():
             used = sum(int(ids.unique().numel()) for ids in choices) / len(choices)
-            single = 0.0
-            for count in counts:
+            for count in sorted({1, torch.get_num_threads()}):
                 with threads(count):
-                    sides: dict[str, Callable[[], Any]] = {
-                        "ours": partial(call, x, cycle(choices), weights, gate_up, down)
-                    }
                     reader = Reader()
-                    dense = torch.randn(512, 2048, dtype=torch.bfloat16)
-                    if tokens == 512:
-                        sides["dense"] = partial(linear.int4_linear, dense, dense_weight, 2048)
-                    else:
-                        sides["read"] = reader
+                    other = partial(linear.int4_linear, dense, dense_weight, 2048)
+                    sides: dict[str, Callable[[], Any]] = {
+                        "ours": partial(call, x, cycle(choices), weights, gate_up, down),
+                        "other": other if tokens == 512 else reader,
+                    }
                     seconds = in_turn(sides)
-                ours = seconds["ours"]
-                single = single or ours
-                shape = f"{tokens} tokens, {kind}, {count} threads"
                 if tokens == 512:
-                    rate = 2e-9 * 3 * tokens * TOP_K * HIDDEN * INNER / ours
-                    peer_rate = 2e-9 * 512 * 2048 * 2048 / seconds["dense"]
+                    rate = 2e-9 * 3 * tokens * TOP_K * HIDDEN * INNER / seconds["ours"]
+                    peer_value = 2e-9 * 512 * 2048 * 2048 / seconds["other"]
                     figures: dict[str, Any] = {"gops": rate, "peer": "int4_linear M=512 N=K=2048"}
-                    unit = "GOP/s; dense int4_linear"
                 else:
-                    rate = used * expert_bytes / ours / 1e9
-                    peer_rate = reader.bytes / seconds["read"] / 1e9
-                    figures = {"gb_s": rate, "peer": "plain read"}
-                    unit = "GB/s; plain read"
-                records.append(
-                    record("int4_moe", shape, SCHEME, variant, cpu, 32, **figures, peer_value=peer_rate)
-                )
-                rows.append(
-                    [tokens, kind, count, ours * 1e3, rate, peer_rate, unit, rate / peer_rate, single / ours]
-                )
-    print(f"\nint4_moe, {EXPERTS} experts, top-{TOP_K}, H = {HIDDEN}, I = {INNER}, {SCHEME}\n")
-    header = ["tokens", "routing", "threads", "ms", "int4_moe", "versus", "unit", "share", "speed-up"]
-    print(table(header, rows))
+                    figures = {"gb_s": used * expert_bytes / seconds["ours"] / 1e9, "peer": "plain read"}
+                    peer_value = reader.bytes / seconds["other"] / 1e9
+                keys = ("int4_moe", f"{tokens} tokens, {kind}, {count} threads", SCHEME, variant, cpu, 32)
+                records.append(record(*keys, **figures, peer_value=peer_value))
     return records

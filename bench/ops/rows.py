@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.ops.timing import in_turn
-from bench.records import Record, record, table
+from bench.records import Record, record
 from torch_armllm.ops import activation, moe, norm, rope, sample
 
 TOKENS, WIDTH = 512, 4096
@@ -101,13 +101,10 @@ def sides() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, int]]:
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Measures and prints the table."""
-    records, rows = [], []
+    """Measures each op beside PyTorch's."""
+    records = []
     for name, (ours, theirs, shape, moved) in sides().items():
-        seconds = in_turn({"ours": ours, "torch": theirs})
-        rate, peer = moved / seconds["ours"] / 1e9, moved / seconds["torch"] / 1e9
-        records.append(record(name, shape, "bf16", variant, cpu, gb_s=rate, peer="torch", peer_value=peer))
-        rows.append([name, shape, seconds["ours"] * 1e6, rate, peer, rate / peer])
-    print("\nOps on rows, bfloat16, all cores: GB/s read and written, versus PyTorch's operators\n")
-    print(table(["op", "shape", "us", "ours", "torch", "ratio"], rows))
+        rates = {side: moved / s / 1e9 for side, s in in_turn({"ours": ours, "torch": theirs}).items()}
+        peers = {"peer": "torch", "peer_value": rates["torch"]}
+        records.append(record(name, shape, "bf16", variant, cpu, gb_s=rates["ours"], **peers))
     return records
