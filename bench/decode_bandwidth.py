@@ -20,7 +20,7 @@ from torch_armllm.benchmark.latency import step_bytes
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.plan_runner import PlanRunner
-from torch_armllm.llm.loader import load_engine
+from torch_armllm.llm.loading.loader import load_engine
 
 
 def decode_bandwidth(

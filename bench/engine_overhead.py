@@ -32,7 +32,7 @@ from bench.case import Row, run
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.llm.loader import load_engine
+from torch_armllm.llm.loading.loader import load_engine
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.step import StepInputs
 from torch_armllm.plan.step_result import StepResult

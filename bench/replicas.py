@@ -22,8 +22,8 @@ from bench.engine_steps import QUIET, random_tokens
 from torch_armllm import AsyncLLM, SamplingParams
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.sampling_params import RequestOutputKind
-from torch_armllm.llm.loader import engine_config
-from torch_armllm.llm.replica_loader import load_replicas
+from torch_armllm.llm.loading.loader import engine_config
+from torch_armllm.llm.replicas.loader import load_replicas
 
 _SETTINGS = {**QUIET, "enable_prefix_caching": False, "kv_cache_memory": 256 << 20}
 

@@ -34,10 +34,10 @@ FUNCTION_LEVEL = {
     **dict.fromkeys(
         (
             "torch_armllm/checkpoint/bundled_model.py",
-            "torch_armllm/llm/loader.py",
-            "torch_armllm/llm/cached_loader.py",
+            "torch_armllm/llm/loading/loader.py",
+            "torch_armllm/llm/loading/cached_loader.py",
             "torch_armllm/llm/ranks/part.py",
-            "torch_armllm/llm/replica_loader.py",
+            "torch_armllm/llm/replicas/loader.py",
             "torch_armllm/llm/plan_cache/cache.py",
             "torch_armllm/engine/assembly/computing.py",
             "torch_armllm/engine/pictures/build.py",

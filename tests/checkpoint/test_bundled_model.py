@@ -22,7 +22,7 @@ from torch_armllm.checkpoint.source_name import DENSE
 from torch_armllm.evaluation.distributions import compare_logits
 from torch_armllm.evaluation.loading import load_variant
 from torch_armllm.evaluation.variant import Variant
-from torch_armllm.llm.loader import resolve_auto
+from torch_armllm.llm.loading.loader import resolve_auto
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.system.files import atomic_folder
 

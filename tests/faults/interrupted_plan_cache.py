@@ -27,7 +27,7 @@ import torch_armllm
 from tests.faults.forked import exit_code, fork
 from tests.support.models import tiny
 from torch_armllm import LLM, Recipe, SamplingParams
-from torch_armllm.llm import cached_loader
+from torch_armllm.llm.loading import cached_loader
 from torch_armllm.llm.plan_cache import entry
 
 _PROMPTS = [[5, 6, 7], [9] * 40, [3]]

@@ -15,7 +15,7 @@ from torch_armllm import LLM, AsyncLLM, BeamSearchParams, LoRARequest, PoolingPa
 from torch_armllm.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from torch_armllm.engine.sampling_params import StructuredOutputsParams
 from torch_armllm.engine.text.tokenization import Tokenization
-from torch_armllm.llm.call_arguments import REASONS
+from torch_armllm.llm.calls.call_arguments import REASONS
 from torch_armllm.pooling.outputs import PoolingRequestOutput
 from torch_armllm.pooling.pooling_params import chosen_task
 

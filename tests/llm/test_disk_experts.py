@@ -19,8 +19,8 @@ from tests.support.server_live import live, until
 from torch_armllm import LLM, Recipe, SamplingParams
 from torch_armllm.engine.memory_limit import MemoryLimitError
 from torch_armllm.engine.stats import EngineStats
-from torch_armllm.llm import cached_loader
 from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.llm.loading import cached_loader
 from torch_armllm.llm.plan_cache import entry, tensor_files
 from torch_armllm.llm.plan_cache.constants import total_bytes
 from torch_armllm.llm.plan_cache.disk_experts import disk_experts

@@ -18,7 +18,7 @@ from tests.support.stand_in import StubEngine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm import base
 from torch_armllm.llm.llm import LLM
-from torch_armllm.llm.loader import default_sampling_params, engine_config
+from torch_armllm.llm.loading.loader import default_sampling_params, engine_config
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'wrong' %}{{ raise_exception('no such role') }}{% endif %}"

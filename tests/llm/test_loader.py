@@ -18,7 +18,7 @@ from torch_armllm import LLM, AsyncLLM, SamplingParams
 from torch_armllm.checkpoint import load
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.llm.loader import engine_config, load_engine
+from torch_armllm.llm.loading.loader import engine_config, load_engine
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.quant.recipe import Recipe
 

@@ -31,7 +31,7 @@ DRAWN = SamplingParams(temperature=0.9, seed=3, max_tokens=8, ignore_eos=True, l
 def load(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> LLM:
     """Loads a model; transformers' processor of Qwen's needs torchvision, so they get another."""
     if folder.name.startswith("qwen"):
-        for module in ("loader", "ranks.loader"):
+        for module in ("loading.loader", "ranks.loader"):
             name = f"torch_armllm.llm.{module}.load_processor"
             monkeypatch.setattr(name, lambda model, source: Qwen2VLPictures())
     return LLM(str(folder), **{**OPTIONS, **settings})

@@ -94,7 +94,7 @@ def test_quantize_keeps_the_plan_for_the_first_start(
     assert main([*command, str(tmp_path / "kept"), "--fast"]) == 0
     assert is_stored(load(tmp_path / "kept"))
     stored = len(list(plans.iterdir()))
-    monkeypatch.setattr("torch_armllm.llm.kept_plan.free_memory", lambda: 1000)
+    monkeypatch.setattr("torch_armllm.llm.loading.kept_plan.free_memory", lambda: 1000)
     assert main([*command, str(tmp_path / "large"), "--fast"]) == 0
     assert len(list(plans.iterdir())) == stored
     assert not is_stored(load(tmp_path / "large"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from torch_armllm.llm.prefix_router import PrefixRouter
+from torch_armllm.llm.replicas.prefix_router import PrefixRouter
 
 IDLE = {0: 0, 1: 0, 2: 0}
 TEXT = list(range(100))

@@ -22,7 +22,7 @@ from torch_armllm.engine import config
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.engine_settings import EngineSettings
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.llm.foreign_settings import CALLS, REASONS
+from torch_armllm.llm.calls.foreign_settings import CALLS, REASONS
 from torch_armllm.llm.llm import LLM
 
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.rank_processes import ended
 from tests.support.server_live import NAME, Live, live, until
 from torch_armllm.llm.async_llm import AsyncLLM
-from torch_armllm.llm.replica_set import ReplicaSet
+from torch_armllm.llm.replicas.replica_set import ReplicaSet
 
 ENGINE: dict[str, Any] = {
     **{"kv_cache_memory": 4 << 20, "progress": False, "threads": 1},

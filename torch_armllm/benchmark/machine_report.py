@@ -20,7 +20,7 @@ from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.llm.loader import load_engine
+from torch_armllm.llm.loading.loader import load_engine
 from torch_armllm.system.host import free_memory
 
 READ_BYTES = 1 << 30

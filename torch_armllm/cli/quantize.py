@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
     """Quantizes the checkpoint and prints the report."""
     import json
 
-    from torch_armllm.llm.kept_plan import keep_plan
+    from torch_armllm.llm.loading.kept_plan import keep_plan
     from torch_armllm.quant.recipe import Recipe
 
     recipe = Recipe(

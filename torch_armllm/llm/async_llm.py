@@ -22,7 +22,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import LLMBase, check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchParams, as_request_output
-from torch_armllm.llm.call_arguments import ForeignArguments, ForeignPoolingArguments, check_arguments
+from torch_armllm.llm.calls.call_arguments import ForeignArguments, ForeignPoolingArguments, check_arguments
 from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length

@@ -22,10 +22,10 @@ from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 from torch_armllm.engine.text.stopping import find_eos_token_ids
-from torch_armllm.llm.cached_loader import load_with_plan_cache
-from torch_armllm.llm.engine_facts import EngineFacts, hidden_size_of
-from torch_armllm.llm.foreign_settings import NO_CODE, missing_attribute
-from torch_armllm.llm.loader import (
+from torch_armllm.llm.calls.foreign_settings import NO_CODE, missing_attribute
+from torch_armllm.llm.loading.cached_loader import load_with_plan_cache
+from torch_armllm.llm.loading.engine_facts import EngineFacts, hidden_size_of
+from torch_armllm.llm.loading.loader import (
     default_sampling_params,
     engine_config,
     load_engine,
@@ -36,7 +36,7 @@ from torch_armllm.llm.loader import (
 )
 from torch_armllm.llm.ranks.loader import load_on_ranks, with_ranks
 from torch_armllm.llm.ranks.network import follow_launched, is_launched_follower
-from torch_armllm.llm.replica_loader import load_replicas
+from torch_armllm.llm.replicas.loader import load_replicas
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.pooling.runner import Runner, choose_runner
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from torch_armllm.engine.llm_engine import LLMEngine
-    from torch_armllm.llm.replica_set import ReplicaSet
+    from torch_armllm.llm.replicas.replica_set import ReplicaSet
     from torch_armllm.quant.recipe import Recipe
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.llm.chat_call import ChatCall, ChatOptions
+from torch_armllm.llm.calls.chat_call import ChatCall, ChatOptions
 from torch_armllm.llm.llm import LLM
 
 

@@ -22,10 +22,9 @@ from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from torch_armllm.llm.call_arguments import ForeignArguments, check_arguments
-from torch_armllm.llm.chat_call import ChatCall, ChatOptions
-from torch_armllm.llm.pooling_calls import PoolingCalls
-from torch_armllm.llm.prompt_list import (
+from torch_armllm.llm.calls.call_arguments import ForeignArguments, check_arguments
+from torch_armllm.llm.calls.chat_call import ChatCall, ChatOptions
+from torch_armllm.llm.calls.prompt_list import (
     Prompts,
     adapters_of,
     as_prompt_list,
@@ -33,6 +32,7 @@ from torch_armllm.llm.prompt_list import (
     one_each,
     priorities_of,
 )
+from torch_armllm.llm.pooling_calls import PoolingCalls
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.system.forks import warn_if_forked
 from torch_armllm.system.progress import progress_bar

@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.llm.base import LLMBase
-from torch_armllm.llm.call_arguments import ForeignPoolingArguments, check_arguments
-from torch_armllm.llm.prompt_list import Prompts, as_prompt_list, named_errors
+from torch_armllm.llm.calls.call_arguments import ForeignPoolingArguments, check_arguments
+from torch_armllm.llm.calls.prompt_list import Prompts, as_prompt_list, named_errors
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import (
     ClassificationOutput,

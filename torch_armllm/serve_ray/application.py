@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from torch_armllm.llm.loader import engine_config
+from torch_armllm.llm.loading.loader import engine_config
 from torch_armllm.serve_ray.front import Front
 from torch_armllm.serve_ray.model_replica import ModelReplica
 from torch_armllm.serve_ray.request_router import PrefixRequestRouter

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from torch_armllm.llm.prefix_router import PrefixRouter
+from torch_armllm.llm.replicas.prefix_router import PrefixRouter
 
 _CAPACITY = 1 << 20
 """Bytes of text of each replica that are remembered."""
@@ -14,7 +14,7 @@ _CHUNK = 64
 
 
 class PrefixRequestRouter(RequestRouter):
-    """Chooses replicas by `torch_armllm.llm.prefix_router.PrefixRouter`, for calls with a `RelayedRequest`.
+    """Chooses replicas by `PrefixRouter`, for calls with a `RelayedRequest`.
 
     A replica that has no room for another request is left for those with the least load.
     """

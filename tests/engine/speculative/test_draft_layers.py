@@ -217,7 +217,7 @@ def test_layers_of_bfloat16_models_draft(tmp_path: Path) -> None:
 def test_an_unused_layer_is_named_in_the_log(folders: Any, caplog: pytest.LogCaptureFixture) -> None:
     folder, _, settings = folders("qwen3_5_text")
     options = {"skip_tokenizer_init": True, "progress": False, "kv_cache_memory": 1 << 20}
-    with caplog.at_level(logging.INFO, "torch_armllm.llm.loader"):
+    with caplog.at_level(logging.INFO, "torch_armllm.llm.loading.loader"):
         torch_armllm.LLM(str(folder), **options)
         assert "carries a layer for multi-token prediction" in caplog.text
         caplog.clear()

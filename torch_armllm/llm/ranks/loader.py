@@ -19,7 +19,7 @@ from torch_armllm.engine.pictures.parts import leading_reader
 from torch_armllm.engine.pictures.reader import PictureReader
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.llm.loader import LoadedEngine, load_processor
+from torch_armllm.llm.loading.loader import LoadedEngine, load_processor
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
 from torch_armllm.llm.ranks.agreement import check_divided, why_not_divided
 from torch_armllm.llm.ranks.network import join_launched, launched_ranks

@@ -14,7 +14,6 @@ from typing import Any
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.llm.child_process import ChildProcess
 from torch_armllm.llm.ranks.agreement import for_follower
 from torch_armllm.llm.ranks.part import FollowerSettings
 from torch_armllm.llm.ranks.watcher import RankWatcher
@@ -27,6 +26,7 @@ from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.parallel.shared_memory import GroupMemory
 from torch_armllm.parallel.silent_ranks import SilentRanks
 from torch_armllm.parallel.stage_link import StageLink, rings
+from torch_armllm.system.child_process import ChildProcess
 
 _SECONDS_TO_TELL = 1.0
 """Time that a rank has to write its stack."""

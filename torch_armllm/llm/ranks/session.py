@@ -13,7 +13,7 @@ from torch_armllm.engine.execution.rank_follower import Inbox, follow
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
-from torch_armllm.llm.loader import adapter_slots_of, load_patched
+from torch_armllm.llm.loading.loader import adapter_slots_of, load_patched
 from torch_armllm.llm.ranks.agreement import agree, described
 from torch_armllm.llm.ranks.part import FollowerSettings, PartFacts, RankPart, compare, rank_part
 from torch_armllm.parallel.rank_group import RankGroup

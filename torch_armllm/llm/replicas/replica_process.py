@@ -1,6 +1,6 @@
 """The program of a replica: an engine that answers the process that has started it.
 
-    python -m torch_armllm.llm.replica_process CONNECTION
+    python -m torch_armllm.llm.replicas.replica_process CONNECTION
 
 The argument is the descriptor of a socket.  Messages there and back are pickled; the program ends when the
 socket closes.
@@ -18,9 +18,9 @@ from typing import Any
 
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
-from torch_armllm.llm.engine_facts import EngineFacts
 from torch_armllm.llm.llm import LLM
-from torch_armllm.llm.replica_messages import (
+from torch_armllm.llm.loading.engine_facts import EngineFacts
+from torch_armllm.llm.replicas.messages import (
     Abort,
     Add,
     Call,

@@ -8,7 +8,7 @@ from typing import Any
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.stopping import find_eos_token_ids
-from torch_armllm.llm.loader import default_sampling_params
+from torch_armllm.llm.loading.loader import default_sampling_params
 from torch_armllm.plan.plan_model import PlanModel
 
 

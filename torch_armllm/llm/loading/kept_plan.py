@@ -6,8 +6,8 @@ import logging
 import os
 from pathlib import Path
 
-from torch_armllm.llm.cached_loader import SETTING
 from torch_armllm.llm.llm import LLM
+from torch_armllm.llm.loading.cached_loader import SETTING
 from torch_armllm.system.host import free_memory
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from torch_armllm.engine.stats import EngineStats, Gauges
-from torch_armllm.llm.child_process import ChildProcess
-from torch_armllm.llm.engine_facts import EngineFacts
-from torch_armllm.llm.replica_messages import Failed, Loaded, Stats
+from torch_armllm.llm.loading.engine_facts import EngineFacts
+from torch_armllm.llm.replicas.messages import Failed, Loaded, Stats
+from torch_armllm.system.child_process import ChildProcess
 
 
 class Replica:
@@ -37,7 +37,7 @@ class Replica:
         self._gauges = Gauges(0, 0, 0.0, 0.0)
         self.stats = EngineStats(lambda: self._gauges, log=False)
         self._closed = False
-        self._child = ChildProcess("torch_armllm.llm.replica_process", cpus)
+        self._child = ChildProcess("torch_armllm.llm.replicas.replica_process", cpus)
         self._child.connection.send(dict(arguments))
 
     @property

@@ -17,7 +17,7 @@ from torch_armllm.engine.pictures.build import FAMILIES
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
-from torch_armllm.llm.foreign_settings import check_names
+from torch_armllm.llm.calls.foreign_settings import check_names
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.system.default_dtype import Float32ByDefault

@@ -21,7 +21,7 @@ from torch_armllm.engine.memory_limit import (
     with_bytes,
 )
 from torch_armllm.engine.speculative.build import reads_hidden_states
-from torch_armllm.llm.loader import LoadedEngine
+from torch_armllm.llm.loading.loader import LoadedEngine
 from torch_armllm.llm.plan_cache.cache import lookup, store
 from torch_armllm.llm.plan_cache.key import PlanKey, plan_key
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes

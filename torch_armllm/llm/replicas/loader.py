@@ -10,7 +10,7 @@ from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.memory_limit import left
 from torch_armllm.llm.ranks.network import launched_ranks
-from torch_armllm.llm.replica_set import ReplicaSet
+from torch_armllm.llm.replicas.replica_set import ReplicaSet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

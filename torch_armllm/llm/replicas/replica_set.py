@@ -19,9 +19,9 @@ from torch_armllm.engine.preprocess import Preprocessor, Prompt
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.llm.prefix_router import PrefixRouter
-from torch_armllm.llm.replica import Replica
-from torch_armllm.llm.replica_messages import Abort, Add, Call, Failed, Returned, Short, Stats, Stepped
+from torch_armllm.llm.replicas.messages import Abort, Add, Call, Failed, Returned, Short, Stats, Stepped
+from torch_armllm.llm.replicas.prefix_router import PrefixRouter
+from torch_armllm.llm.replicas.replica import Replica
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.parallel.placement import rank_cpus
 

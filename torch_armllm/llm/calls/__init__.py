@@ -1,0 +1,1 @@
+"""Calls of `LLM` and `AsyncLLM`: their arguments, prompts and conversations."""
