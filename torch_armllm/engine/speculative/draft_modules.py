@@ -78,6 +78,7 @@ class _Outer(nn.Module):
     def __init__(self, base: DraftBase) -> None:
         super().__init__()
         self.base_model = base
+        self.config = base.config
 
 
 def one_layer(config: Any) -> Any:
