@@ -21,6 +21,7 @@ from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.stacks import install_stacks
 from torch_armllm.patching.state import STATE, PatchState, patch_state
 from torch_armllm.patching.trial.trial import fault_of
+from torch_armllm.quant.auto import resolve_auto
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
 from torch_armllm.quant.methods.base import CALIBRATED
@@ -88,8 +89,9 @@ def patch(
     check_cache_dtype(kind, kv_cache_dtype)
     records = None
     quantized = quantization is not None
-    if quantization == "auto":
-        quantization = None if is_packed(model) else "int4" if kind.predicts_tokens else "int8"
+    if quantization == "auto" and is_packed(model):
+        quantization = None
+    quantization = resolve_auto(quantization, kind.predicts_tokens)
     if quantization is not None:
         recipe = Recipe.of(quantization)
         if not is_packed(model):

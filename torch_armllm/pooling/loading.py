@@ -32,6 +32,7 @@ from torch_armllm.pooling.pooling_model import (
 )
 from torch_armllm.pooling.score_template import score_template_of
 from torch_armllm.pooling.sentence_files import SentenceFiles, read_sentence_files
+from torch_armllm.quant.auto import resolve_auto
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import is_packed
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -144,7 +145,9 @@ def _patch(model: Any, quantization: str | Recipe | None, progress: bool) -> Non
     except ValueError as error:
         logger.warning("%s; it runs module by module", error)
         if quantization is not None and not is_packed(model):
-            quantize(model, "int8" if quantization == "auto" else quantization, progress=progress)
+            chosen = resolve_auto(quantization, predicts_tokens=False)
+            assert chosen is not None
+            quantize(model, chosen, progress=progress)
         return
     patch(model, quantization, progress=progress)
     if (reason := why_not_captured(model)) is not None:

@@ -12,8 +12,8 @@ from torch_armllm.ops.embedding import split_rest
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.layers import Layer, block_count, weight_of
 from torch_armllm.quant.methods.base import Method
-from torch_armllm.quant.modules.experts import QuantExperts
-from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.experts import PackedExperts, QuantExperts
+from torch_armllm.quant.modules.linear import Form, Origin, QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding, can_share
 from torch_armllm.quant.packing import empty_panels, quantize_matrices, quantize_pieces
 from torch_armllm.quant.report import LayerRecord
@@ -99,11 +99,8 @@ def _quantize_linear(
         out_features=rows,
         scheme=scheme.name,
         bias=bias,
-        error=0.0,
-        shell=module,
-        float_dtype=weight.dtype,
-        blocks=blocks,
-        rotated=rotated,
+        origin=Origin(module, weight.dtype),
+        form=Form(blocks=blocks, rotated=rotated),
     )
     sharer = None if tied is None else TiedEmbedding(tied, new)
 
@@ -129,21 +126,11 @@ def _quantize_experts(layer: Layer, scheme: Scheme, method: Method) -> QuantExpe
     inner_packed = [quantize_matrices(part, scheme, inner_roundings, rotated) for part in layout.inner(inner)]
     down, down_error = quantize_matrices(downs, scheme, outer_roundings, rotated)
     hidden, intermediate = downs[0].shape
-    biases = layout.biases(module)
     errors = [*(error for _, error in inner_packed), down_error]
-    return QuantExperts(
-        interleave_panels(inner_packed[0][0], inner_packed[1][0]) if layout.gated else inner_packed[0][0],
-        down,
-        intermediate,
-        hidden,
-        scheme.name,
-        layout.activation,
-        layout.limit,
-        *biases,
-        # The matrices have the same number of weights and nearly the same norm.
-        error=(sum(error**2 for error in errors) / len(errors)) ** 0.5,
-        shell=module,
-        float_dtype=outer.dtype,
-        layout=layout,
-        rotated=rotated,
-    )
+    first, *rest = (panels for panels, _ in inner_packed)
+    gate_up = interleave_panels(first, *rest) if layout.gated else first
+    # The matrices have the same number of weights and nearly the same norm.
+    error = (sum(error**2 for error in errors) / len(errors)) ** 0.5
+    weights = PackedExperts(gate_up, down, layout.biases(module))
+    origin = Origin(module, outer.dtype, error)
+    return QuantExperts(weights, intermediate, hidden, scheme.name, layout, origin, rotated)

@@ -14,8 +14,8 @@ from torch_armllm.hf.names import TIED, WIDE
 from torch_armllm.ops.linear import GROUP
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import ModuleSlots, block_count, is_linear, weight_of
-from torch_armllm.quant.modules.experts import QuantExperts
-from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.experts import PackedExperts, QuantExperts
+from torch_armllm.quant.modules.linear import Form, Origin, QuantLinear
 from torch_armllm.quant.modules.tied_embedding import SHARED_SCHEMES, TiedEmbedding
 from torch_armllm.quant.offset_norm import is_wide, widen
 from torch_armllm.quant.packing import empty_panels
@@ -157,30 +157,21 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | 
         packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
         order = torch.empty(columns, dtype=torch.int32, device="meta") if saved.get("ordered") else None
-        packed_module = QuantLinear(
-            packed, columns, rows, scheme, bias, error, shell, weight.dtype, order, digits, blocks, rotated
-        )
+        origin, form = Origin(shell, weight.dtype, error), Form(order, digits, blocks, rotated)
+        packed_module = QuantLinear(packed, columns, rows, scheme, bias, origin, form)
         names: tuple[str, ...] = ("weight",)
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):
         downs = layout.outer(parameter(shell, "down_proj"))
         hidden, intermediate = downs[0].shape
         if rotated and (hidden % GROUP or intermediate % GROUP):
             raise _unrotatable(name, f"experts of {hidden} and {intermediate} features")
-        packed_module = QuantExperts(
+        weights = PackedExperts(
             empty_panels((len(downs),), intermediate, hidden, scheme, 2 if layout.gated else 1),
             empty_panels((len(downs),), hidden, intermediate, scheme),
-            intermediate,
-            hidden,
-            scheme,
-            layout.activation,
-            layout.limit,
-            *layout.biases(shell),
-            error=error,
-            shell=shell,
-            float_dtype=downs[0].dtype,
-            layout=layout,
-            rotated=rotated,
+            layout.biases(shell),
         )
+        origin = Origin(shell, downs[0].dtype, error)
+        packed_module = QuantExperts(weights, intermediate, hidden, scheme, layout, origin, rotated)
         names = layout.weights
     else:
         raise ValueError(

@@ -10,8 +10,8 @@ from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.layers import Layer, weight_of
-from torch_armllm.quant.modules.experts import QuantExperts
-from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.experts import PackedExperts, QuantExperts
+from torch_armllm.quant.modules.linear import Form, Origin, QuantLinear
 from torch_armllm.quant.packing import pack
 from torch_armllm.quant.parallel import each
 from torch_armllm.quant.schemes.base import row_chunks
@@ -30,17 +30,9 @@ def packed_linear(layer: Layer, weight: IntegerWeight) -> QuantLinear:
     rows, columns = weight.shape
     bias = module.bias
     assert bias is None or isinstance(bias, Tensor)
-    return QuantLinear(
-        _panels(weight),
-        columns,
-        rows,
-        weight.scheme,
-        bias,
-        None,
-        module,
-        weight_of(module).dtype,
-        None if weight.permutation is None else weight.permutation.int(),
-    )
+    origin = Origin(module, weight_of(module).dtype, None)
+    form = Form(order=None if weight.permutation is None else weight.permutation.int())
+    return QuantLinear(_panels(weight), columns, rows, weight.scheme, bias, origin, form)
 
 
 def packed_experts(layer: Layer, inner: IntegerWeight, outer: IntegerWeight) -> QuantExperts:
@@ -65,20 +57,10 @@ def packed_experts(layer: Layer, inner: IntegerWeight, outer: IntegerWeight) -> 
         parts = [inner.rows(slice(start, start + size)) for start in range(0, rows, size)]
     experts, hidden, intermediate = outer.quantized.q.shape
     panels = [_panels(part)[:experts] for part in parts]  # identity experts may have rows of gates and ups
-    return QuantExperts(
-        interleave_panels(*panels) if layout.gated else panels[0],
-        _panels(outer),
-        intermediate,
-        hidden,
-        inner.scheme,
-        layout.activation,
-        layout.limit,
-        *layout.biases(module),
-        error=None,
-        shell=module,
-        float_dtype=parameter(module, layout.weights[1]).dtype,
-        layout=layout,
-    )
+    gate_up = interleave_panels(*panels) if layout.gated else panels[0]
+    weights = PackedExperts(gate_up, _panels(outer), layout.biases(module))
+    origin = Origin(module, parameter(module, layout.weights[1]).dtype, None)
+    return QuantExperts(weights, intermediate, hidden, inner.scheme, layout, origin)
 
 
 def _panels(weight: IntegerWeight) -> Tensor:

@@ -20,6 +20,7 @@ from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.llm.calls.foreign_settings import check_names
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.pooling.pooling_engine import PoolingEngine
+from torch_armllm.quant import auto
 from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.logs import show_messages
 
@@ -109,7 +110,7 @@ def resolve_auto(request: ModelRequest) -> ModelRequest:
     if request.quantization != "auto":
         return request
     model = with_own_integers(request.model) if isinstance(request.model, str) else request.model
-    return replace(request, model=model, quantization="int4")
+    return replace(request, model=model, quantization=auto.resolve_auto(request.quantization))
 
 
 def load_patched(

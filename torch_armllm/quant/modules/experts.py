@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.expert_layout import ExpertLayout
 from torch_armllm.ops import moe
 from torch_armllm.ops.linear import GROUP, rotate_groups
-from torch_armllm.quant.modules.linear import NOT_COMPUTED_WITH, shown_error
+from torch_armllm.quant.modules.linear import NOT_COMPUTED_WITH, Origin, shown_error
 from torch_armllm.quant.packing import dequantize_matrix, op_name, split_panels
+
+
+class PackedExperts(NamedTuple):
+    """Panels of gate and up and of down, and their biases: see `QuantExperts`."""
+
+    gate_up: Tensor
+    down: Tensor
+    biases: tuple[Tensor | None, Tensor | None]
 
 
 class QuantExperts(nn.Module):
@@ -36,38 +46,31 @@ class QuantExperts(nn.Module):
 
     def __init__(
         self,
-        gate_up_packed: Tensor,
-        down_packed: Tensor,
+        weights: PackedExperts,
         intermediate_dim: int,
         hidden_dim: int,
         scheme: str,
-        activation: str,
-        limit: float = 7.0,
-        gate_up_bias: Tensor | None = None,
-        down_bias: Tensor | None = None,
-        error: float | None = 0.0,
-        shell: nn.Module | None = None,
-        float_dtype: torch.dtype = torch.float32,
-        layout: ExpertLayout | None = None,
+        layout: ExpertLayout,
+        origin: Origin,
         rotated: bool = False,
     ) -> None:
         super().__init__()
         self.rotated = rotated
         self.lora: nn.Module | None = None
-        self.float_dtype = float_dtype
+        self.float_dtype = origin.float_dtype
         self.layout = layout
-        self.num_experts = gate_up_packed.shape[0]
+        self.num_experts = weights.gate_up.shape[0]
         self.hidden_dim = hidden_dim
         self.intermediate_dim = intermediate_dim
         self.scheme = scheme
-        self.activation = activation
-        self.limit = limit
-        self.error = error
-        self.register_buffer("gate_up_packed", gate_up_packed)
-        self.register_buffer("down_packed", down_packed)
-        for name, bias in (("gate_up_bias", gate_up_bias), ("down_bias", down_bias)):
+        self.activation = layout.activation
+        self.limit = layout.limit
+        self.error = origin.error
+        self.register_buffer("gate_up_packed", weights.gate_up)
+        self.register_buffer("down_packed", weights.down)
+        for name, bias in zip(("gate_up_bias", "down_bias"), weights.biases, strict=True):
             self.register_parameter(name, None if bias is None else nn.Parameter(bias, requires_grad=False))
-        self._shell = (shell,)
+        self._shell = (origin.shell,)
 
     @property
     def shell(self) -> nn.Module | None:
@@ -77,17 +80,17 @@ class QuantExperts(nn.Module):
     @property
     def gated(self) -> bool:
         """True if the experts have a gate."""
-        return self.layout is None or self.layout.gated
+        return self.layout.gated
 
     @property
     def identity_experts(self) -> int:
         """Number of ids after the experts' for which a row itself is the result."""
-        return 0 if self.layout is None else self.layout.identity_experts
+        return self.layout.identity_experts
 
     @property
     def up_limit(self) -> float:
         """Cap of up in ``silu_softcapped``."""
-        return 7.0 if self.layout is None else self.layout.up_limit
+        return self.layout.up_limit
 
     def forward(
         self, hidden_states: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None

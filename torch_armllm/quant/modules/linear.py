@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,34 @@ NOT_COMPUTED_WITH = frozenset({"error", "_shell"})
 """Attributes that may differ between two modules that compute the same from their weights."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The layer that a packed module replaced.
+
+    Attributes:
+        shell: the module; without its weight, unless the original weights are kept.
+        float_dtype: type of the weight before it was quantized.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None if the float weight is unknown.
+    """
+
+    shell: nn.Module | None
+    float_dtype: torch.dtype
+    error: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a packed weight and its activations; see `QuantLinear`."""
+
+    order: Tensor | None = None
+    digits: int = 1
+    blocks: int = 1
+    rotated: bool = False
+
+
+_PLAIN = Form()
+
+
 class QuantLinear(nn.Module):
     """``y = x · Wᵀ (+ bias)`` with a packed INT4 or INT8 weight; activations become INT8 per token inside.
 
@@ -21,9 +51,7 @@ class QuantLinear(nn.Module):
         bias: the float bias of the layer it replaces, or None.
         in_features, out_features: sizes of the weight.
         scheme: a name of `torch_armllm.quant.SCHEMES`.
-        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None if the float weight is unknown.
-        shell: the module it replaced; without its weight, unless the original weights are kept.
-        float_dtype: type of the weight before it was quantized.
+        shell, float_dtype, error: see `Origin`.
         order: int32 (in_features,): column j of the packed weight belongs to input ``order[j]``; None if
             columns are in the order of the inputs.
         digits: INT8 digits of each activation, 1 or 2: the second holds what the first rounds off. A plan
@@ -47,31 +75,26 @@ class QuantLinear(nn.Module):
         in_features: int,
         out_features: int,
         scheme: str,
-        bias: Tensor | None = None,
-        error: float | None = 0.0,
-        shell: nn.Module | None = None,
-        float_dtype: torch.dtype = torch.float32,
-        order: Tensor | None = None,
-        digits: int = 1,
-        blocks: int = 1,
-        rotated: bool = False,
+        bias: Tensor | None,
+        origin: Origin,
+        form: Form = _PLAIN,
     ) -> None:
         super().__init__()
         prepare_for_forks()
         self.lora: nn.Module | None = None
-        self.float_dtype = float_dtype
+        self.float_dtype = origin.float_dtype
         self.in_features = in_features
         self.out_features = out_features
         self.scheme = scheme
-        self.error = error
-        self.digits = digits
-        self.blocks = blocks
-        self.rotated = rotated
+        self.error = origin.error
+        self.digits = form.digits
+        self.blocks = form.blocks
+        self.rotated = form.rotated
         self.register_buffer("weight_packed", weight_packed)
-        self.register_buffer("order", order)
+        self.register_buffer("order", form.order)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
         # In a tuple: a shell is no submodule, its parameters are not the model's any more.
-        self._shell = (shell,)
+        self._shell = (origin.shell,)
 
     @property
     def shell(self) -> nn.Module | None:
