@@ -20,6 +20,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None, "
         "Tensor? offsets=None) -> Tensor");
   m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
+  m.def("panel_sections(str scheme, int in_features) -> int[]");
   m.def("unpack_weight(Tensor weight, int out_features, int in_features, str scheme) -> Tensor");
   m.def("search_steps(Tensor values, Tensor steps, Tensor zeros, Tensor? factors, int lowest, int highest) -> Tensor");
   // moe

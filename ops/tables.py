@@ -1,4 +1,4 @@
-"""Enumerations and plan instructions, as the compiled library defines them.
+"""Enumerations, weight schemes and plan instructions, as the compiled library defines them.
 
 C++ builds its enums and structs from the same tables: ``runtime/enums.def``, ``linear/schemes.def`` and
 ``plan/instructions.def``.
@@ -7,6 +7,7 @@ C++ builds its enums and structs from the same tables: ``runtime/enums.def``, ``
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -31,6 +32,15 @@ class InstructionFormat:
     fields: tuple[Field, ...]
 
 
+class Tables(NamedTuple):
+    """The tables of the library."""
+
+    enums: dict[str, dict[str, int]]
+    schemes: list[list[str]]
+    instructions: dict[str, InstructionFormat]
+    records: dict[str, tuple[Field, ...]]
+
+
 def _text() -> str:
     try:
         tables: str = torch.ops.armllm.plan_tables()
@@ -42,14 +52,17 @@ def _text() -> str:
     return tables
 
 
-def _read() -> tuple[dict[str, dict[str, int]], dict[str, InstructionFormat], dict[str, tuple[Field, ...]]]:
+def _read() -> Tables:
     enums: dict[str, dict[str, int]] = {}
+    schemes: list[list[str]] = []
     instructions: dict[str, list[Field]] = {}
     records: dict[str, list[Field]] = {}
     for line in _text().splitlines():
         kind, *words = line.split()
         if kind == "enum":
             enums.setdefault(words[0], {})[words[1]] = int(words[2])
+        elif kind == "scheme":
+            schemes.append(words)
         elif kind == "instruction":
             fields = instructions[words[0]] = []
         elif kind == "record":
@@ -60,9 +73,9 @@ def _read() -> tuple[dict[str, dict[str, int]], dict[str, InstructionFormat], di
         name: InstructionFormat(number, tuple(fields))
         for number, (name, fields) in enumerate(instructions.items())
     }
-    return enums, formats, {name: tuple(fields) for name, fields in records.items()}
+    return Tables(enums, schemes, formats, {name: tuple(fields) for name, fields in records.items()})
 
 
-ENUMS, INSTRUCTIONS, RECORDS = _read()
-"""``ENUMS[type][name]`` is an enumerator's number; ``INSTRUCTIONS[name]`` is an instruction's format, and
-``RECORDS[name]`` are the fields of a list's records."""
+ENUMS, SCHEME_ROWS, INSTRUCTIONS, RECORDS = _read()
+"""``ENUMS[type][name]`` is an enumerator's number; ``SCHEME_ROWS`` are names and traits of schemes, as words;
+``INSTRUCTIONS[name]`` is an instruction's format; ``RECORDS[name]`` are the fields of a list's records."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.ops.linear.packed_layout import PANEL
+from torch_armllm.ops.linear.schemes import PANEL
 from torch_armllm.ops.lora import BLOCK
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.parallel.rank_group import RankGroup, shares

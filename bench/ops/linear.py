@@ -38,23 +38,15 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
         q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
         return linear.pack_int8(q, torch.rand(rows))
     q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8)
-    groups = -(-columns // SCHEMES[scheme])
-    if scheme == "int6":
-        q = torch.randint(-32, 32, (rows, columns), dtype=torch.int8)
-        multipliers = torch.randint(1, 5, (rows, groups), dtype=torch.uint8)
-        return linear.pack_int4(q, multipliers, torch.rand(rows), scheme)
-    if scheme == "int3":
-        q, signs = torch.randint(-4, 4, (rows, columns), dtype=torch.int8), torch.tensor([-1, 1]).char()
-        multipliers = torch.randint(1, 17, (rows, groups)).char() * signs[torch.randint(2, (rows, groups))]
-        return linear.pack_int4(q, multipliers, torch.rand(rows), scheme)
-    if scheme == "g32iz":
-        q = torch.randint(0, 16, (rows, columns), dtype=torch.int8)
-        multipliers = torch.randint(1, 15, (rows, groups), dtype=torch.uint8)
-        zeros = torch.randint(6, 10, (rows, groups), dtype=torch.uint8)
+    groups, traits = -(-columns // SCHEMES[scheme]), linear.traits_of(scheme)
+    if traits.multipliers:
+        low, high = traits.values
+        q = torch.randint(low, high + 1, (rows, columns), dtype=torch.int8)
+        multipliers = torch.randint(1, traits.multipliers[1] + 1, (rows, groups), dtype=torch.uint8)
+        if traits.signed_multipliers:
+            multipliers = multipliers.char() * torch.tensor([-1, 1]).char()[torch.randint(2, (rows, groups))]
+        zeros = torch.randint(6, 10, (rows, groups), dtype=torch.uint8) if traits.zero_points else None
         return linear.pack_int4(q, multipliers, torch.rand(rows), scheme, zeros)
-    if scheme == "g32i":
-        multipliers = torch.randint(1, 17, (rows, groups), dtype=torch.uint8)
-        return linear.pack_int4(q, multipliers, torch.rand(rows))
     scales = torch.rand(rows, groups)
     if linear.has_offsets(scheme):
         return linear.pack_int4(q, None, scales, scheme, None, torch.rand(rows, groups))

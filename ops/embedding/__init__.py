@@ -7,7 +7,8 @@ from torch import Tensor
 
 from torch_armllm.ops.declare import fake
 from torch_armllm.ops.linear import rotate_groups, unpack_int
-from torch_armllm.ops.linear.packed_layout import GROUP, unpack_multipliers
+from torch_armllm.ops.linear.packed_layout import unpack_multipliers
+from torch_armllm.ops.linear.schemes import GROUP
 from torch_armllm.system.dtypes import dtype_name
 
 STEPS = 254

@@ -23,14 +23,15 @@ void join_int8(const uint8_t* panel, int64_t row, const int8_t* rest, int64_t wi
 }
 
 void join_int6(const uint8_t* panel, int64_t row, const int8_t* rest, int64_t width, float* to) {
+  constexpr int kBits = 6;
   const PanelLayout layout = panel_layout(Scheme::int6, width);
   const uint8_t* group = panel + layout.values;
   for (int64_t g = 0; g < layout.groups; ++g, group += group_value_bytes(Scheme::int6)) {
-    const int m = int6_multiplier(panel + layout.multipliers, g, row);
+    const int m = plane_multiplier(panel + layout.multipliers, kBits, g, row);
     const int64_t end = std::min(kGroup, width - g * kGroup);
     for (int64_t i = 0; i < end; ++i) {
       const int64_t k = g * kGroup + i;
-      to[k] = float(m * ((int6_bits(group, row, i) - 32) * kRestSteps + rest[k]));
+      to[k] = float(m * ((wide_bits(group, kBits, row, i) - 32) * kRestSteps + rest[k]));
     }
   }
 }

@@ -12,17 +12,7 @@ from torch_armllm.ops.linear.heads import (
 )
 from torch_armllm.ops.linear.pack import interleave_panels, pack_int4, pack_int8, unpack_weight
 from torch_armllm.ops.linear.packed_layout import (
-    EXACT,
-    GROUP,
-    PANEL,
-    SCHEMES,
     PanelLayout,
-    group_span,
-    has_bf16_scales,
-    has_multipliers,
-    has_offsets,
-    has_zero_points,
-    is_int8,
     largest_multiplier,
     panel_count,
     panel_layout,
@@ -40,6 +30,20 @@ from torch_armllm.ops.linear.reference import (
 )
 from torch_armllm.ops.linear.rms_norm_int8 import reference_rms_norm_int8, rms_norm_int8
 from torch_armllm.ops.linear.rotation import rotate_groups
+from torch_armllm.ops.linear.schemes import (
+    EXACT,
+    GROUP,
+    PANEL,
+    SCHEMES,
+    SchemeTraits,
+    group_span,
+    has_bf16_scales,
+    has_multipliers,
+    has_offsets,
+    has_zero_points,
+    is_int8,
+    traits_of,
+)
 
 __all__ = [
     "EXACT",
@@ -47,6 +51,7 @@ __all__ = [
     "PANEL",
     "SCHEMES",
     "PanelLayout",
+    "SchemeTraits",
     "dense_heads_linear",
     "dense_linear",
     "group_span",
@@ -80,6 +85,7 @@ __all__ = [
     "rms_norm_int8",
     "rotate_groups",
     "scale_sections",
+    "traits_of",
     "unpack_int",
     "unpack_weight",
 ]

@@ -1,4 +1,6 @@
-// Expands panels of scheme int6 to panels of scheme i8, and those of int3 to g32i, with the same weights.
+// Expands panels of wide values to panels of scheme i8, and those of int3 to g32i, with the same weights.
+#include <utility>
+
 #include "linear/kernels/common.h"
 #include "simd/simd.h"
 
@@ -48,47 +50,59 @@ inline Bytes rows_of_plane(uint32_t plane, int first) {
   return reinterpret_cast<const Bytes&>(set);
 }
 
-// q · m, where m is 1, plus 1 in rows of `one`, plus 2 in rows of `two`.
-inline Bytes multiplied(Bytes q, Bytes one, Bytes two) { return q + (q & one) + ((q + q) & two); }
+// Bytes of wide values: masks of the rows whose multiplier, less 1, has a bit.
+template <int kBits>
+struct MultiplierMasks {
+  Bytes bit[multiplier_planes(kBits)][kParts];
 
-// One line of INT8 from its bits 0 … 3 and 4 … 5, which are kLow and kHigh bits too far left.
-template <int kLow, int kHigh>
-inline void expand_line(const uint8_t* low, const uint8_t* high, const Bytes* one, const Bytes* two,
-                        uint8_t* to) {
+  explicit MultiplierMasks(const uint8_t* planes) {
+    for (int b = 0; b < multiplier_planes(kBits); ++b) {
+      uint16_t plane;
+      __builtin_memcpy(&plane, planes + b * 2, 2);
+      for (int part = 0; part < kParts; ++part) bit[b][part] = rows_of_plane<Rows32>(plane, part * kRows);
+    }
+  }
+
+  inline Bytes times(Bytes q, int part) const {
+    Bytes product = q;
+    for (int b = 0; b < multiplier_planes(kBits); ++b, q += q) product += q & bit[b][part];
+    return product;
+  }
+};
+
+// Line kLine of INT8.
+template <int kBits, int kLine>
+inline void expand_line(const uint8_t* values, const MultiplierMasks<kBits>& masks, uint8_t* to) {
+  constexpr int kWidth = kBits - 4, kLines = 8 / kWidth;  // high bits of a value, and lines that share a byte
+  constexpr uint8_t kHighBits = ((1 << kWidth) - 1) << 4, kBias = 1 << (kBits - 1);
+  const uint8_t *low = values + kLine / 2 * 64, *high = values + 256 + kLine / kLines * 64;
 #pragma GCC unroll 4
   for (int part = 0; part < kParts; ++part) {
-    const Bytes u = (shifted<kLow>(load_bytes(low + part * kBytes)) & 15) |
-                    (shifted<kHigh>(load_bytes(high + part * kBytes)) & 48);
-    const Bytes w = multiplied(u - 32, one[part], two[part]);
-    __builtin_memcpy(to + part * kBytes, &w, kBytes);
+    const Bytes u = (shifted<kLine % 2 * 4>(load_bytes(low + part * kBytes)) & 15) |
+                    (shifted<kLine % kLines * kWidth - 4>(load_bytes(high + part * kBytes)) & kHighBits);
+    const Bytes w = masks.times(u - kBias, part);
+    __builtin_memcpy(to + kLine * 64 + part * kBytes, &w, kBytes);
   }
 }
 
-void expand_int6(const uint8_t* panel, int64_t groups, uint8_t* expanded) {
-  const PanelLayout layout = panel_layout(Scheme::int6, groups * kGroup);
+template <int kBits, int... kLine>
+inline void expand_group(const uint8_t* values, const MultiplierMasks<kBits>& masks, uint8_t* to,
+                         std::integer_sequence<int, kLine...>) {
+  (expand_line<kBits, kLine>(values, masks, to), ...);
+}
+
+template <int kBits>
+void expand_wide(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded) {
+  const PanelLayout layout = panel_layout(scheme, groups * kGroup);
   __builtin_memcpy(expanded, panel, kPanel * sizeof(float));
-  const uint8_t* planes = panel + layout.multipliers;
-  const uint8_t* values = panel + layout.values;
+  const uint8_t *planes = panel + layout.multipliers, *values = panel + layout.values;
   uint8_t* to = expanded + kPanel * sizeof(float);
-  PanelStream<6, Prefetch::software_far> stream(panel, layout);
-  for (int64_t g = 0; g < groups; ++g, planes += 4, values += group_value_bytes(Scheme::int6), to += 512) {
+  PanelStream<kBits, Prefetch::software_far> stream(panel, layout);
+  for (int64_t g = 0; g < groups;
+       ++g, planes += 2 * multiplier_planes(kBits), values += kBits * 64, to += 512) {
     stream.group();
-    uint16_t plane[2];
-    __builtin_memcpy(plane, planes, 4);
-    Bytes one[kParts], two[kParts];
-    for (int part = 0; part < kParts; ++part) {
-      one[part] = rows_of_plane<Rows32>(plane[0], part * kRows);
-      two[part] = rows_of_plane<Rows32>(plane[1], part * kRows);
-    }
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t *low = values + half * 128, *high = values + 256 + half * 64;
-      uint8_t* lines = to + half * 256;
-      expand_line<0, -4>(low, high, one, two, lines);
-      expand_line<4, -2>(low, high, one, two, lines + 64);
-      expand_line<0, 0>(low + 64, high, one, two, lines + 128);
-      expand_line<4, 2>(low + 64, high, one, two, lines + 192);
-    }
+    const MultiplierMasks<kBits> masks(planes);
+    expand_group(values, masks, to, std::make_integer_sequence<int, 8>());
   }
 }
 
@@ -106,8 +120,8 @@ inline Bytes nibbles(Bytes low, Bytes high, Bytes offsets) {
   return ((shifted<kLow>(low) & 0x33) | (shifted<kHigh>(high) & 0x44)) + offsets;
 }
 
-void expand_int3(const uint8_t* panel, int64_t groups, uint8_t* expanded) {
-  const PanelLayout layout = panel_layout(Scheme::int3, groups * kGroup);
+void expand_int3(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded) {
+  const PanelLayout layout = panel_layout(scheme, groups * kGroup);
   __builtin_memcpy(expanded, panel, size_t(layout.signs));  // scales and multipliers are those of g32i
   const uint8_t *signs = panel + layout.signs, *values = panel + layout.values;
   uint8_t* to = expanded + layout.signs;
@@ -131,7 +145,7 @@ void expand_int3(const uint8_t* panel, int64_t groups, uint8_t* expanded) {
 }  // namespace
 
 void linear_expand(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded) {
-  (scheme == Scheme::int6 ? expand_int6 : expand_int3)(panel, groups, expanded);
+  (scheme == Scheme::int3 ? expand_int3 : expand_wide<6>)(scheme, panel, groups, expanded);
 }
 
 }  // namespace armllm::ARMLLM_VARIANT

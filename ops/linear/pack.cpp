@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "linear/quant_linear.h"
@@ -19,31 +20,29 @@ void set_nibble(uint8_t& byte, bool high, int v) {
   byte = high ? uint8_t((byte & 0x0f) | (v & 15) << 4) : uint8_t((byte & 0xf0) | (v & 15));
 }
 
-// Stores q + 32 of row r's value k among the values of an int6 panel.
-void set_six_bits(uint8_t* values, int64_t row, int64_t k, int u) {
-  const int64_t line = k % kGroup / 4, byte = row * 4 + k % 4;
-  uint8_t* group = values + k / kGroup * group_value_bytes(Scheme::int6);
+// Stores u of a row's column k, 0 … 31, in a group of a panel of wide values.
+void set_wide_bits(uint8_t* group, int bits, int64_t row, int64_t k, int u) {
+  const int64_t line = k / 4, byte = row * 4 + k % 4, width = bits - 4, lines = 8 / width;
   set_nibble(group[line / 2 * 64 + byte], line % 2 != 0, u);
-  uint8_t& high = group[256 + line / 4 * 64 + byte];
-  const int at = int(line % 4 * 2);
-  high = uint8_t((high & ~(3 << at)) | (u >> 4 & 3) << at);
+  uint8_t& high = group[256 + line / lines * 64 + byte];
+  const int at = int(line % lines * width), mask = (1 << width) - 1;
+  high = uint8_t((high & ~(mask << at)) | (u >> 4 & mask) << at);
 }
 
-// Stores u of row r's value k among the values of an int3 panel.
-void set_three_bits(uint8_t* values, int64_t row, int64_t k, int u) {
-  const int64_t line = k % kGroup / 8, byte = row % 8 * 8 + k % 8, nibble = row / 8 * 4;
-  uint8_t* group = values + k / kGroup * group_value_bytes(Scheme::int3);
+// Stores u of a row's column k, 0 … 31, in a group of an int3 panel.
+void set_three_bits(uint8_t* group, int64_t row, int64_t k, int u) {
+  const int64_t line = k / 8, byte = row % 8 * 8 + k % 8, nibble = row / 8 * 4;
   uint8_t &low = group[line / 2 * 64 + byte], &high = group[128 + byte];
   const int at = int(nibble + line % 2 * 2), bit = int(nibble + line);
   low = uint8_t((low & ~(3 << at)) | (u & 3) << at);
   high = uint8_t((high & ~(1 << bit)) | (u >> 2 & 1) << bit);
 }
 
-void set_plane_bits(uint8_t* section, int64_t group, int64_t row, int v) {
-  uint16_t planes[2];
-  std::memcpy(planes, section + group * 4, 4);
-  for (int b = 0; b < 2; ++b) planes[b] = uint16_t((planes[b] & ~(1 << row)) | (v >> b & 1) << row);
-  std::memcpy(section + group * 4, planes, 4);
+// Sets bits of planes that are zero.
+void set_plane_bits(uint8_t* section, int bits, int64_t group, int64_t row, int v) {
+  const int planes = multiplier_planes(bits);
+  for (int b = 0; b < planes; ++b)
+    section[(group * planes + b) * 2 + row / 8] |= uint8_t((v >> b & 1) << (row % 8));
 }
 
 void set_narrow_zero_point(uint8_t* section, int64_t group, int64_t row, int zero) {
@@ -91,6 +90,7 @@ struct PlainWeight {
 
 // Packs row `row` of the matrix as row `r` of a panel; returns false if a value is out of the scheme's range.
 bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int64_t r, uint8_t* panel) {
+  const SchemeTraits& traits = traits_of(layout.scheme);
   const int64_t groups = layout.groups, step = groups_per_scale(layout.scheme), columns = layout.scale_groups;
   const int8_t* q = s.q + row * s.in_features;
   uint8_t* values = panel + layout.values;
@@ -117,29 +117,27 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
       const uint8_t stored = s.multipliers[row * groups + g];
       const bool negative = has_signed_multipliers(layout.scheme) && int8_t(stored) < 0;
       const int m = (negative ? -int8_t(stored) : stored) - 1;
-      in_range &= m >= 0 && m < largest_multiplier(layout.scheme);
+      in_range &= m >= 0 && m < traits.largest_multiplier;
       if (negative) panel[layout.signs + g * 2 + r / 8] |= uint8_t(1 << r % 8);
-      if (layout.scheme == Scheme::int6) {
-        set_plane_bits(panel + layout.multipliers, g, r, m);
+      if (is_wide(layout.scheme)) {
+        set_plane_bits(panel + layout.multipliers, traits.bits, g, r, m);
       } else {
         set_nibble(panel[layout.multipliers + g * 8 + r % 8], r >= 8, m);
       }
     }
   }
-  if (layout.scheme == Scheme::int3) {
+  if (is_expanded(layout.scheme)) {
+    const int bias = value_bias(layout.scheme);
     for (int64_t k = 0; k < groups * kGroup; ++k) {
       const int value = k < s.in_features ? q[k] : 0;
-      in_range &= value >= -4 && value <= 3;
-      const bool negative = int3_negative(panel + layout.signs, k / kGroup, r);
-      set_three_bits(values, r, k, negative ? 3 - value : value + 4);
-    }
-    std::memcpy(panel + r * 4, static_cast<const float*>(s.scales) + row, 4);
-    return in_range;
-  }
-  if (layout.scheme == Scheme::int6) {
-    for (int64_t k = 0; k < s.in_features; ++k) {
-      in_range &= q[k] >= -32 && q[k] <= 31;
-      set_six_bits(values, r, k, q[k] + 32);
+      in_range &= value >= -bias && value < bias;
+      uint8_t* group = values + k / kGroup * group_value_bytes(layout.scheme);
+      if (is_wide(layout.scheme)) {
+        set_wide_bits(group, traits.bits, r, k % kGroup, value + bias);
+      } else {
+        const bool negative = int3_negative(panel + layout.signs, k / kGroup, r);
+        set_three_bits(group, r, k % kGroup, negative ? bias - 1 - value : value + bias);
+      }
     }
     std::memcpy(panel + r * 4, static_cast<const float*>(s.scales) + row, 4);
     return in_range;
@@ -151,7 +149,7 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
     int zero = 8;
     if (narrow) {
       zero = s.zero_points[row * groups + c];
-      in_range &= zero >= kLowestZeroPoint && zero <= kHighestZeroPoint;
+      in_range &= zero >= traits.least_zero_point && zero <= traits.largest_zero_point;
       set_narrow_zero_point(panel + layout.zero_points, c, r, zero);
     } else if (has_zero_points(layout.scheme)) {
       zero = s.zero_points[row * columns + c];
@@ -182,14 +180,13 @@ bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int6
   return in_range;
 }
 
-// Sets all values of an int6 or int3 panel to q = 0: only the highest bit of each is set.
+// Sets all values of a panel that is expanded to q = 0: only the highest bit of each is set.
 void fill_with_zeros(const PanelLayout& layout, uint8_t* panel) {
-  const bool six = layout.scheme == Scheme::int6;
-  const int64_t low = six ? 256 : 128, high = six ? 128 : 64;
+  const int64_t low = is_wide(layout.scheme) ? 256 : 128, whole = group_value_bytes(layout.scheme);
   uint8_t* group = panel + layout.values;
-  for (int64_t g = 0; g < layout.groups; ++g, group += low + high) {
+  for (int64_t g = 0; g < layout.groups; ++g, group += whole) {
     std::memset(group, 0, size_t(low));
-    std::memset(group + low, six ? 0xaa : 0xff, size_t(high));
+    std::memset(group + low, traits_of(layout.scheme).bits == 6 ? 0xaa : 0xff, size_t(whole - low));
   }
 }
 
@@ -202,7 +199,7 @@ bool pack_panel(const PlainWeight& s, const PanelLayout& layout, int64_t first, 
   } else if (has_zero_points(layout.scheme)) {
     std::memset(panel + layout.zero_points, 0x88, layout.scale_groups * 8);
   }
-  if (layout.scheme == Scheme::int6 || layout.scheme == Scheme::int3) {
+  if (is_expanded(layout.scheme)) {
     fill_with_zeros(layout, panel);
   } else {
     std::memset(panel + layout.values, is_int8(layout.scheme) ? 0 : 0x08, layout.bytes - layout.values);
@@ -229,6 +226,29 @@ const char* unit_of(Scheme scheme) {
   return groups_per_scale(scheme) == 4 ? "128" : groups_per_scale(scheme) == 2 ? "64" : "32";
 }
 
+// Names of the schemes that have a trait, such as "g32i, g32iz, int6 and int3".
+std::string names_of(bool (*has_trait)(Scheme)) {
+  std::string names, last;
+  for (const SchemeName& one : kSchemeNames) {
+    if (!has_trait(one.scheme)) continue;
+    if (!last.empty()) names += (names.empty() ? "" : ", ") + last;
+    last = one.name;
+  }
+  return names + " and " + last;
+}
+
+// The integers that a scheme takes, for messages.
+std::string ranges_of(Scheme scheme) {
+  if (has_narrow_zero_points(scheme)) return "q must be in 0..15, multipliers in 1..14, and zeros in 6..9";
+  if (has_zero_points(scheme)) return "q and zeros must be in 0..15, and group scales must be finite";
+  if (!is_expanded(scheme))
+    return "q must be in -8..7, multipliers in 1..16, and group scales and offsets must be finite";
+  const int bias = value_bias(scheme);
+  const std::string largest = std::to_string(traits_of(scheme).largest_multiplier);
+  return "q must be in " + std::to_string(-bias) + ".." + std::to_string(bias - 1) + ", and multipliers in " +
+         (has_signed_multipliers(scheme) ? "-" + largest + "..-1 or " : "") + "1.." + largest;
+}
+
 // q is (N, K), or (E, N, K) for experts.
 Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Tensor& scales, Scheme scheme,
             const std::optional<Tensor>& zeros, const std::optional<Tensor>& offsets) {
@@ -240,9 +260,8 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   } else {
     STD_TORCH_CHECK(type_of(scales) == ScalarType::Float, "scales must be float32");
   }
-  STD_TORCH_CHECK(
-      multipliers.has_value() == has_multipliers(scheme),
-      "multipliers are required by schemes g32i, g32iz, int6 and int3, and invalid for other schemes");
+  STD_TORCH_CHECK(multipliers.has_value() == has_multipliers(scheme), "multipliers are required by schemes ",
+                  names_of(has_multipliers), ", and invalid for other schemes");
   STD_TORCH_CHECK(
       zeros.has_value() == has_zero_points(scheme),
       "zeros are required by schemes with a 'z' (g32iz, rowz, g32z, …) and invalid for other schemes");
@@ -300,18 +319,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
       if (!pack_panel(s, layout, i % panels * kPanel, out + i * layout.bytes)) in_range.store(false);
     }
   });
-  if (has_narrow_zero_points(scheme)) {
-    STD_TORCH_CHECK(in_range.load(), "q must be in 0..15, multipliers in 1..14, and zeros in 6..9");
-  } else if (has_zero_points(scheme)) {
-    STD_TORCH_CHECK(in_range.load(), "q and zeros must be in 0..15, and group scales must be finite");
-  } else if (scheme == Scheme::int6) {
-    STD_TORCH_CHECK(in_range.load(), "q must be in -32..31, and multipliers in 1..4");
-  } else if (scheme == Scheme::int3) {
-    STD_TORCH_CHECK(in_range.load(), "q must be in -4..3, and multipliers in -16..-1 or 1..16");
-  } else {
-    STD_TORCH_CHECK(in_range.load(),
-                    "q must be in -8..7, multipliers in 1..16, and group scales and offsets must be finite");
-  }
+  STD_TORCH_CHECK(in_range.load(), ranges_of(scheme));
   return packed;
 }
 
@@ -326,8 +334,21 @@ Tensor pack_int8(Tensor q, Tensor scales) {
   return pack(q, std::nullopt, scales, Scheme::i8, std::nullopt, std::nullopt);
 }
 
+std::vector<int64_t> panel_sections(std::string scheme, int64_t in_features) {
+  constexpr int64_t kMost = int64_t{1} << 40;  // sizes in bytes fit 64 bits
+  STD_TORCH_CHECK(in_features >= 0 && in_features <= kMost, "in_features must be a size of a weight, not ",
+                  in_features);
+  const PanelLayout p = panel_layout(scheme_of(scheme), in_features);
+  return {p.groups, p.scale_groups, p.scales, p.offsets, p.multipliers,
+          p.signs,  p.zero_points,  p.values, p.bytes};
+}
+
 }  // namespace
 }  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CompositeExplicitAutograd, m) {
+  m.impl("panel_sections", TORCH_BOX(&armllm::panel_sections));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) {
   m.impl("pack_int4", TORCH_BOX(&armllm::pack_int4));

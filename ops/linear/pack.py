@@ -43,13 +43,12 @@ def pack_int4(
     zeros: Tensor | None = None,
     offsets: Tensor | None = None,
 ) -> Tensor:
-    """Packs plain weights of 3, 4 or 6 bits, or INT8 ones with group scales, into panels.
+    """Packs plain weights of 3 to 6 bits, or INT8 ones with group scales, into panels.
 
     Args:
-        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7; 0..15 for schemes with zero points;
-            -128..127 for INT8, -32..31 for ``int6`` and -4..3 for ``int3``.
-        multipliers: ``(..., N, ceil(K / 32))``: uint8 in 1..16 for scheme ``g32i``, in 1..14 for ``g32iz``
-            and in 1..4 for ``int6``, int8 in -16..-1 or 1..16 for ``int3``, otherwise ``None``.
+        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, in `SchemeTraits.values`.
+        multipliers: ``(..., N, ceil(K / 32))`` in `SchemeTraits.multipliers`: uint8, or int8 for ``int3``,
+            which has signs; ``None`` for schemes that have none.
         scales: ``(..., N)``, or ``(..., N, ceil(K / span))`` for float groups of ``span`` columns; float32,
             or bfloat16 for schemes that end in ``b``.
         scheme: as in :func:`int4_linear`.

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_armllm.ops.tables import ENUMS
-
-PANEL = 16
-GROUP = 32
-SCHEMES = ENUMS["Scheme"]
-"""Every scheme and its number among the kernels."""
-EXACT = ("g32i", "g32iz", "row", "rowz", "i8", "int6", "int3")
-"""Schemes with integer sums over all of K: the same bits in every variant and batch."""
+from torch_armllm.ops.linear.schemes import GROUP, PANEL, group_span, traits_of
 
 
 @dataclass(frozen=True)
@@ -26,9 +20,8 @@ class PanelLayout:
         groups: number of groups of 32 columns.
         span: columns per float group scale; 0 for one scale per row.
         scale_groups: scales per row.
-        scales, offsets, multipliers, signs, zero_points, values: start of each section, set even if the
-            scheme lacks it; for INT8 with group scales, ``scales`` and ``values`` are the start of the
-            groups' panels.
+        scales, offsets, multipliers, signs, zero_points, values: start of each section that the scheme has;
+            for INT8 with group scales, ``scales`` and ``values`` are the start of the groups' panels.
         bytes: size of the panel.
     """
 
@@ -44,52 +37,7 @@ class PanelLayout:
     bytes: int
 
 
-def group_span(scheme: str) -> int:
-    """Returns the columns per float scale: 32, 64 or 128, or 0 for schemes with one scale per row.
-
-    Raises:
-        ValueError: if the scheme is unknown.
-    """
-    if scheme not in SCHEMES:
-        raise ValueError(f"unknown scheme {scheme!r}; choose from: {', '.join(SCHEMES)}")
-    return 0 if scheme in EXACT else int(scheme.removeprefix("int8")[1:].rstrip("zbm"))
-
-
-def same_in_any_batch(scheme: str) -> bool:
-    """True if a row's bits do not depend on the number of rows: few and many rows add alike."""
-    return scheme in EXACT or scheme.startswith("int8")
-
-
-def has_zero_points(scheme: str) -> bool:
-    """True if values are 0..15 minus a zero point."""
-    return SCHEMES[scheme] & 8 != 0
-
-
-def has_bf16_scales(scheme: str) -> bool:
-    """True if the group scales are bfloat16."""
-    return SCHEMES[scheme] & 16 != 0
-
-
-def has_offsets(scheme: str) -> bool:
-    """True if each group has a float offset: ``scale · q + offset``."""
-    return SCHEMES[scheme] & 32 != 0
-
-
-def is_int8(scheme: str) -> bool:
-    """True if the values are INT8."""
-    return scheme == "i8" or scheme.startswith("int8")
-
-
-def has_multipliers(scheme: str) -> bool:
-    """True if each group of 32 columns has an integer multiplier."""
-    return scheme in ("g32i", "g32iz", "int6", "int3")
-
-
-def has_narrow_zero_points(scheme: str) -> bool:
-    """True if each group of 32 columns has a zero point of two bits, 6..9."""
-    return scheme == "g32iz"
-
-
+@cache
 def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     """Returns the panel layout of a weight with ``in_features`` columns.
 
@@ -97,32 +45,9 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
         ValueError: if the scheme is unknown.
     """
     span = group_span(scheme)
-    groups = -(-in_features // GROUP)
-    scale_groups = -(-groups * GROUP // span) if span else 1
-    if is_int8(scheme) and span:
-        start = scale_groups * PANEL * 4 if has_offsets(scheme) else 0
-        total = start + scale_groups * PANEL * 4 + groups * 512
-        return PanelLayout(groups, span, scale_groups, start, 0, start, start, start, start, total)
-    sections = offsets = at = PANEL * 4
-    if span:
-        at = sections = offsets = at + _lines(scale_groups * PANEL * (2 if has_bf16_scales(scheme) else 4))
-    if has_offsets(scheme):
-        at = sections = at + scale_groups * PANEL * 4
-    if has_multipliers(scheme):
-        at += _lines(groups * (4 if scheme == "int6" else 8))
-    signs = at if scheme == "int3" else sections
-    if scheme == "int3":
-        at += _lines(groups * 2)
-    zero_points = at
-    if has_narrow_zero_points(scheme):
-        zero_points = sections + groups * 8
-        at = sections + _lines(groups * 12)
-    elif has_zero_points(scheme):
-        at += _lines(scale_groups * 8)
-    total = at + groups * {"i8": 512, "int6": 384, "int3": 192}.get(scheme, 256)
-    return PanelLayout(
-        groups, span, scale_groups, PANEL * 4, offsets, sections, signs, zero_points, at, total
-    )
+    with _disable_current_modes():  # a graph that is traced holds no layouts
+        groups, *sections = torch.ops.armllm.panel_sections(scheme, in_features)
+    return PanelLayout(groups, span, *sections)
 
 
 def panel_count(out_features: int) -> int:
@@ -140,31 +65,29 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
         scheme: the scheme of the packed weight.
 
     Returns:
-        int8 ``(N, K)``: 0..15 for schemes with zero points, -128..127 for INT8, -32..31 for ``int6``,
-        -4..3 for ``int3``, otherwise -8..7.
+        int8 ``(N, K)`` in `SchemeTraits.values`.
     """
-    layout = panel_layout(scheme, in_features)
+    layout, traits = panel_layout(scheme, in_features), traits_of(scheme)
     panels = panel_count(out_features)
-    if is_int8(scheme) and layout.span:
+    if traits.is_int8 and layout.span:
         parts = [
             unpack_values(part, out_features, part.shape[1] // 512 * GROUP, "i8")
             for part in _int8_panels(weight, layout)
         ]
         return torch.cat(parts, 1)[:, :in_features].contiguous()
     values = weight[:, layout.values : layout.bytes].contiguous()
-    if scheme == "i8":
+    if traits.is_int8:
         lines = values.view(torch.int8).view(panels, layout.groups * 8, PANEL, 4)
-    elif scheme == "int6":
-        lines = _six_bits(values.view(panels, layout.groups, 6, PANEL * 4)).view(panels, -1, PANEL, 4)
-    elif scheme == "int3":
-        lines = _three_bits(values.view(panels, layout.groups, 3, PANEL // 2, 8))
+    elif traits.has_wide_values:
+        joined = _wide_bits(values.view(panels, layout.groups, traits.bits, PANEL * 4), traits.bits)
+        lines = joined.view(panels, -1, PANEL, 4) - traits.bias
+    elif traits.bits == 3:
+        lines = _three_bits(values.view(panels, layout.groups, 3, PANEL // 2, 8)) - traits.bias
     else:
         pairs = values.view(panels, layout.groups * 4, PANEL // 2, 8)
-        lines = torch.cat((pairs & 15, (pairs >> 4) ^ 8), 2).to(torch.int8)
-        if not has_zero_points(scheme):
-            lines = lines - 8
+        lines = torch.cat((pairs & 15, (pairs >> 4) ^ 8), 2).to(torch.int8) - traits.bias
     rows = lines.permute(0, 2, 1, 3).reshape(panels * PANEL, layout.groups * GROUP)
-    if scheme == "int3":
+    if traits.signed_multipliers:
         negative = _negative(weight, layout).repeat_interleave(GROUP, 1)
         rows = torch.where(negative, -1 - rows, rows)
     return rows[:out_features, :in_features].contiguous()
@@ -173,21 +96,21 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
 def unpack_multipliers(weight: Tensor, out_features: int, in_features: int, scheme: str = "g32i") -> Tensor:
     """Unpacks multipliers: ``(out_features, groups)``.
 
-    They are uint8 in 1..16 for ``g32i``, in 1..14 for ``g32iz`` and in 1..4 for ``int6``, and int8 in
-    -16..-1 or 1..16 for ``int3``.
+    They are uint8, or int8 if they have signs, in `SchemeTraits.multipliers`.
     """
-    layout = panel_layout(scheme, in_features)
-    if scheme != "int6":
+    layout, traits = panel_layout(scheme, in_features), traits_of(scheme)
+    if not traits.has_wide_values:
         sizes = _unpack_nibbles(weight, layout.multipliers, layout.groups, out_features) + 1
-        if scheme != "int3":
+        if not traits.signed_multipliers:
             return sizes
         negative = _negative(weight, layout)[:out_features]
         return torch.where(negative, -sizes.to(torch.int8), sizes.to(torch.int8))
-    section = weight[:, layout.multipliers : layout.multipliers + layout.groups * 4].contiguous()
-    planes = section.view(-1, layout.groups, 2, 2, 1)
-    bits = ((planes >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(3)  # (panels, G, 2, 16)
-    rows = (bits[:, :, 0] + 2 * bits[:, :, 1]).permute(0, 2, 1).reshape(-1, layout.groups)
-    return rows[:out_features].contiguous() + 1
+    count = (traits.largest_multiplier - 1).bit_length()
+    section = weight[:, layout.multipliers : layout.multipliers + layout.groups * 2 * count].contiguous()
+    planes = section.view(-1, layout.groups, count, 2, 1)
+    bits = ((planes >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(3)  # (panels, G, planes, 16)
+    sizes = (bits << torch.arange(count, dtype=torch.uint8)[:, None]).sum(2, dtype=torch.uint8) + 1
+    return sizes.permute(0, 2, 1).reshape(-1, layout.groups)[:out_features].contiguous()
 
 
 def unpack_zero_points(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
@@ -195,23 +118,24 @@ def unpack_zero_points(weight: Tensor, out_features: int, in_features: int, sche
 
     Those of ``g32iz`` are ``(out_features, groups)`` in 6..9.
     """
-    layout = panel_layout(scheme, in_features)
-    if has_narrow_zero_points(scheme):
+    layout, traits = panel_layout(scheme, in_features), traits_of(scheme)
+    if traits.has_narrow_zero_points:
         section = weight[:, layout.zero_points : layout.zero_points + layout.groups * 4].contiguous()
         bits = (section.view(-1, layout.groups, 4, 1) >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3
         rows = bits.flatten(2).permute(0, 2, 1).reshape(-1, layout.groups)
-        return rows[:out_features].contiguous() + 6
+        assert traits.zero_points is not None
+        return rows[:out_features].contiguous() + traits.zero_points[0]
     return _unpack_nibbles(weight, layout.zero_points, layout.scale_groups, out_features)
 
 
 def unpack_scales(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
     """Unpacks scales: float32 ``(out_features,)``, or ``(out_features, scales per row)`` for float groups."""
     layout = panel_layout(scheme, in_features)
-    if is_int8(scheme) and layout.span:
+    if traits_of(scheme).is_int8 and layout.span:
         parts = [part[:, : PANEL * 4] for part in _int8_panels(weight, layout)]
         return _float_section(torch.cat(parts, 1), 0, layout, out_features)
     start = layout.scales if layout.span else 0
-    dtype = torch.bfloat16 if has_bf16_scales(scheme) else torch.float32
+    dtype = torch.bfloat16 if traits_of(scheme).bf16_scales else torch.float32
     section = weight[:, start : start + layout.scale_groups * PANEL * dtype.itemsize].contiguous()
     scales = section.view(dtype).view(-1, layout.scale_groups, PANEL).to(torch.float32)
     rows = scales.permute(0, 2, 1).reshape(-1, layout.scale_groups)[:out_features].contiguous()
@@ -237,14 +161,14 @@ def scale_sections(weight: Tensor, in_features: int, scheme: str) -> list[Tensor
     """
     layout = panel_layout(scheme, in_features)
     size = layout.scale_groups * PANEL
-    if is_int8(scheme) and layout.span:
+    if traits_of(scheme).is_int8 and layout.span:
         parts = [part[:, : PANEL * 4] for part in _int8_panels(weight, layout)]
         found = [torch.cat(parts, 1).view(torch.float32)]
     else:
-        dtype = torch.bfloat16 if has_bf16_scales(scheme) else torch.float32
+        dtype = torch.bfloat16 if traits_of(scheme).bf16_scales else torch.float32
         start = layout.scales if layout.span else 0
         found = [weight[:, start : start + size * dtype.itemsize].contiguous().view(dtype)]
-    if has_offsets(scheme):
+    if traits_of(scheme).offsets:
         found.append(weight[:, layout.offsets : layout.offsets + size * 4].contiguous().view(torch.float32))
     return found
 
@@ -255,7 +179,7 @@ def largest_multiplier(weight: Tensor, in_features: int, scheme: str) -> int:
     Raises:
         ValueError: if the scheme's multipliers are not nibbles, as those of ``g32i``, ``g32iz`` and ``int3``.
     """
-    if not has_multipliers(scheme) or scheme == "int6":
+    if not traits_of(scheme).multipliers or traits_of(scheme).has_wide_values:
         raise ValueError(f"multipliers of scheme {scheme!r} are not nibbles")
     layout = panel_layout(scheme, in_features)
     pairs = weight[:, layout.multipliers : layout.multipliers + layout.groups * 8]
@@ -272,13 +196,14 @@ def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str)
     Raises:
         ValueError: if the scheme has float group scales.
     """
-    if group_span(scheme):
+    traits = traits_of(scheme)
+    if traits.span:
         raise ValueError(f"scheme {scheme!r} has float group scales and no integer form; use unpack_weight")
     w = unpack_values(weight, out_features, in_features, scheme)
-    if has_zero_points(scheme):
+    if traits.zero_points:
         zeros = unpack_zero_points(weight, out_features, in_features, scheme).to(torch.int8)
-        w = w - (_spread(zeros, in_features) if has_narrow_zero_points(scheme) else zeros)
-    if has_multipliers(scheme):
+        w = w - (_spread(zeros, in_features) if traits.has_narrow_zero_points else zeros)
+    if traits.multipliers:
         multipliers = unpack_multipliers(weight, out_features, in_features, scheme)
         w = w * _spread(multipliers.to(torch.int8), in_features)
     return w, unpack_scales(weight, out_features, in_features, scheme)
@@ -299,7 +224,7 @@ def unpack_groups(weight: Tensor, out_features: int, in_features: int, scheme: s
         raise ValueError(f"scheme {scheme!r} has one scale per row; use unpack_int")
     q = unpack_values(weight, out_features, in_features, scheme)
     scales = unpack_scales(weight, out_features, in_features, scheme)
-    if has_zero_points(scheme):
+    if traits_of(scheme).zero_points:
         zeros = unpack_zero_points(weight, out_features, in_features, scheme).to(torch.int8)
         q = q - zeros.repeat_interleave(span, 1)[:, :in_features]
     w = torch.nn.functional.pad(q, (0, scales.shape[1] * span - in_features))
@@ -330,23 +255,23 @@ def _int8_panels(weight: Tensor, layout: PanelLayout) -> tuple[Tensor, ...]:
     return tuple(panels.split(PANEL * 4 + layout.span * PANEL, 1))  # type: ignore[no-untyped-call]
 
 
-def _six_bits(lines: Tensor) -> Tensor:
-    """Joins the bits of ``int6``: uint8 ``(panels, G, 6, 64)`` to int8 ``(panels, G, 8, 64)`` in -32..31."""
+def _wide_bits(lines: Tensor, bits: int) -> Tensor:
+    """Joins the bits of wide values: uint8 ``(panels, G, bits, 64)`` to int8 ``(panels, G, 8, 64)``."""
     low = torch.stack((lines[:, :, :4] & 15, lines[:, :, :4] >> 4), 3).flatten(2, 3)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    high = ((lines[:, :, 4:, None] >> shifts) & 3).flatten(2, 3)
-    return (low | high << 4).to(torch.int8) - 32
+    shifts = torch.arange(0, 8, bits - 4, dtype=torch.uint8)[:, None]
+    high = ((lines[:, :, 4:, None] >> shifts) & (1 << bits - 4) - 1).flatten(2, 3)
+    return (low | high << 4).to(torch.int8)
 
 
 def _three_bits(lines: Tensor) -> Tensor:
-    """Joins the bits of ``int3``: uint8 ``(panels, G, 3, 8, 8)`` to int8 ``(panels, 4 · G, 16, 8)`` in -4..3.
+    """Joins the bits of ``int3``: uint8 ``(panels, G, 3, 8, 8)`` to int8 ``(panels, 4 · G, 16, 8)`` in 0..7.
 
-    Groups with a negative multiplier store -1 - q.
+    Groups with a negative multiplier store 3 - q.
     """
     nibbles = torch.cat((lines & 15, lines >> 4), 3)  # (panels, G, 3, 16, 8)
     low = torch.stack((nibbles[:, :, :2] & 3, nibbles[:, :, :2] >> 2), 3).flatten(2, 3)
     high = (nibbles[:, :, 2:] >> torch.arange(4, dtype=torch.uint8)[:, None, None]) & 1
-    return (low | high << 2).flatten(1, 2).to(torch.int8) - 4
+    return (low | high << 2).flatten(1, 2).to(torch.int8)
 
 
 def _negative(weight: Tensor, layout: PanelLayout) -> Tensor:
@@ -373,7 +298,3 @@ def _unpack_nibbles(weight: Tensor, start: int, columns: int, out_features: int)
     pairs = weight[:, start : start + columns * 8].contiguous().view(-1, columns, PANEL // 2)
     rows = torch.cat((pairs & 15, pairs >> 4), 2)
     return rows.permute(0, 2, 1).reshape(-1, columns)[:out_features].contiguous()
-
-
-def _lines(size: int) -> int:
-    return math.ceil(size / 64) * 64

@@ -9,11 +9,11 @@
 //   offsets       S × 16 × f32    (schemes with `m`)
 //   multipliers   G × 8 bytes, byte b of a group: low nibble |m[b]| − 1, high nibble |m[b + 8]| − 1
 //                 (g32i, g32iz, int3)
-//                 G × 2 × u16, bit r of the first: bit 0 of m[r] − 1, of the second: bit 1    (int6)
+//                 G × P × u16, P = 8 − bits, bit r of the b-th: bit b of m[r] − 1    (wide values)
 //   signs         G × u16, bit r of a group: m[r] is negative    (int3)
 //   zero points   S × 8 bytes, byte b: low nibble z[b], high nibble z[b + 8]    (schemes with `z`)
 //                 G × u32, bits 2·r and 2·r + 1 of a group: z[r] − 6    (g32iz)
-//   values        G × 256 bytes of nibbles, G × 192 bytes (int3), G × 384 bytes (int6), or G × 512 bytes (i8)
+//   values        G × 64 bytes for each bit of a value
 //
 // G = ceil(K / 32) groups.  S is the number of scales per row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1
 // for `rowz`. INT8 with group scales (int8g32 …) consists of the offsets, if any, and then S panels of scheme
@@ -44,9 +44,10 @@
 // B with low nibbles, two weights cost a single unpacking operation:  Σ (u_high − 8)·x = (A − B) / 16 and Σ
 // u_low·x = B.  INT8: line j of 8 of a group, byte 4·r + i: q[r][4·j + i].
 //
-// int6: u = q + 32, in the order of INT8.  Four lines of 64 bytes hold bits 0 … 3: the low nibbles of line j
-// those of INT8 line 2·j, the high nibbles those of line 2·j + 1.  Two lines follow with bits 4 and 5: bits
-// 2·i and 2·i + 1 of a byte of line j are those of INT8 line 4·j + i.
+// Wide values, of 5 or 6 bits: u = q + 16 or q + 32, in the order of INT8.  Four lines of 64 bytes hold bits
+// 0 … 3: the low nibbles of line j those of INT8 line 2·j, the high nibbles those of line 2·j + 1.  Two lines
+// follow with bits 4 and 5: bits 2·i and 2·i + 1 of a byte of line j are those of INT8 line 4·j + i; of five
+// bits one line, of which bit i of a byte is bit 4 of INT8 line i.
 //
 // int3: u = q + 4, or 3 − q where m is negative, so that |m|·(u − 4 + (m < 0)) is m·q.  The order is that of
 // nibbles: the low nibble of a byte for row r, the high nibble for row r + 8.  Two lines of 64 bytes hold
@@ -64,9 +65,8 @@ constexpr int64_t kPanel = 16;  // output rows per panel
 constexpr int64_t kGroup =
     32;  // columns per group: the unit of the layout, independent of the span of a scale
 
-// The bits of the numbers are described in schemes.def.
 enum class Scheme : int32_t {
-#define SCHEME(name, number) name = number,
+#define SCHEME(name, number, ...) name = number,
 #include "linear/schemes.def"
 };
 
@@ -76,36 +76,63 @@ struct SchemeName {
 };
 
 constexpr SchemeName kSchemeNames[] = {
-#define SCHEME(name, number) {Scheme::name, #name},
+#define SCHEME(name, number, ...) {Scheme::name, #name},
 #include "linear/schemes.def"
+};
+
+// A row of schemes.def.
+struct SchemeTraits {
+  int bits;
+  int64_t span;
+  DType scale_type;
+  bool offsets;
+  int least_multiplier, largest_multiplier;
+  int least_zero_point, largest_zero_point;
+  Scheme computed_as;
+};
+
+struct SchemeTable {
+  SchemeTraits of[128];
 };
 
 // All static: every variant compiles this header with its own flags, and the linker must not merge the
 // copies.
 
-// Scale kind, without the flag bits.
-static constexpr Scheme base_of(Scheme s) { return static_cast<Scheme>(static_cast<int32_t>(s) & 7); }
-static constexpr bool has_zero_points(Scheme s) { return (static_cast<int32_t>(s) & 8) != 0; }
-static constexpr bool has_bf16_scales(Scheme s) { return (static_cast<int32_t>(s) & 16) != 0; }
-static constexpr bool has_offsets(Scheme s) { return (static_cast<int32_t>(s) & 32) != 0; }
-static constexpr bool has_int8_groups(Scheme s) { return (static_cast<int32_t>(s) & 64) != 0; }
-static constexpr bool is_int8(Scheme s) { return s == Scheme::i8 || has_int8_groups(s); }
-static constexpr bool has_multipliers(Scheme s) {
-  return s == Scheme::g32i || s == Scheme::g32iz || s == Scheme::int6 || s == Scheme::int3;
+static constexpr SchemeTable scheme_table() {
+  SchemeTable table{};
+#define SCHEME(name, number, bits, span, type, offsets, least, largest, least_zero, largest_zero, computed) \
+  table.of[number] = {bits,    span,       DType::type,  offsets != 0,    least,                            \
+                      largest, least_zero, largest_zero, Scheme::computed};
+#include "linear/schemes.def"
+  return table;
 }
-static constexpr bool has_signed_multipliers(Scheme s) { return s == Scheme::int3; }
-static constexpr int largest_multiplier(Scheme s) {
-  return s == Scheme::int6 ? 4 : s == Scheme::g32iz ? 14 : 16;
-}
-// One zero point of two bits, kLowestZeroPoint more than is stored, for each group.
-static constexpr bool has_narrow_zero_points(Scheme s) { return s == Scheme::g32iz; }
-constexpr int kLowestZeroPoint = 6, kHighestZeroPoint = 9;
+static constexpr SchemeTable kSchemeTable = scheme_table();
+
+static constexpr const SchemeTraits& traits_of(Scheme s) { return kSchemeTable.of[static_cast<int32_t>(s)]; }
+static constexpr bool has_zero_points(Scheme s) { return traits_of(s).largest_zero_point != 0; }
+static constexpr bool has_bf16_scales(Scheme s) { return traits_of(s).scale_type == DType::bf16; }
+static constexpr bool has_offsets(Scheme s) { return traits_of(s).offsets; }
+static constexpr bool is_int8(Scheme s) { return traits_of(s).bits == 8; }
+static constexpr bool has_multipliers(Scheme s) { return traits_of(s).largest_multiplier != 0; }
+static constexpr bool has_signed_multipliers(Scheme s) { return traits_of(s).least_multiplier < 0; }
+// One zero point of two bits for each group: what is stored is less by kLowestZeroPoint.
+static constexpr bool has_narrow_zero_points(Scheme s) { return traits_of(s).least_zero_point != 0; }
+constexpr int kLowestZeroPoint = 6;
 
 // Groups of 32 that share a float scale; 0 for one scale per row, where sums stay integers to the end.
-static constexpr int64_t groups_per_scale(Scheme s) {
-  return base_of(s) == Scheme::g32 ? 1 : base_of(s) == Scheme::g64 ? 2 : base_of(s) == Scheme::g128 ? 4 : 0;
-}
+static constexpr int64_t groups_per_scale(Scheme s) { return traits_of(s).span / kGroup; }
 static constexpr bool has_float_groups(Scheme s) { return groups_per_scale(s) != 0; }
+static constexpr bool has_int8_groups(Scheme s) { return is_int8(s) && has_float_groups(s); }
+
+// The scheme whose kernels multiply a weight.
+static constexpr Scheme computed_as(Scheme s) { return traits_of(s).computed_as; }
+static constexpr bool is_expanded(Scheme s) { return computed_as(s) != s; }
+
+// Values of more than four bits in the order of INT8: their multipliers times values of `bits` fit INT8.
+static constexpr bool is_wide(Scheme s) { return is_expanded(s) && computed_as(s) == Scheme::i8; }
+static constexpr int multiplier_planes(int bits) { return 8 - bits; }
+// Values are stored as q plus this, if they are not INT8.
+static constexpr int value_bias(Scheme s) { return has_zero_points(s) ? 0 : 1 << (traits_of(s).bits - 1); }
 
 struct PanelLayout {
   Scheme scheme;
@@ -121,9 +148,7 @@ struct PanelLayout {
 };
 
 // Bytes of values per group of 32 columns.
-static constexpr int64_t group_value_bytes(Scheme s) {
-  return is_int8(s) ? 512 : s == Scheme::int6 ? 384 : s == Scheme::int3 ? 192 : 256;
-}
+static constexpr int64_t group_value_bytes(Scheme s) { return kPanel * kGroup * traits_of(s).bits / 8; }
 
 // Bytes of a panel of scheme i8 with `groups` groups.
 static constexpr int64_t int8_panel_bytes(int64_t groups) { return kPanel * 4 + groups * 512; }
@@ -141,7 +166,8 @@ static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
   p.offsets = at;
   if (has_offsets(scheme)) at += p.scale_groups * kPanel * 4;
   p.multipliers = p.signs = at;
-  if (has_multipliers(scheme)) at += round_up(groups * (scheme == Scheme::int6 ? 4 : 8), 64);
+  if (has_multipliers(scheme))
+    at += round_up(groups * (is_wide(scheme) ? 2 * multiplier_planes(traits_of(scheme).bits) : 8), 64);
   if (has_signed_multipliers(scheme)) {
     p.signs = at;
     at += round_up(groups * 2, 64);
@@ -168,18 +194,20 @@ static inline int narrow_zero_point(const uint8_t* zero_points, int64_t group, i
   return kLowestZeroPoint + (zero_points[group * 4 + row / 4] >> (row % 4 * 2) & 3);
 }
 
-// q + 32 of column k, 0 … 31, of a row in a group of an int6 panel.
-static inline int int6_bits(const uint8_t* group, int64_t row, int64_t k) {
-  const int64_t line = k / 4, byte = row * 4 + k % 4;
+// u of column k, 0 … 31, of a row in a group of a panel of wide values.
+static inline int wide_bits(const uint8_t* group, int bits, int64_t row, int64_t k) {
+  const int64_t line = k / 4, byte = row * 4 + k % 4, width = bits - 4, lines = 8 / width;
   const int low = group[line / 2 * 64 + byte] >> (line % 2 * 4) & 15;
-  return low | (group[256 + line / 4 * 64 + byte] >> (line % 4 * 2) & 3) << 4;
+  return low | (group[256 + line / lines * 64 + byte] >> (line % lines * width) & ((1 << width) - 1)) << 4;
 }
 
-// Multiplier, 1 … 4, of a row in a group of an int6 panel.
-static inline int int6_multiplier(const uint8_t* multipliers, int64_t group, int64_t row) {
-  uint16_t planes[2];
-  __builtin_memcpy(planes, multipliers + group * 4, 4);
-  return 1 + (planes[0] >> row & 1) + 2 * (planes[1] >> row & 1);
+// Multiplier of a row in a group of a panel of wide values.
+static inline int plane_multiplier(const uint8_t* multipliers, int bits, int64_t group, int64_t row) {
+  const int planes = multiplier_planes(bits);
+  int m = 1;
+  for (int b = 0; b < planes; ++b)
+    m += (multipliers[(group * planes + b) * 2 + row / 8] >> (row % 8) & 1) << b;
+  return m;
 }
 
 // True if the multiplier of a row in a group of an int3 panel is negative.

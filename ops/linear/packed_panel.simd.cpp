@@ -37,7 +37,7 @@ void linear_group_int8(const uint8_t* panel, const PanelLayout& layout, int64_t 
     __builtin_memcpy(lines, panel + layout.values + group * 512, 512);
     return;
   }
-  assert(scheme != Scheme::int6 && scheme != Scheme::int3);  // expand_panel.simd.cpp
+  assert(!is_expanded(scheme));  // expand_panel.simd.cpp
   const int64_t step = groups_per_scale(scheme), column = step ? group / step : 0;
   int zero_point[kPanel], factor[kPanel];
   int16_t folded[kPanel];

@@ -82,7 +82,8 @@ struct LinearKernels {
   // sums[i] += more[i]
   void (*accumulate)(float* sums, const float* more, int64_t n);
 
-  // Converts a panel of scheme int6 or int3 to the panel of computed_as(scheme) with the same weights.
+  // Converts a panel of a scheme that is_expanded() to the panel of computed_as(scheme) with the same
+  // weights.
   void (*expand)(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded);
 
   // errors[i] = x[i] − scale · q[i] of a row that `quantize` wrote; the product is rounded to float32, too.
@@ -117,14 +118,16 @@ struct LinearKernels {
                     const Activations& x, int tokens, float* out, int64_t out_stride) = nullptr;
 
   // gemv and gemv_wide read panels of schemes int6 and int3 for up to this many tokens. For more, they are
-  // expanded in cache.
+  // expanded in cache, and so are those of other schemes for any number.
   int64_t int6_gemv_tokens = 0;
   int64_t int3_gemv_tokens = 0;
 };
 
-// The scheme whose kernels multiply a weight.
-static inline Scheme computed_as(Scheme scheme) {
-  return scheme == Scheme::int6 ? Scheme::i8 : scheme == Scheme::int3 ? Scheme::g32i : scheme;
+// Most tokens for which the kernels read panels of a scheme that is expanded.
+static inline int64_t direct_gemv_tokens(const LinearKernels& kernels, Scheme scheme) {
+  return scheme == Scheme::int6   ? kernels.int6_gemv_tokens
+         : scheme == Scheme::int3 ? kernels.int3_gemv_tokens
+                                  : 0;
 }
 
 // True if gemv_wide handles this token count; assumes that the count does not go through gemm.

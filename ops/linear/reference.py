@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_armllm.ops.declare import reference
-from torch_armllm.ops.linear import packed_layout
-from torch_armllm.ops.linear.packed_layout import GROUP
+from torch_armllm.ops.linear import packed_layout, schemes
 from torch_armllm.ops.linear.rotation import rotate_groups
+from torch_armllm.ops.linear.schemes import GROUP
 
 SMALLEST_AMAX = 1e-30
 
@@ -104,7 +104,7 @@ def reference_int_linear(
 def reference_int4_linear(a: Any) -> Tensor:
     """Reference of :func:`int4_linear` from the packed weight; float groups agree up to rounding."""
     in_features = a.x.shape[-1]
-    if not packed_layout.group_span(a.scheme):
+    if not schemes.group_span(a.scheme):
         w, row_scale = packed_layout.unpack_int(a.weight, a.out_features, in_features, a.scheme)
         return reference_int_linear(a.x, w, row_scale, a.bias, a.residual, a.digits, a.rotated)
     values, scales = packed_layout.unpack_groups(a.weight, a.out_features, in_features, a.scheme)
@@ -120,11 +120,11 @@ def reference_int4_linear(a: Any) -> Tensor:
 
 def _offset_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
     """Returns the offset term of int8 activations ``(..., K)``: float64 ``(..., N)``."""
-    if not packed_layout.has_offsets(scheme):
+    if not schemes.has_offsets(scheme):
         return torch.zeros((), dtype=torch.float64)
     in_features = q.shape[-1]
     offsets = packed_layout.unpack_offsets(weight, out_features, in_features, scheme).to(torch.float64)
-    spread = offsets.repeat_interleave(packed_layout.group_span(scheme), 1)[:, :in_features]
+    spread = offsets.repeat_interleave(schemes.group_span(scheme), 1)[:, :in_features]
     return torch.matmul(q.to(torch.float64), spread.t())
 
 
@@ -135,7 +135,7 @@ def reference_folded_linear(a: Any) -> Tensor:
     w, row_scale = packed_layout.fold_scales(
         *packed_layout.unpack_groups(a.weight, a.out_features, in_features, a.scheme)
     )
-    if not packed_layout.has_offsets(a.scheme):
+    if not schemes.has_offsets(a.scheme):
         return reference_int_linear(
             a.x, w[:, :in_features], row_scale, a.bias, a.residual, a.digits, a.rotated
         )

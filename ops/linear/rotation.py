@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.linear.packed_layout import GROUP
+from torch_armllm.ops.linear.schemes import GROUP
 
 _BITS = GROUP.bit_length() - 1
 

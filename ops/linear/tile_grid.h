@@ -155,8 +155,7 @@ inline void multiply_few_tokens(const LinearKernels& kernels, Scheme scheme, con
 // Bytes of an expanded panel; 0 if the kernels read the panels themselves for `tokens` tokens.
 inline int64_t expanded_panel_bytes(const LinearKernels& kernels, Scheme scheme, int64_t groups,
                                     int64_t tokens) {
-  const int64_t most = scheme == Scheme::int6 ? kernels.int6_gemv_tokens : kernels.int3_gemv_tokens;
-  return computed_as(scheme) == scheme || tokens <= most
+  return !is_expanded(scheme) || tokens <= direct_gemv_tokens(kernels, scheme)
              ? 0
              : panel_layout(computed_as(scheme), groups * kGroup).bytes;
 }

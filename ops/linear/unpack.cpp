@@ -24,10 +24,12 @@ float int8_value(const PanelLayout& layout, const uint8_t* panel, int64_t column
          float_at(part, 0, r);
 }
 
-float int6_value(const PanelLayout& layout, const uint8_t* panel, int64_t, int64_t r, int64_t k) {
-  const int m = int6_multiplier(panel + layout.multipliers, k / kGroup, r);
-  const uint8_t* group = panel + layout.values + k / kGroup * group_value_bytes(Scheme::int6);
-  return float((int6_bits(group, r, k % kGroup) - 32) * m) * float_at(panel, 0, r);
+float wide_value(const PanelLayout& layout, const uint8_t* panel, int64_t, int64_t r, int64_t k) {
+  const int bits = traits_of(layout.scheme).bits;
+  const int m = plane_multiplier(panel + layout.multipliers, bits, k / kGroup, r);
+  const uint8_t* group = panel + layout.values + k / kGroup * group_value_bytes(layout.scheme);
+  return float((wide_bits(group, bits, r, k % kGroup) - value_bias(layout.scheme)) * m) *
+         float_at(panel, 0, r);
 }
 
 float int3_value(const PanelLayout& layout, const uint8_t* panel, int64_t, int64_t r, int64_t k) {
@@ -56,7 +58,7 @@ float int4_value(const PanelLayout& layout, const uint8_t* panel, int64_t column
 void unpack_panel(const PanelLayout& layout, const uint8_t* panel, int64_t rows, int64_t in_features,
                   float* out) {
   const int64_t step = groups_per_scale(layout.scheme);
-  const auto value_of = layout.scheme == Scheme::int6   ? int6_value
+  const auto value_of = is_wide(layout.scheme)          ? wide_value
                         : layout.scheme == Scheme::int3 ? int3_value
                         : is_int8(layout.scheme)        ? int8_value
                                                         : int4_value;

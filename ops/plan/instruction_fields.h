@@ -70,7 +70,7 @@ inline bool is_enumerator(PointwiseOp, int64_t number) {
   return false;
 }
 inline bool is_enumerator(Scheme, int64_t number) {
-#define SCHEME(name, value) \
+#define SCHEME(name, value, ...) \
   if (number == value) return true;
 #include "linear/schemes.def"
   return false;

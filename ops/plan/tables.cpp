@@ -1,4 +1,4 @@
-// plan_tables: the enumerations and instructions of this library as text, which tables.py parses.
+// plan_tables: the enumerations, schemes and instructions of this library as text, which tables.py parses.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
@@ -16,7 +16,10 @@ constexpr char kTables[] =
 #define SPACE(name, number) ENUMERATOR(Space, name, number)
 #define POINTWISE(name, number) ENUMERATOR(PointwiseOp, name, number)
 #include "runtime/enums.def"
-#define SCHEME(name, number) ENUMERATOR(Scheme, name, number)
+#define SCHEME(name, number, bits, span, type, offsets, least, largest, least_zero, largest_zero, computed) \
+  ENUMERATOR(Scheme, name, number)                                                                          \
+  "scheme " #name " " #bits " " #span " " #type " " #offsets " " #least " " #largest " " #least_zero        \
+  " " #largest_zero " " #computed "\n"
 #include "linear/schemes.def"
 #undef ENUMERATOR
 #define INSTRUCTION(opcode, fields) "instruction " #opcode "\n" fields

@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.lora.block_columns import are_blocks
-from torch_armllm.ops.linear.packed_layout import PANEL
+from torch_armllm.ops.linear.schemes import PANEL
 from torch_armllm.ops.lora import BLOCK
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.adapter_columns import add_to_columns

@@ -319,7 +319,7 @@ def test_engines_have_recipes() -> None:
     "engine,message",
     [
         ("ours:bf16", "ours:bf16: only quantized models"),
-        ("ours:int5", "unknown scheme 'int5'"),
+        ("ours:int9", "unknown scheme 'int9'"),
         ("vllm:int4", "vllm:int4: only ours and ours-int6 have variants"),
         ("mine:int4", "no 'mine'"),
     ],

@@ -18,7 +18,6 @@ from torch_armllm.ops import linear
 from torch_armllm.ops.linear.packed_layout import unpack_multipliers
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.packing import dequantize_matrix, panel_fault
-from torch_armllm.quant.schemes.registry import SCHEMES
 
 
 def test_zero_points_of_another_version(tmp_path: Path) -> None:
@@ -117,7 +116,7 @@ def test_multipliers_of_experts_that_overflow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["g32iz", "g32i", "int6", "int3"])
 def test_every_other_multiplier_and_zero_point_fits_int8(scheme: str) -> None:
-    largest, columns = SCHEMES[scheme].largest_multiplier, 64
+    largest, columns = linear.traits_of(scheme).largest_multiplier, 64
     layout = linear.panel_layout(scheme, columns)
     panels = torch.randint(256, (4, layout.bytes), dtype=torch.uint8, generator=torch.manual_seed(0))
     panels[:, :64] = torch.ones(16).view(torch.uint8)  # the row scales

@@ -272,11 +272,11 @@ def test_a_saved_folder_opens_without_an_import_of_the_package(saved: Path, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scheme": "int5"}, "unknown quantization scheme 'int5'; there are g32i"),
-        ({"head": "int5"}, "unknown quantization scheme 'int5'"),
-        ({"overrides": {"mlp": "int5"}}, "unknown quantization scheme 'int5'"),
+        ({"scheme": "int9"}, "unknown quantization scheme 'int9'; there are g32i"),
+        ({"head": "int9"}, "unknown quantization scheme 'int9'"),
+        ({"overrides": {"mlp": "int9"}}, "unknown quantization scheme 'int9'"),
         ({"method": "best"}, "unknown quantization method 'best'"),
-        ({"kv_cache": "int5"}, "kv_cache_dtype must be one of int4, int8"),
+        ({"kv_cache": "int9"}, "kv_cache_dtype must be one of int4, int8"),
         ({"width": 4}, "has no option 'width'"),
         ({"format": 9}, "saved in format 9 and this torch_armllm reads format 1: upgrade"),
         ({"modules": {"lm_head": {"scheme": "g31"}}}, "unknown quantization scheme 'g31'"),

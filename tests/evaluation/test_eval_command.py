@@ -175,7 +175,7 @@ def test_failed_variant_does_not_stop_the_others(
 @pytest.mark.parametrize(
     "more,names,wanted",
     [
-        (("--quantization", "bf16,int5"), "own_text", "int5"),
+        (("--quantization", "bf16,int9"), "own_text", "int9"),
         ((), "own_txt", "own_text"),
         (("--include-path", "nowhere"), "own_text", "nowhere"),
     ],

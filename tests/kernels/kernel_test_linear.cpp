@@ -141,26 +141,27 @@ void test_direct_gemv(const LinearKernels& tested, Scheme scheme, int64_t most,
   }
 }
 
-// Panels of scheme int6 are expanded value by value.
-void test_int6(const LinearKernels& tested, const char* name, Report& report) {
+// Panels of wide values are expanded value by value.
+void test_wide(Scheme scheme, const LinearKernels& tested, const char* name, Report& report) {
+  const int bits = traits_of(scheme).bits;
   Random random(8);
   for (int64_t groups : {1, 2, 3, 4, 7, 16, 262})
     for (bool extreme : {false, true}) {
-      const std::vector<uint8_t> panel = random_panel(Scheme::int6, groups, extreme, random);
-      const PanelLayout layout = panel_layout(Scheme::int6, groups * kGroup);
+      const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
+      const PanelLayout layout = panel_layout(scheme, groups * kGroup);
       std::vector<uint8_t> expanded(size_t(int8_panel_bytes(groups)), 0x55), expected = expanded;
       std::memcpy(expected.data(), panel.data(), kPanel * 4);
       for (int64_t r = 0; r < kPanel; ++r)
         for (int64_t k = 0; k < groups * kGroup; ++k) {
-          const uint8_t* group = panel.data() + layout.values + k / kGroup * group_value_bytes(Scheme::int6);
-          const int m = int6_multiplier(panel.data() + layout.multipliers, k / kGroup, r);
+          const uint8_t* group = panel.data() + layout.values + k / kGroup * group_value_bytes(scheme);
+          const int m = plane_multiplier(panel.data() + layout.multipliers, bits, k / kGroup, r);
           expected[size_t(kPanel * 4 + k / 4 * 64 + r * 4 + k % 4)] =
-              uint8_t((int6_bits(group, r, k % kGroup) - 32) * m);
+              uint8_t((wide_bits(group, bits, r, k % kGroup) - value_bias(scheme)) * m);
         }
-      tested.expand(Scheme::int6, panel.data(), groups, expanded.data());
-      report.expect(expanded == expected, text("%s expand of int6, groups %ld", name, long(groups)));
-      test_direct_gemv(tested, Scheme::int6, tested.int6_gemv_tokens, panel, expanded, groups, extreme, name,
-                       report);
+      tested.expand(scheme, panel.data(), groups, expanded.data());
+      report.expect(expanded == expected, text("%s expand of %d bits, groups %ld", name, bits, long(groups)));
+      test_direct_gemv(tested, scheme, direct_gemv_tokens(tested, scheme), panel, expanded, groups, extreme,
+                       name, report);
     }
 }
 
@@ -296,7 +297,8 @@ void test_linear(const Variant& tested, const Variant& truth, Report& report) {
   test_gemv(*tested.linear, *truth.linear, tested.name, report);
   test_gemv_panels(*tested.linear, tested.name, report);
   test_gemv_wide(*tested.linear, tested.name, report);
-  test_int6(*tested.linear, tested.name, report);
+  for (const SchemeName& one : kSchemeNames)
+    if (is_wide(one.scheme)) test_wide(one.scheme, *tested.linear, tested.name, report);
   test_int3(*tested.linear, tested.name, report);
   test_gemm(*tested.linear, *truth.linear, tested.name, report);
   test_epilogue(*tested.linear, *truth.linear, tested.name, report);

@@ -20,7 +20,7 @@ from tests.fuzz.ops.memory import GuardedMemory
 from tests.fuzz.ops.target import tensors_of
 from tests.support.packed_weights import packed
 from torch_armllm.ops import linear
-from torch_armllm.ops.linear.packed_layout import PANEL
+from torch_armllm.ops.linear.schemes import PANEL
 
 _LINEAR, _SETTINGS = {"x": 1, "residual": 1}, {"top_k": 0, "top_p": 0, "min_p": 0, "repetition_penalty": 0}
 _EXPERTS = {"x": 1, "expert_ids": 1, "expert_weights": 1}

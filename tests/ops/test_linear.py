@@ -137,20 +137,19 @@ def test_extreme_values_do_not_saturate(scheme: str, tokens: int) -> None:
             w = torch.full((16, columns), -128 if low else 127, dtype=torch.int8)
             weight = linear.pack_int8(w, torch.ones(16))
         else:
-            most = {"g32i": 16, "g32iz": 14, "int6": 4, "int3": 16}.get(scheme)
-            kind = torch.int8 if scheme == "int3" else torch.uint8
-            multipliers = None if most is None else torch.full((16, 10), most, dtype=kind)
+            traits = linear.traits_of(scheme)
+            most = traits.largest_multiplier
+            kind = torch.int8 if traits.signed_multipliers else torch.uint8
+            multipliers = torch.full((16, 10), most, dtype=kind) if most else None
             zeros = None
             if scheme == "rowz":
                 zeros = torch.full((16,), 15 if low else 0, dtype=torch.uint8)
             elif scheme == "g32iz":
                 zeros = torch.full((16, 10), 9 if low else 6, dtype=torch.uint8)
-            middle = 8 if linear.has_zero_points(scheme) else 0
-            half = {"int6": 32, "int3": 4}.get(scheme, 8)
-            q = torch.full((16, columns), (-half if low else half - 1) + middle, dtype=torch.int8)
+            q = torch.full((16, columns), traits.values[0 if low else 1], dtype=torch.int8)
             weight = linear.pack_int4(q, multipliers, torch.ones(16), scheme, zeros)
             w = q if zeros is None else q - zeros.view(16, -1)[:, :1].to(torch.int8)
-            w = w if most is None else w * most
+            w = w * most if most else w
         for signs in (
             torch.ones(columns),
             -torch.ones(columns),

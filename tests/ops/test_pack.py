@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.packed_weights import signed_multipliers
+from tests.support.packed_weights import random_integers, random_multipliers
 from torch_armllm.ops import linear
 from torch_armllm.ops.linear import packed_layout
 
@@ -20,29 +20,17 @@ Parts = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
 
 def random_parts(rows: int, columns: int, scheme: str, *leading: int) -> Parts:
     """Returns random parts for a scheme; ``leading`` are dimensions before the rows, e.g. experts."""
-    span = linear.group_span(scheme)
-    low, high = (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
-    if scheme in ("int6", "int3"):
-        low, high = (-32, 32) if scheme == "int6" else (-4, 4)
-    elif linear.is_int8(scheme):
-        low, high = -128, 128
-    q = torch.randint(low, high, (*leading, rows, columns), dtype=torch.int8)
-    multipliers = None
-    if scheme == "int3":
-        multipliers = signed_multipliers(*leading, rows, -(-columns // 32))
-    elif linear.has_multipliers(scheme):
-        multipliers = torch.randint(
-            1,
-            {"int6": 5, "g32iz": 15}.get(scheme, 17),
-            (*leading, rows, -(-columns // 32)),
-            dtype=torch.uint8,
-        )
+    traits = linear.traits_of(scheme)
+    span = traits.span
+    q = random_integers(traits.values, (*leading, rows, columns))
+    multipliers = random_multipliers(scheme, *leading, rows, -(-columns // 32))
     shape = (*leading, rows, -(-columns // span)) if span else (*leading, rows)
     zeros = None
-    if scheme == "g32iz":
-        zeros = torch.randint(6, 10, (*leading, rows, -(-columns // 32)), dtype=torch.uint8)
-    elif linear.has_zero_points(scheme):
-        zeros = torch.randint(0, 16, shape, dtype=torch.uint8)
+    if traits.zero_points:
+        wide = (*leading, rows, -(-columns // 32))
+        zeros = random_integers(
+            traits.zero_points, wide if traits.has_narrow_zero_points else shape, torch.uint8
+        )
     scales = torch.rand(shape) + 0.1
     offsets = torch.randn(shape) if linear.has_offsets(scheme) else None
     return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros, offsets
@@ -103,6 +91,30 @@ def test_unpack_inverts_pack(scheme: str, rows: int, columns: int) -> None:
             return
         row_scale = packed_layout.fold_scales(w, group_scale)[1]
         assert torch.equal(weight[:, :64].contiguous().view(torch.float32).flatten()[:rows], row_scale)
+
+
+def test_traits_are_those_of_the_names() -> None:
+    """Schemes with float scales tell their traits by their names."""
+    assert not any(linear.traits_of(name).span for name in linear.EXACT)
+    for name in set(linear.SCHEMES) - set(linear.EXACT):
+        traits = linear.traits_of(name)
+        letters = name.removeprefix("int8").lstrip("g0123456789")
+        assert traits.is_int8 == name.startswith("int8")
+        assert str(traits.span) in name
+        assert (traits.zero_points is not None) == ("z" in letters)
+        assert traits.bf16_scales == ("b" in letters)
+        assert traits.offsets == ("m" in letters)
+        assert traits.computed_as == name
+
+
+@pytest.mark.parametrize("scheme", linear.SCHEMES)
+def test_multiplied_values_fit_int8(scheme: str) -> None:
+    traits = linear.traits_of(scheme)
+    least, most = traits.zero_points or (0, 0)
+    low, high = traits.values[0] - most, traits.values[1] - least
+    for multiplier in traits.multipliers or ():
+        assert min(low * multiplier, high * multiplier) >= -128
+        assert max(low * multiplier, high * multiplier) <= 127
 
 
 @settings(max_examples=25, deadline=None)

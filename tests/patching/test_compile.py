@@ -21,7 +21,8 @@ from torch_armllm.quant.schemes.registry import scheme_named
 _PLAN = {"plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free"}
 _STORE = {"experts_open", "experts_require", "experts_counts", "experts_resident"}
 _RANKS = {"communicator_open", "communicator_close"}
-NOT_COMPUTED = {"isa_select", "isa_list", "plan_tables", "team_threads", *_PLAN, *_STORE, *_RANKS}
+_TABLES = {"isa_select", "isa_list", "panel_sections", "plan_tables", "team_threads"}
+NOT_COMPUTED = _TABLES | _PLAN | _STORE | _RANKS
 """Ops that manage the library; they have no tensor arguments or results that a graph could hold."""
 
 

@@ -98,5 +98,5 @@ def test_unknown_options_raise() -> None:
     graph = fx.symbolic_trace(torch.nn.Identity())
     with pytest.raises(ValueError, match="speed"):
         compile_backend.armllm(graph, [], speed=1)
-    with pytest.raises(ValueError, match="int5"):
-        compile_backend.armllm(graph, [], options={"quantization": "int5"})
+    with pytest.raises(ValueError, match="int9"):
+        compile_backend.armllm(graph, [], options={"quantization": "int9"})

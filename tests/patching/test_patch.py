@@ -263,8 +263,8 @@ def test_invalid_calls_raise() -> None:
     foreign.config.quantization_config = {"quant_method": "awq"}
     with pytest.raises(ValueError, match="awq"):
         torch_armllm.patch(foreign)
-    with pytest.raises(ValueError, match="int5"):
-        torch_armllm.patch(tiny("llama"), "int5")
+    with pytest.raises(ValueError, match="int9"):
+        torch_armllm.patch(tiny("llama"), "int9")
     with pytest.raises(IndexError, match="0 … 96"):
         model(torch.tensor([[97]]))
 

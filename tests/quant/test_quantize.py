@@ -243,8 +243,8 @@ def test_activations_are_recognized_by_their_results(act: str, name: str) -> Non
 
 def test_invalid_arguments_raise() -> None:
     model = tiny("llama")
-    with pytest.raises(ValueError, match="'int5'"):
-        run(model, "int5")
+    with pytest.raises(ValueError, match="'int9'"):
+        run(model, "int9")
     with pytest.raises(ValueError, match=r"nothing\.\*.*fits no layer"):
         run(model, Recipe(ignore=["nothing.*"]))
     with torch.no_grad():

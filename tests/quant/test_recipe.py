@@ -81,7 +81,7 @@ def test_override_none_leaves_layers_unquantized_with_a_reason() -> None:
         ({"overrides": {"shared_experts": "int8"}}, "override 'shared_experts' fits no layer"),
         ({"overrides": {"*embed*": "int8"}}, "fits no layer"),
         ({"overrides": {"*.gate": "int8"}}, "gate cannot be quantized: it chooses experts"),
-        ({"overrides": {"experts": "int5"}}, "unknown quantization scheme 'int5'"),
+        ({"overrides": {"experts": "int9"}}, "unknown quantization scheme 'int9'"),
         ({"overrides": ["experts"]}, "overrides must be a dictionary of schemes by pattern"),
         ({"ignore": "*.q_proj"}, r"ignore must be a list of patterns, not '\*.q_proj'"),
         ({"method": "best"}, "unknown quantization method 'best'; there are mse, rtn"),

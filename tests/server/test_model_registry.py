@@ -181,7 +181,7 @@ def test_invalid_load_requests(several: Live, tmp_path: Path, tiny_checkpoint: P
         load(several, tmp_path / "nothing", "x"),
         load(several, tiny_checkpoint, "x", max_model_len=0),
         load(several, tiny_checkpoint, "x", kv_cache_memory=10**15),
-        load(several, tiny_checkpoint, "x", quantization="int5"),
+        load(several, tiny_checkpoint, "x", quantization="int9"),
         load(several, tiny_checkpoint, "x", kv_cach_memory=1),
         load(several, "", "x"),
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.support.packed_weights import signed_multipliers
+from tests.support.packed_weights import random_integers, random_multipliers
 from torch_armllm.ops import linear, moe, variants
 
 VARIANTS = variants.machine().distinct("linear", "activation", "moe")
@@ -15,11 +15,9 @@ VARIANTS = variants.machine().distinct("linear", "activation", "moe")
 
 def random_experts(experts: int, rows: int, columns: int, scheme: str, generator: torch.Generator) -> Tensor:
     """Returns packed random weights (experts, rows, columns) that keep the magnitude of their inputs."""
-    span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
-    low, high = (-128, 128) if linear.is_int8(scheme) else (0, 16) if zero_points else (-8, 8)
-    if scheme in ("int6", "int3"):
-        low, high = (-32, 32) if scheme == "int6" else (-4, 4)
-    q = torch.randint(low, high, (experts, rows, columns), generator=generator, dtype=torch.int8)
+    traits = linear.traits_of(scheme)
+    span = traits.span
+    q = random_integers(traits.values, (experts, rows, columns), generator=generator)
     shape = (experts, rows, -(-columns // span)) if span else (experts, rows)
     scale = (
         1 / 70 if linear.is_int8(scheme) else 1 / 40 if linear.has_multipliers(scheme) else 1 / 4.6
@@ -27,17 +25,11 @@ def random_experts(experts: int, rows: int, columns: int, scheme: str, generator
     scales = (0.5 + torch.rand(shape, generator=generator)) * scale
     if scheme == "i8":
         return linear.pack_int8(q, scales)
-    multipliers = None
-    if scheme == "int3":
-        multipliers = signed_multipliers(experts, rows, -(-columns // 32), generator=generator)
-    elif linear.has_multipliers(scheme):
-        groups = (experts, rows, -(-columns // 32))
-        multipliers = torch.randint(
-            1, {"int6": 5, "g32iz": 15}.get(scheme, 17), groups, generator=generator, dtype=torch.uint8
-        )
+    groups = (experts, rows, -(-columns // 32))
+    multipliers = random_multipliers(scheme, *groups, generator=generator)
     zeros = None
-    if zero_points:
-        zero_shape = (experts, rows, -(-columns // 32)) if scheme == "g32iz" else shape
+    if traits.zero_points:
+        zero_shape = groups if traits.has_narrow_zero_points else shape
         zeros = torch.randint(6, 10, zero_shape, generator=generator, dtype=torch.uint8)
     offsets = None
     if linear.has_offsets(scheme):

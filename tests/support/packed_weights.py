@@ -10,39 +10,41 @@ from torch_armllm.ops import linear
 
 def packed(rows: int, columns: int, scheme: str) -> Tensor:
     """Returns a random packed weight."""
-    span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
+    traits = linear.traits_of(scheme)
+    q = random_integers(traits.values, (rows, columns))
+    shape = (rows, -(-columns // traits.span)) if traits.span else (rows,)
+    scales = torch.rand(shape) / (80 if traits.is_int8 else 30 if traits.multipliers else 5)
     if scheme == "i8":
-        return linear.pack_int8(
-            torch.randint(-128, 128, (rows, columns), dtype=torch.int8), torch.rand(rows) / 50
-        )
-    q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8) + (8 if zero_points else 0)
-    if scheme == "int6":
-        q = torch.randint(-32, 32, (rows, columns), dtype=torch.int8)
-        multipliers = torch.randint(1, 5, (rows, -(-columns // 32)), dtype=torch.uint8)
-        return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
-    if scheme == "int3":
-        q = torch.randint(-4, 4, (rows, columns), dtype=torch.int8)
-        return linear.pack_int4(q, signed_multipliers(rows, -(-columns // 32)), torch.rand(rows) / 15, scheme)
-    if scheme == "g32iz":
-        shape = (rows, -(-columns // 32))
-        multipliers, zeros = (
-            torch.randint(low, high, shape, dtype=torch.uint8) for low, high in ((1, 15), (6, 10))
-        )
-        q = torch.randint(0, 16, (rows, columns), dtype=torch.int8)
-        return linear.pack_int4(q, multipliers, torch.rand(rows) / 26, scheme, zeros)
-    if scheme == "g32i":
-        multipliers = torch.randint(1, 17, (rows, -(-columns // 32)), dtype=torch.uint8)
-        return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
-    shape = (rows, -(-columns // span)) if span else (rows,)
-    scales = torch.rand(shape) / 5
-    offsets = torch.randn(shape) if linear.has_offsets(scheme) else None
-    if linear.is_int8(scheme):
-        q = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
-        return linear.pack_int4(q, None, scales / 16, scheme, None, offsets)
-    zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if zero_points else None
+        return linear.pack_int8(q, scales)
+    groups = (rows, -(-columns // 32))
+    multipliers = random_multipliers(scheme, *groups)
+    zeros = None
+    if traits.zero_points:
+        zeros = random_integers(traits.zero_points, groups if traits.multipliers else shape, torch.uint8)
+    offsets = torch.randn(shape) if traits.offsets else None
     return linear.pack_int4(
-        q, None, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, scheme, zeros, offsets
+        q, multipliers, scales.bfloat16() if traits.bf16_scales else scales, scheme, zeros, offsets
     )
+
+
+def random_integers(
+    bounds: tuple[int, int],
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.int8,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Returns random integers from the least to the largest of ``bounds``."""
+    return torch.randint(bounds[0], bounds[1] + 1, shape, generator=generator, dtype=dtype)
+
+
+def random_multipliers(scheme: str, *shape: int, generator: torch.Generator | None = None) -> Tensor | None:
+    """Returns random multipliers of a scheme; None if it has none."""
+    traits = linear.traits_of(scheme)
+    if traits.multipliers is None:
+        return None
+    if traits.signed_multipliers:
+        return signed_multipliers(*shape, generator=generator)
+    return random_integers(traits.multipliers, shape, torch.uint8, generator)
 
 
 def signed_multipliers(*shape: int, generator: torch.Generator | None = None) -> Tensor:

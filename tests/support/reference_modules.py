@@ -12,7 +12,7 @@ from torch_armllm.ops.linear import reference_int4_linear, reference_int8_linear
 from torch_armllm.quant.layers import ModuleSlots
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
-from torch_armllm.quant.packing import op_name
+from torch_armllm.quant.schemes.base import op_name
 
 
 class ReferenceLinear(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from torch_armllm.hf.names import TIED
+from torch_armllm.ops.linear import GROUP
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -20,7 +21,7 @@ from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import can_share
 from torch_armllm.quant.packing import pack
 from torch_armllm.quant.recipe import Recipe
-from torch_armllm.quant.schemes.base import GROUP, Quantized
+from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.registry import DEFAULT
 from torch_armllm.quant.skeleton import build_skeleton
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.ops.collective import gather_columns
 from torch_armllm.ops.linear import dense_linear, int4_linear, int8_linear
-from torch_armllm.ops.linear.packed_layout import PANEL
+from torch_armllm.ops.linear.schemes import PANEL
 from torch_armllm.ops.lora import BLOCK
 from torch_armllm.parallel.rank_group import RankGroup, shares
 from torch_armllm.plan.native import NativePlan

@@ -1,4 +1,4 @@
-"""What ``quantization="auto"`` stands for."""
+"""The choice that ``quantization="auto"`` stands for."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops import linear
+from torch_armllm.ops.linear import PANEL
 from torch_armllm.quant.parallel import each
-from torch_armllm.quant.schemes.base import PANEL, Quantized, Rounding, Scheme, relative_error, row_chunks
-from torch_armllm.quant.schemes.registry import scheme_named
+from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme, op_name, relative_error, row_chunks
 from torch_armllm.quant.schemes.search import Search
 from torch_armllm.system.allocator import release_free_memory
 
@@ -18,8 +18,6 @@ _PIECE = 1 << 24
 """Weights per piece: enough chunks for many cores, and a small part of a large head."""
 _SCALE_LIMIT = 2.0**100
 """A weight is at most 2^14 scales, so that those of smaller scales are finite float32 numbers."""
-_FEWER_MULTIPLIERS = "g32iz"
-"""The scheme with fewer multipliers than its bits can tell apart: products of larger ones overflow INT8."""
 
 
 def pack(quantized: Quantized) -> Tensor:
@@ -126,11 +124,11 @@ def panel_fault(panels: Tensor, columns: int, scheme: str) -> str | None:
     It reads scales, offsets and multipliers, a small part of the panels.  All values of the rest are valid.
     """
     name = op_name(scheme)
+    largest = linear.traits_of(name).largest_multiplier
     for part in panels.split(max(1, _PIECE // panels.shape[1])):
         if not all(in_scale_range(scales) for scales in linear.scale_sections(part, columns, name)):
             return f"a scale that is NaN, infinite or above 2^100, and smaller scales of scheme {scheme}"
-        if name == _FEWER_MULTIPLIERS:
-            largest = scheme_named(name).largest_multiplier
+        if largest & (largest - 1):  # fewer than its bits can tell apart: products of others overflow INT8
             found = linear.largest_multiplier(part, columns, name)
             if found > largest:
                 return f"a multiplier of {found}, and multipliers of scheme {scheme} from 1 to {largest}"
@@ -165,8 +163,3 @@ def _quantize(
 
     sums = each(work, jobs)
     return packed, sum(s[0] for s in sums), sum(s[1] for s in sums)
-
-
-def op_name(scheme: str) -> str:
-    """Returns the ops' name of a scheme."""
-    return "i8" if scheme == "int8" else scheme

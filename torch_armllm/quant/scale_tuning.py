@@ -15,7 +15,7 @@ from torch_armllm.ops.linear import GROUP, PANEL, group_span, quantize_activatio
 from torch_armllm.quant.methods.calibrated.matmul_dtype import fast_matmul_dtype
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
-from torch_armllm.quant.packing import op_name
+from torch_armllm.quant.schemes.base import op_name
 from torch_armllm.system.progress import progress_bar
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from safetensors import safe_open
 
 from torch_armllm.quant.packing import dequantize_matrix, quantize_matrix
 from torch_armllm.quant.schemes.base import Quantized
-from torch_armllm.quant.schemes.registry import SCHEMES, Int3, scheme_named
+from torch_armllm.quant.schemes.group_multipliers import Multiplied
+from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
 
 ALL = list(SCHEMES)
 NAMES = [
@@ -41,9 +42,8 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     groups = -(-columns // 32)
     assert found.q.shape == weight.shape
     assert found.q.dtype == torch.int8
-    low, high = (-128, 127) if name.startswith("int8") else (0, 15) if "z" in name else (-8, 7)
-    if name in ("int6", "int3"):
-        low, high = (-32, 31) if name == "int6" else (-4, 3)
+    traits = SCHEMES[name].traits
+    low, high = traits.values
     assert int(found.q.min()) >= low
     assert int(found.q.max()) <= high
     span = SCHEMES[name].span
@@ -57,12 +57,12 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     else:
         assert found.zeros is None
     assert (found.offsets is not None) == name.endswith("m")
-    if name in ("g32i", "g32iz", "int6", "int3"):
+    if traits.multipliers:
         assert found.multipliers is not None
         assert found.multipliers.shape == (rows, groups)
         assert found.multipliers.dtype == (torch.int8 if name == "int3" else torch.uint8)
         assert int(found.multipliers.abs().min()) >= 1
-        assert int(found.multipliers.abs().max()) <= {"int6": 4, "g32iz": 14}.get(name, 16)
+        assert int(found.multipliers.abs().max()) <= traits.multipliers[1]
         assert int(found.multipliers.min()) > 0 or name == "int3"
     else:
         assert found.multipliers is None
@@ -78,9 +78,8 @@ def test_representable_weights_are_exact(name: str) -> None:
     lowest, top = (-3, 4) if name == "int3" else (-7, top)
     q = torch.arange(lowest, top, dtype=torch.float32).repeat(4, 64 // (top - lowest) + 1)[:, :64]
     back = SCHEMES[name].dequantize(SCHEMES[name].quantize(q * 0.25)[0])
-    assert torch.allclose(
-        back, q * 0.25, atol={"int8": 1e-2, "int6": 4e-2, "int8g64": 1e-2, "g128zb": 2e-2}.get(name, 1e-5)
-    )
+    near = {"int8": 1e-2, "int6": 4e-2, "int8g64": 1e-2, "g128zb": 2e-2}
+    assert torch.allclose(back, q * 0.25, atol=near.get(name, 1e-5))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,13 +146,13 @@ def test_bits_per_weight(name: str, bits: float) -> None:
 
 
 def test_signs_of_groups_lower_the_error_of_three_bits() -> None:
-    class Unsigned(Int3):
+    class Unsigned(Multiplied):
         signed_multipliers = False
 
     weight = random_weight(128, 2048)
     error = error_of(weight, "int3")
     assert error < 0.17
-    assert error < 0.93 * Unsigned().quantize(weight)[1]
+    assert error < 0.93 * Unsigned("int3", 7).quantize(weight)[1]
 
 
 def test_zero_points_of_groups_lower_the_squared_error() -> None:

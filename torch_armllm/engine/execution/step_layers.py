@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_armllm.engine.execution.step_feature import StepFeatures
 from torch_armllm.engine.trace import NO_TRACE, Trace
-from torch_armllm.ops.linear.packed_layout import same_in_any_batch
+from torch_armllm.ops.linear.schemes import same_in_any_batch
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.servable_model import ServableModel

@@ -11,7 +11,8 @@ from torch_armllm.hf.expert_layout import ExpertLayout
 from torch_armllm.ops import moe
 from torch_armllm.ops.linear import GROUP, rotate_groups
 from torch_armllm.quant.modules.linear import NOT_COMPUTED_WITH, Origin, shown_error
-from torch_armllm.quant.packing import dequantize_matrix, op_name, split_panels
+from torch_armllm.quant.packing import dequantize_matrix, split_panels
+from torch_armllm.quant.schemes.base import op_name
 
 
 class PackedExperts(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torch_armllm.ops.embedding import reference_split_embedding, split_embedding
 from torch_armllm.quant.modules.linear import QuantLinear
-from torch_armllm.quant.packing import op_name
+from torch_armllm.quant.schemes.base import op_name
 
 SHARED_SCHEMES = ("int8", "int6")
 """Schemes of heads that an embedding can share."""

@@ -6,17 +6,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.linear import GROUP, PANEL, SchemeTraits, traits_of
 from torch_armllm.quant.parallel import each
 
-GROUP = 32
-"""Values along K that share a scale or a multiplier."""
-PANEL = 16
-"""Output rows of one packed panel."""
 CHUNK = 1 << 18
 """Weights rounded together: enough to outweigh the calls, few enough to be spread over many cores."""
 
@@ -29,8 +27,8 @@ class Quantized:
         scheme: name of the scheme.
         q: int8 (N, K).
         scales: float32 (N,), or float32 or bfloat16 (N, S) with one per group of columns.
-        multipliers: (N, G), uint8 1…16 for ``g32i``, 1…14 for ``g32iz`` and 1…4 for ``int6``, int8 ±1…±16
-            for ``int3``; None for other schemes.
+        multipliers: (N, G), uint8, or int8 if they have signs, in `SchemeTraits.multipliers`; None for
+            schemes that have none.
         zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points; 6…9 of that of
             ``multipliers`` for ``g32iz``.
         offsets: float32 of the shape of ``scales``, for schemes that have them.
@@ -58,23 +56,42 @@ class Rounding(ABC):
 class Scheme(ABC):
     """A weight format: quantizes float weights to integers and dequantizes them."""
 
-    name: str
-    span: int = 0
-    """Columns that share a scale; 0 if a row has one scale."""
-    lowest: int = -8
-    """Smallest integer to which a value is rounded."""
-    highest: int = 7
-    """Largest integer to which a value is rounded."""
-    largest_multiplier: int = 0
-    """Largest integer multiplier of a group; 0 if groups have none."""
-    zero_range: tuple[int, int] | None = None
-    """Least and largest zero point of schemes with multipliers; None if they have no zero points."""
-    signed_multipliers: bool = False
-    """True if multipliers may be negative."""
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    @abstractmethod
+    @cached_property
+    def traits(self) -> SchemeTraits:
+        """Traits of the scheme, as the library has them."""
+        return traits_of(op_name(self.name))
+
+    @property
+    def span(self) -> int:
+        """Columns that share a scale; 0 if a row has one scale."""
+        return self.traits.span
+
+    @property
+    def lowest(self) -> int:
+        """Smallest integer to which a value is rounded."""
+        return self.traits.values[0]
+
+    @property
+    def highest(self) -> int:
+        """Largest integer to which a value is rounded."""
+        return self.traits.values[1]
+
+    @property
+    def zero_range(self) -> tuple[int, int] | None:
+        """Least and largest zero point of schemes with multipliers; None if they have no zero points."""
+        return self.traits.zero_points if self.traits.multipliers else None
+
+    @property
+    def signed_multipliers(self) -> bool:
+        """True if multipliers may be negative."""
+        return self.traits.signed_multipliers
+
     def bits(self, columns: int) -> float:
         """Returns the bits per weight of the packed form, for rows of ``columns`` values."""
+        return self.traits.stored_bits(columns)
 
     @abstractmethod
     def quantize_rows(
@@ -157,6 +174,11 @@ class Scheme(ABC):
         parts = each(lambda rows: self.quantize_chunk(read(rows), rounding), chunks)
         quantized = joined_rows([part[0] for part in parts])
         return quantized, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
+
+
+def op_name(scheme: str) -> str:
+    """Returns the ops' name of a scheme."""
+    return "i8" if scheme == "int8" else scheme
 
 
 def joined_rows(parts: Sequence[Quantized]) -> Quantized:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.schemes.base import GROUP, Quantized, Scheme
+from torch_armllm.ops.linear import GROUP
+from torch_armllm.quant.schemes.base import Quantized, Scheme
 from torch_armllm.quant.schemes.scale_search import Levels, OtherLevels, best_steps, regroup
 
 
@@ -20,12 +21,6 @@ class Symmetric(Scheme):
     shrink_row = tuple(1.0 - 0.07 * step for step in range(10))
     """The same for whole rows."""
     levels: type[Levels] = Levels
-
-    def __init__(self, name: str, span: int, bfloat16: bool = False) -> None:
-        self.name, self.span, self.bfloat16 = name, span, bfloat16
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 4 + (16 if self.bfloat16 else 32) / (self.span or columns)
 
     def quantize_rows(  # noqa: D102
         self, weight: Tensor, importance: Tensor | None = None, search: bool = True
@@ -48,10 +43,10 @@ class Symmetric(Scheme):
         return Quantized(self.name, q, self._stored(scale))
 
     def _representable(self, scale: Tensor) -> Tensor:
-        return scale.bfloat16().float() if self.bfloat16 else scale
+        return scale.bfloat16().float() if self.traits.bf16_scales else scale
 
     def _stored(self, scale: Tensor) -> Tensor:
-        return self._by_row(scale.bfloat16() if self.bfloat16 else scale)
+        return self._by_row(scale.bfloat16() if self.traits.bf16_scales else scale)
 
     def _by_row(self, values: Tensor) -> Tensor:
         return values if self.span else values[:, 0]
@@ -67,11 +62,7 @@ class _Quotients(OtherLevels):
 class Asymmetric(Symmetric):
     """``w = s · (q − z)`` with q and the zero point z in 0…15: the layout of AWQ files."""
 
-    lowest, highest = 0, 15
     levels = _Quotients
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return super().bits(columns) + 4 / (self.span or columns)
 
     def _candidates(self, value: Tensor, shrink: Sequence[float]) -> Iterator[tuple[Tensor, Tensor]]:
         low, high = value.amin(dim=2).clamp_(max=0), value.amax(dim=2).clamp_(min=0)
@@ -101,9 +92,6 @@ class Offset(Symmetric):
     """``w = s · q + c`` with a float offset c for every ``span`` columns: GGUF's Q4_1, torchao's INT4."""
 
     levels = _Offsets
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return super().bits(columns) + 32 / self.span
 
     def _candidates(self, value: Tensor, shrink: Sequence[float]) -> Iterator[tuple[Tensor, Tensor]]:
         low, high = value.amin(dim=2), value.amax(dim=2)

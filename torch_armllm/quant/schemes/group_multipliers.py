@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.schemes.base import GROUP, Quantized, Scheme
+from torch_armllm.quant.schemes.base import Quantized, Scheme
 from torch_armllm.quant.schemes.scale_search import Candidate, Levels, best_steps, inverse
 
 
@@ -19,8 +19,10 @@ class _Multipliers(Scheme):
     integers.  Multipliers and zero points are searched with either scale.
     """
 
-    clipped: int
-    """Number of multipliers tried per group, downward from the smallest that clips nothing."""
+    def __init__(self, name: str, clipped: int) -> None:
+        """``clipped``: multipliers tried per group, downward from the smallest that clips nothing."""
+        super().__init__(name)
+        self._clipped = clipped
 
     @abstractmethod
     def _row_scale(self, weight: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -36,7 +38,7 @@ class _Multipliers(Scheme):
         low, high = weight.amin(dim=2).clamp_(max=0), weight.amax(dim=2).clamp_(min=0)
         scale = self._row_scale(weight, low, high)
         reciprocal = inverse(scale)[:, None]
-        first = self._candidates(low * reciprocal, high * reciprocal, self.clipped if search else 1)
+        first = self._candidates(low * reciprocal, high * reciprocal, self._clipped if search else 1)
         multiplier, zeros, q = self._best(weight, scale, first, importance)
         if search:
             scale = _fit(weight, q, multiplier, importance)
@@ -62,9 +64,10 @@ class _Multipliers(Scheme):
         """Returns ``count`` multipliers for each zero point, for groups that span (r, G) in row scales."""
         found: list[Candidate] = []
         least, most = self.zero_range or (0, 0)
+        largest = self.traits.largest_multiplier
         for zero in range(least, most + 1):
             widest = self._widest(low, high, zero)
-            found += [((widest - less).clamp_(1, self.largest_multiplier), zero) for less in range(count)]
+            found += [((widest - less).clamp_(1, largest), zero) for less in range(count)]
         if self.signed_multipliers:
             found += [(-multiplier, zero) for multiplier, zero in found]
         return found
@@ -74,29 +77,23 @@ class _Multipliers(Scheme):
         zero = 0 if self.zero_range is None else zeros
         found: list[Candidate] = [(multiplier, zero)]
         for more in (1, -1):
-            size = (multiplier.abs() + more).clamp_(1, self.largest_multiplier)
+            size = (multiplier.abs() + more).clamp_(1, self.traits.largest_multiplier)
             found.append((size.copysign_(multiplier), zero))
         if self.zero_range is not None:
             found += [(multiplier, (zeros + more).clamp_(*self.zero_range)) for more in (1, -1)]
         return found
 
 
-class G32I(_Multipliers):
-    """``w = s_row · (m_group · q)``, q in −8…7, m in 1…16: accuracy of float group scales, integer sums.
+class Multiplied(_Multipliers):
+    """``w = s_row · (m_group · q)``: accuracy of float group scales, integer sums; `m·q` fits INT8.
 
-    This is the progressive quantization of QServe (arXiv 2405.04532); `m·q` fits INT8.
+    ``g32i`` is the progressive quantization of QServe (arXiv 2405.04532).  The signs of ``int3`` turn the
+    longer side of a group's range to its longer tail: of eight values, that lowers the error by a twelfth.
     """
-
-    name = "g32i"
-    largest_multiplier = 16
-    clipped = 5
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 4 + 4 / GROUP + 32 / columns
 
     def _row_scale(self, weight: Tensor, low: Tensor, high: Tensor) -> Tensor:
         middle = 0.5 * (self.highest - self.lowest)
-        scale = torch.maximum(low.abs(), high.abs()).amax(dim=1) / (middle * self.largest_multiplier)
+        scale = torch.maximum(low.abs(), high.abs()).amax(dim=1) / (middle * self.traits.largest_multiplier)
         if self.signed_multipliers:
             return scale
         # The integer range reaches further on the negative side.  A negative row scale maps the heavier tail
@@ -108,65 +105,40 @@ class G32I(_Multipliers):
         return torch.ceil(torch.maximum(low.abs(), high.abs()) / self.highest)
 
 
-class Int3(G32I):
-    """``w = s_row · (m_group · q)``, q in −4…3, m in ±1…±16: `G32I` with 3 bits, for layers that bear it.
-
-    A sign for each group turns the longer side of the range to its longer tail: of eight values, that lowers
-    the error by a twelfth.
-    """
-
-    name = "int3"
-    lowest, highest, signed_multipliers = -4, 3, True
-    clipped = 7
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 3 + 5 / GROUP + 32 / columns
-
-
-class G32IZ(_Multipliers):
-    """``w = s_row · (m_group · (q − z_group))``, q in 0…15, m in 1…14, z in 6…9: `G32I` with zero points.
+class MultipliedWithZeros(_Multipliers):
+    """``w = s_row · (m_group · (q − z_group))``: `Multiplied` with zero points.
 
     A group's range leans to its longer tail, which lowers the squared error by a sixth for 1/16 bit.  With
-    four zero points, ``m·(q − z)`` fits INT8 at nearly the multipliers of `G32I`.
+    four zero points, ``m·(q − z)`` fits INT8 at nearly the multipliers of ``g32i``.
     """
-
-    name = "g32iz"
-    lowest, highest, largest_multiplier, zero_range = 0, 15, 14, (6, 9)
-    clipped = 3
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 4 + 6 / GROUP + 32 / columns
 
     def _row_scale(self, weight: Tensor, low: Tensor, high: Tensor) -> Tensor:
         # A group as wide as its range, or as its longest tail, fits the largest multiplier.
+        assert self.zero_range is not None
         tail = torch.maximum(high, -low) / self.zero_range[1]
-        return torch.maximum((high - low) / self.highest, tail).amax(dim=1) / self.largest_multiplier
+        return torch.maximum((high - low) / self.highest, tail).amax(dim=1) / self.traits.largest_multiplier
 
     def _widest(self, low: Tensor, high: Tensor, zero: int) -> Tensor:
         return torch.ceil(torch.maximum(high / (self.highest - zero), -low / zero))
 
 
-class Int6(Scheme):
-    """``w = s_row · (m_group · q)``, q in −32…31, m in 1…4: 6 bits with the integer sums of INT8.
+class Unclipped(Scheme):
+    """``w = s_row · (m_group · q)`` with the integer sums of INT8, such as ``int6``.
 
-    The row scale maps the row's largest weight to 4 · 31.5, so ``m·q`` fits INT8; a group has the smallest
-    multiplier at which no value moves by more than half a step.  Groups of small weights are as fine as INT8.
+    The row scale maps the row's largest weight to the largest multiplier times half the number of values, so
+    ``m·q`` fits INT8; a group has the smallest multiplier at which no value moves by more than half a step.
+    Groups of small weights are as fine as INT8.
     """
-
-    name = "int6"
-    lowest, highest, largest_multiplier = -32, 31, 4
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 6 + 2 / GROUP + 32 / columns
 
     def quantize_rows(  # noqa: D102
         self, weight: Tensor, importance: Tensor | None = None, search: bool = True
     ) -> Quantized:
+        middle, largest = 0.5 * (self.highest - self.lowest), self.traits.largest_multiplier
         peak = weight.abs().amax(dim=2)
-        scale = peak.amax(dim=1) / 126
+        scale = peak.amax(dim=1) / (middle * largest)
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
-        multiplier = torch.ceil(peak / scale[:, None] / 31.5).clamp_(1, 4)
-        q = torch.round(weight / (scale[:, None] * multiplier)[..., None]).clamp_(-32, 31)
+        multiplier = torch.ceil(peak / scale[:, None] / middle).clamp_(1, largest)
+        q = torch.round(weight / (scale[:, None] * multiplier)[..., None]).clamp_(self.lowest, self.highest)
         return Quantized(self.name, q.flatten(1).to(torch.int8), scale, multiplier.to(torch.uint8))
 
 

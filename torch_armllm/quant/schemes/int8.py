@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.schemes.base import GROUP, Quantized, Scheme
+from torch_armllm.ops.linear import GROUP
+from torch_armllm.quant.schemes.base import Quantized, Scheme
 from torch_armllm.quant.schemes.float_scales import Offset
 from torch_armllm.quant.schemes.scale_search import regroup
 
@@ -13,11 +14,7 @@ from torch_armllm.quant.schemes.scale_search import regroup
 class Int8(Scheme):
     """One float scale per row, q in −127…127: for the output head, or for all layers."""
 
-    name = "int8"
     lowest, highest = -127, 127
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 8 + 32 / columns
 
     def quantize_rows(  # noqa: D102
         self, weight: Tensor, importance: Tensor | None = None, search: bool = True
@@ -34,12 +31,6 @@ class Int8Groups(Scheme):
 
     lowest, highest = -127, 127
 
-    def __init__(self, span: int) -> None:
-        self.name, self.span = f"int8g{span}", span
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 8 + 32 / self.span
-
     def quantize_rows(  # noqa: D102
         self, weight: Tensor, importance: Tensor | None = None, search: bool = True
     ) -> Quantized:
@@ -53,8 +44,4 @@ class Int8Groups(Scheme):
 class Int8Offset(Offset):
     """``w = s · q + c`` with q in −128…127: GGUF's Q5_1 and Q5_K."""
 
-    lowest, highest = -128, 127
     shrink = (1.0,)
-
-    def bits(self, columns: int) -> float:  # noqa: D102
-        return 4 + super().bits(columns)

@@ -6,28 +6,36 @@ error.  The caller passes rows in chunks, so temporary memory stays at a few meg
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch_armllm.quant.schemes.base import Scheme
 from torch_armllm.quant.schemes.float_scales import Asymmetric, Offset, Symmetric
-from torch_armllm.quant.schemes.group_multipliers import G32I, G32IZ, Int3, Int6
+from torch_armllm.quant.schemes.group_multipliers import Multiplied, MultipliedWithZeros, Unclipped
 from torch_armllm.quant.schemes.int8 import Int8, Int8Groups, Int8Offset
 
+
+def _by_span(kind: Callable[[str], Scheme], name: str) -> tuple[Scheme, ...]:
+    """Returns a scheme for each span, which takes the place of ``#`` in the name."""
+    return tuple(kind(name.replace("#", span)) for span in ("32", "64", "128"))
+
+
 _HANDLERS: tuple[Scheme, ...] = (
-    G32I(),
-    G32IZ(),
-    Symmetric("g32", 32),
-    Symmetric("row", 0),
-    Int8(),
-    Int6(),
-    Int3(),
-    Symmetric("g64", 64),
-    Symmetric("g128", 128),
-    Asymmetric("rowz", 0),
-    *(Asymmetric(f"g{span}z", span) for span in (32, 64, 128)),
-    *(Symmetric(f"g{span}b", span, True) for span in (32, 64, 128)),
-    *(Asymmetric(f"g{span}zb", span, True) for span in (32, 64, 128)),
-    *(Offset(f"g{span}m", span) for span in (32, 64, 128)),
-    *(Int8Groups(span) for span in (32, 64, 128)),
-    *(Int8Offset(f"int8g{span}m", span) for span in (32, 64, 128)),
+    Multiplied("g32i", clipped=5),
+    MultipliedWithZeros("g32iz", clipped=3),
+    Symmetric("g32"),
+    Symmetric("row"),
+    Int8("int8"),
+    Unclipped("int6"),
+    Multiplied("int3", clipped=7),
+    Symmetric("g64"),
+    Symmetric("g128"),
+    Asymmetric("rowz"),
+    *_by_span(Asymmetric, "g#z"),
+    *_by_span(Symmetric, "g#b"),
+    *_by_span(Asymmetric, "g#zb"),
+    *_by_span(Offset, "g#m"),
+    *_by_span(Int8Groups, "int8g#"),
+    *_by_span(Int8Offset, "int8g#m"),
 )
 SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in _HANDLERS}
 DEFAULT = "g32iz"

@@ -9,7 +9,8 @@ from random import Random
 import torch
 
 from tests.fuzz.ops.arguments import FLOATS, Argument, Call, Spec
-from torch_armllm.ops.linear.packed_layout import PANEL, panel_layout
+from torch_armllm.ops.linear.packed_layout import panel_layout
+from torch_armllm.ops.linear.schemes import PANEL
 from torch_armllm.ops.tables import ENUMS
 
 Makers = dict[str, Callable[[Random], Call]]

@@ -18,7 +18,7 @@ from tests.fuzz.ops.calls.draws import (
     maybe,
     packed,
 )
-from torch_armllm.ops.linear.packed_layout import SCHEMES
+from torch_armllm.ops.linear.schemes import SCHEMES
 from torch_armllm.ops.tables import ENUMS
 
 

@@ -8,13 +8,14 @@ import torch
 
 from tests.fuzz.ops.arguments import Call, Spec
 from tests.fuzz.ops.calls.draws import DTYPES, WIDTHS, Makers, leading, maybe, packed
-from torch_armllm.ops.linear.packed_layout import (
+from torch_armllm.ops.linear.packed_layout import panel_layout
+from torch_armllm.ops.linear.schemes import (
     SCHEMES,
     group_span,
     has_bf16_scales,
     has_offsets,
     has_zero_points,
-    panel_layout,
+    traits_of,
 )
 
 _INT4 = [name for name in SCHEMES if name != "i8"]
@@ -31,16 +32,13 @@ def _pack_int4(draw: Random) -> Call:
     rows = (draw.choice(WIDTHS),) if draw.random() < 0.6 else (draw.choice((1, 2, 3)), draw.choice(WIDTHS))
     layout = panel_layout(scheme, k)
     columns = (layout.scale_groups,) if group_span(scheme) else ()
-    limits = (0, 15) if has_zero_points(scheme) else {"int6": (-32, 31), "int3": (-4, 3)}.get(scheme, (-8, 7))
-    factors = {
-        "g32i": (1, 16),
-        "g32iz": (1, 14),
-        "int6": (1, 4),
-        "int3": draw.choice(((1, 16), (-16, -1))),
-    }.get(scheme)
-    kind = torch.int8 if scheme == "int3" else torch.uint8
+    traits = traits_of(scheme)
+    factors = traits.multipliers
+    if traits.signed_multipliers:
+        factors = draw.choice(((1, 16), (-16, -1)))
+    kind = torch.int8 if traits.signed_multipliers else torch.uint8
     return {
-        "q": Spec((*rows, k), torch.int8, limits),
+        "q": Spec((*rows, k), torch.int8, traits.values),
         "multipliers": Spec((*rows, layout.groups), kind, factors) if factors else None,
         "scales": Spec((*rows, *columns), torch.bfloat16 if has_bf16_scales(scheme) else torch.float32),
         "scheme": scheme,
@@ -55,6 +53,10 @@ def _pack_int8(draw: Random) -> Call:
         "q": Spec((*rows, draw.choice(WIDTHS)), torch.int8, "bytes"),
         "scales": Spec(rows, torch.float32),
     }
+
+
+def _panel_sections(draw: Random) -> Call:
+    return {"scheme": draw.choice(list(SCHEMES)), "in_features": draw.choice(WIDTHS)}
 
 
 def _unpack_weight(draw: Random) -> Call:
@@ -92,6 +94,7 @@ def _search_steps(draw: Random) -> Call:
 PACKING: Makers = {
     "pack_int4": _pack_int4,
     "pack_int8": _pack_int8,
+    "panel_sections": _panel_sections,
     "unpack_weight": _unpack_weight,
     "search_steps": _search_steps,
     "split_embedding": _split_embedding,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.schemes.base import GROUP, Quantized
+from torch_armllm.ops.linear import GROUP, SchemeTraits
+from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.registry import scheme_named
 from torch_armllm.quant.schemes.scale_search import inverse
 
@@ -34,14 +35,19 @@ class Grid:
     high: int
 
     @property
+    def traits(self) -> SchemeTraits:
+        """Traits of the scheme."""
+        return scheme_named(self.name).traits
+
+    @property
     def whole_factors(self) -> bool:
         """True if factors are integer multipliers."""
-        return scheme_named(self.name).largest_multiplier > 0
+        return self.traits.multipliers is not None
 
     @property
     def signed_factors(self) -> bool:
         """True if factors are integer multipliers of either sign."""
-        return scheme_named(self.name).signed_multipliers
+        return self.traits.signed_multipliers
 
     @property
     def zero_range(self) -> tuple[int, int] | None:
@@ -51,7 +57,7 @@ class Grid:
     @property
     def float_factors(self) -> bool:
         """True if factors are floats, one per group."""
-        return scheme_named(self.name).span > 0
+        return self.traits.span > 0
 
     def steps(self, columns: Tensor) -> Tensor:
         """Returns the steps (n, N) of columns (n,)."""
@@ -74,16 +80,15 @@ class Grid:
             kind = torch.int8 if self.signed_factors else torch.uint8
             return Quantized(self.name, q, self.row, self.factor.t().contiguous().to(kind), zeros)
         if self.float_factors:
-            kind = torch.bfloat16 if self.name.endswith("b") else torch.float32
+            kind = torch.bfloat16 if self.traits.bf16_scales else torch.float32
             return Quantized(self.name, q, self.factor.t().contiguous().to(kind), None, zeros)
         return Quantized(self.name, q, self.row, None, None if zeros is None else zeros[:, 0].contiguous())
 
     def round_factor(self, factor: Tensor) -> Tensor:
         """Rounds factors to those that the scheme can store."""
         if self.whole_factors:
-            most = scheme_named(self.name).largest_multiplier
-            return factor.abs().round().clamp(1, most).copysign(factor)
-        return factor.bfloat16().float() if self.name.endswith("b") else factor
+            return factor.abs().round().clamp(1, self.traits.largest_multiplier).copysign(factor)
+        return factor.bfloat16().float() if self.traits.bf16_scales else factor
 
 
 def grid_of(quantized: Quantized) -> Grid:
