@@ -145,7 +145,9 @@ void expand_int3(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* e
 }  // namespace
 
 void linear_expand(Scheme scheme, const uint8_t* panel, int64_t groups, uint8_t* expanded) {
-  (scheme == Scheme::int3 ? expand_int3 : expand_wide<6>)(scheme, panel, groups, expanded);
+  const int bits = traits_of(scheme).bits;
+  const auto expand = bits == 3 ? expand_int3 : bits == 5 ? expand_wide<5> : expand_wide<6>;
+  expand(scheme, panel, groups, expanded);
 }
 
 }  // namespace armllm::ARMLLM_VARIANT

@@ -30,6 +30,7 @@
 //   g32m …   s_group · q + c_group        −8 … 7      as g32; then float offset · activation sum, in gemm too
 //   i8       s_row · q                    −128 … 127  exact integers
 //   int6     s_row · m_group · q          −32 … 31    exact integers; m in 1 … 4, so that m · q is INT8
+//   int5     s_row · m_group · q          −16 … 15    exact integers; m in 1 … 8
 //   int3     s_row · m_group · q          −4 … 3      exact integers; m in ±1 … ±16
 //   int8g32  s_group · q                  −128 … 127  exact in a group; float sums in group order everywhere
 //   int8g32m s_group · q + c_group        −128 … 127  as int8g32; then the offsets

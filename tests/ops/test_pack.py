@@ -236,6 +236,22 @@ def test_panel_layout_of_three_bits_matches_the_specification() -> None:
     assert panel[192:].tolist() == zero + minus_zero
 
 
+def test_panel_layout_of_five_bits_matches_the_specification() -> None:
+    q = torch.zeros(16, 64, dtype=torch.int8)
+    q[3, 13] = 15  # INT8 line 3, byte 4·3 + 1: high nibble of line 1, bit 3 of the last line
+    q[11, 32] = -16  # group 1, INT8 line 0, byte 4·11: u = 0
+    multipliers = torch.ones(16, 2, dtype=torch.uint8)
+    multipliers[3, 0], multipliers[9, 1] = 8, 6
+    panel = linear.pack_int4(q, multipliers, torch.arange(16.0), "int5")[0]
+    assert panel.shape == (64 + 64 + 2 * 320,)
+    assert panel[:64].view(torch.float32).tolist() == list(range(16))
+    assert panel[64:128].tolist() == [8, 0, 8, 0, 8, 0, 0, 2, 0, 0, 0, 2] + [0] * 52
+    expected = ([0] * 256 + [0xFF] * 64) * 2
+    expected[64 + 13] = 15 << 4
+    expected[320 + 256 + 44] = 0xFE
+    assert panel[128:].tolist() == expected
+
+
 def test_panel_layout_with_float_groups_matches_the_specification() -> None:
     q = torch.zeros(16, 200, dtype=torch.int8)
     q[0, 199] = 9  # line 24 of the values, byte 7, low nibble: q itself

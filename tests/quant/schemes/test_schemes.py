@@ -17,7 +17,7 @@ from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
 
 ALL = list(SCHEMES)
 NAMES = [
-    *("g32i", "g32iz", "row", "rowz", "int8", "int6", "int3"),
+    *("g32i", "g32iz", "row", "rowz", "int8", "int6", "int5", "int3"),
     *("g32", "g64", "g128", "g32z", "g128zb", "g32m", "int8g64"),
 ]
 """One scheme of each kind, for tests in which group size and zero points do not interact."""
@@ -78,7 +78,7 @@ def test_representable_weights_are_exact(name: str) -> None:
     lowest, top = (-3, 4) if name == "int3" else (-7, top)
     q = torch.arange(lowest, top, dtype=torch.float32).repeat(4, 64 // (top - lowest) + 1)[:, :64]
     back = SCHEMES[name].dequantize(SCHEMES[name].quantize(q * 0.25)[0])
-    near = {"int8": 1e-2, "int6": 4e-2, "int8g64": 1e-2, "g128zb": 2e-2}
+    near = {"int8": 1e-2, "int6": 4e-2, "int5": 8e-2, "int8g64": 1e-2, "g128zb": 2e-2}
     assert torch.allclose(back, q * 0.25, atol=near.get(name, 1e-5))
 
 
@@ -137,6 +137,7 @@ def test_unknown_names_and_types_raise() -> None:
         ("row", 4.02),
         ("int8", 8.02),
         ("int6", 6.08),
+        ("int5", 5.11),
         ("int3", 3.17),
         ("g32iz", 4.20),
     ],
@@ -153,6 +154,11 @@ def test_signs_of_groups_lower_the_error_of_three_bits() -> None:
     error = error_of(weight, "int3")
     assert error < 0.17
     assert error < 0.93 * Unsigned("int3", 7).quantize(weight)[1]
+
+
+def test_five_bits_lie_between_four_and_six() -> None:
+    weight = random_weight(128, 2048)
+    assert 1.6 * error_of(weight, "int6") < error_of(weight, "int5") < 0.6 * error_of(weight, "g32iz")
 
 
 def test_zero_points_of_groups_lower_the_squared_error() -> None:

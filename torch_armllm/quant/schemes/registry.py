@@ -26,6 +26,7 @@ _HANDLERS: tuple[Scheme, ...] = (
     Symmetric("row"),
     Int8("int8"),
     Unclipped("int6"),
+    Multiplied("int5", clipped=1),
     Multiplied("int3", clipped=7),
     Symmetric("g64"),
     Symmetric("g128"),
