@@ -47,8 +47,8 @@ class Figure(NamedTuple):
 
 
 FIGURES = {
-    "parameters": Figure("functions of 8 and more parameters", 36),
-    "many-parameters": Figure("functions of 12 and more parameters", 11),
+    "parameters": Figure("functions of 8 and more parameters", 35),
+    "many-parameters": Figure("functions of 12 and more parameters", 10),
     "numbers": Figure("arguments of a graph's node by number", 11),
     "tuples": Figure("calls that pass a tuple of 3 and more by star", 0),
     "forks": Figure("isinstance of a kind of plan, runner, model or engine", 6),

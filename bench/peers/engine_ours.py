@@ -19,7 +19,7 @@ from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.evaluation.variant import Variant
-from torch_armllm.kv_cache.dtypes import KvCacheDtype
+from torch_armllm.kv_cache.dtype_names import KvCacheDtype
 from torch_armllm.llm.loading.loader import load_engine
 from torch_armllm.quant.recipe import Recipe
 

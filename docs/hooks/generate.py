@@ -83,19 +83,36 @@ def generate(name: str, *arguments: str) -> str:
         "fields": fields,
         "ops": ops,
         "passes": passes,
+        "settings": settings,
     }
     return generators[name](*arguments)
 
 
 def cli() -> str:
     """Return every command with its arguments, from the argument parsers."""
+    parser = _module("torch_armllm.cli.main").build_parser()
+    return "\n".join(_command(parser, "", _module("torch_armllm.cli.parser")))
+
+
+def settings(module: str, *names: str) -> str:
+    """Return a table of the settings that dataclasses declare: name, type, default and meaning."""
+    rows = ["| name | type | default | meaning |", "|---|---|---|---|"]
+    for name in names:
+        for field, declared in _module("torch_armllm.system.settings").settings_of(
+            getattr(_module(module), name)
+        ):
+            cells = f"`{field.name}`", _code(_plain(field.type)), _code(repr(field.default))
+            rows.append(f"| {' | '.join(cells)} | {_cell(declared.meaning)} |")
+    return "\n".join(rows)
+
+
+def _module(name: str) -> Any:
+    """Return a module of the checkout; those of settings and options import no torch."""
     sys.path.insert(0, str(ROOT))
     try:
-        parser = importlib.import_module("torch_armllm.cli.main").build_parser()
-        texts = importlib.import_module("torch_armllm.cli.parser")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(ROOT))
-    return "\n".join(_command(parser, "", texts))
 
 
 def _command(parser: argparse.ArgumentParser, about: str, texts: Any) -> Iterator[str]:

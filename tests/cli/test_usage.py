@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
 
 import pytest
 
@@ -18,6 +17,7 @@ from torch_armllm.cli import engine_options
 from torch_armllm.cli.main import build_parser, main
 from torch_armllm.cli.parser import help_text
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.system.settings import settings_of
 
 COMMANDS = "demo, chat, serve, quantize, bench, eval, doctor, env or models"
 
@@ -162,9 +162,9 @@ def test_engine_defaults_in_helps_are_those_of_the_engine() -> None:
     parser = build_parser()
     serve = next(found for found in parsers(parser) if found.prog == "torch-armllm serve")
     texts = {action.dest: help_text(action) for action in serve._actions}
-    for field in fields(EngineConfig):
+    for field, declared in settings_of(EngineConfig):
         default = getattr(EngineConfig(), field.name)
-        if field.name not in engine_options._SETTINGS or default is None:
+        if declared.option is None or default is None:
             continue
         shown = {True: "on", False: "off"}.get(default) if isinstance(default, bool) else str(default)
         shown = {"()": "none", str(10 * 10**9): "10GB"}.get(str(shown), shown)

@@ -46,7 +46,7 @@ def test_generated_parts_have_rows(hooks: ModuleType, marker: str) -> None:
 
 
 def test_fields_have_defaults_and_meanings(hooks: ModuleType) -> None:
-    table = hooks.generate("fields", "torch_armllm/engine/config.py", "EngineConfig")
+    table = hooks.generate("settings", "torch_armllm.engine.config", "EngineConfig")
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
     assert ["`max_num_seqs`", "`int`", "`64`"] in [row[:3] for row in rows]
     assert all(meaning for *_, meaning in rows)

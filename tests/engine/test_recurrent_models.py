@@ -26,7 +26,8 @@ from tests.support.exact_outputs import (
 )
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.kv_cache.dtypes import STATE_DTYPES, StateDtype
+from torch_armllm.kv_cache.dtype_names import StateDtype
+from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import with_state_dtype
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.ops import variants

@@ -10,9 +10,11 @@ import sys
 import typing
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.models import tiny
 from tests.support.tiny_server import checkpoint
@@ -24,12 +26,31 @@ from torch_armllm.engine.engine_settings import EngineSettings
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.calls.foreign_settings import CALLS, REASONS
 from torch_armllm.llm.llm import LLM
+from torch_armllm.llm.loading import load_settings
+from torch_armllm.llm.loading.load_settings import LLMSettings, LoadSettings, PoolingSettings
+from torch_armllm.quant.recipe import Recipe
 
 
-def test_settings_have_the_types_of_the_configuration() -> None:
-    given = typing.get_type_hints(EngineSettings)
-    expected = typing.get_type_hints(EngineConfig, vars(config))
-    assert given == {field.name: expected[field.name] for field in fields(EngineConfig)}
+@pytest.mark.parametrize(
+    ("keywords", "owners"),
+    [
+        (EngineSettings, [(EngineConfig, config)]),
+        (
+            LLMSettings,
+            [(EngineConfig, config), (LoadSettings, load_settings), (PoolingSettings, load_settings)],
+        ),
+    ],
+)
+def test_keywords_have_the_types_of_the_settings(
+    keywords: type, owners: list[tuple[type, ModuleType]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_settings, "torch", torch, raising=False)
+    monkeypatch.setattr(load_settings, "Recipe", Recipe, raising=False)
+    expected = {}
+    for owner, module in owners:
+        types = typing.get_type_hints(owner, vars(module))
+        expected |= {field.name: types[field.name] for field in fields(owner)}
+    assert typing.get_type_hints(keywords) == expected
 
 
 @pytest.mark.parametrize("name", REASONS)

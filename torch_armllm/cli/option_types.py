@@ -85,9 +85,9 @@ def memory(text: str) -> int | float:
 def size(text: str) -> int:
     """A number of bytes."""
     amount = memory(text)
-    if not isinstance(amount, int):
+    if amount and not isinstance(amount, int):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500MB or 2GiB")
-    return amount
+    return int(amount)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -99,6 +99,11 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"name": "value"}}')
     return value
+
+
+def drafts(text: str) -> dict[str, Any] | str:
+    """Settings of speculative decoding, ``auto`` or ``none``."""
+    return text if text in ("auto", "none") else json_object(text)
 
 
 def input_file(text: str) -> Path:

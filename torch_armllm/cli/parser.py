@@ -100,7 +100,7 @@ def help_text(action: argparse.Action) -> str:
         return text
     if action.default is None or action.default is argparse.SUPPRESS:
         return text
-    return f"{text} (default: {_shown(action.default)})".strip().replace("%", "%%")
+    return f"{text} (default: {shown(action.default)})".strip().replace("%", "%%")
 
 
 def listed(names: Iterable[str]) -> str:
@@ -109,11 +109,12 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Returns a default as a help names it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (list, tuple)):
-        return " ".join(map(_shown, value)) or "none"
+        return " ".join(map(shown, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
-from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
+from torch_armllm.kv_cache.dtype_names import KvCacheDtype, StateDtype
 from torch_armllm.lora.dtypes import LoraDtype
 
 

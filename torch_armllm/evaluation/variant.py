@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from torch_armllm.kv_cache.dtypes import KvCacheDtype, full_kv_cache_dtype
+from torch_armllm.kv_cache.dtype_names import KvCacheDtype
+from torch_armllm.kv_cache.dtypes import full_kv_cache_dtype
 from torch_armllm.quant.methods.base import CALIBRATED, check_method
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import DEFAULT, SCHEMES

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from torch_armllm.system.dtypes import full_dtype_name
-
-KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "int4"]
-"""Values of the setting ``kv_cache_dtype``; ``auto`` is the model's own dtype."""
 
 KV_CACHE_DTYPES = {
     "int4": torch.uint8,  # two elements in a byte
@@ -18,9 +13,6 @@ KV_CACHE_DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-StateDtype = Literal["float32", "bfloat16"]
-"""Values of the setting ``state_dtype``."""
 
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import torch
 from typing_extensions import Unpack
 
 from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.disk.session_files import SessionFiles
-from torch_armllm.engine.engine_settings import EngineSettings
 from torch_armllm.engine.metrics import Metric, read_metrics
 from torch_armllm.engine.pictures.media_access import MediaAccess
 from torch_armllm.engine.pictures.reader import PictureReader
@@ -25,6 +23,7 @@ from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.llm.calls.foreign_settings import NO_CODE, missing_attribute
 from torch_armllm.llm.loading.cached_loader import load_with_plan_cache
 from torch_armllm.llm.loading.engine_facts import EngineFacts, hidden_size_of
+from torch_armllm.llm.loading.load_settings import LLMSettings, split_settings
 from torch_armllm.llm.loading.loader import (
     default_sampling_params,
     engine_config,
@@ -39,7 +38,7 @@ from torch_armllm.llm.ranks.network import follow_launched, is_launched_follower
 from torch_armllm.llm.replicas.loader import load_replicas
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
-from torch_armllm.pooling.runner import Runner, choose_runner
+from torch_armllm.pooling.runner import choose_runner
 from torch_armllm.system.dtypes import float_dtype
 from torch_armllm.system.gc_pause import collection_paused
 
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
     from torch_armllm.engine.llm_engine import LLMEngine
     from torch_armllm.llm.replicas.replica_set import ReplicaSet
-    from torch_armllm.quant.recipe import Recipe
 
 
 class LLMBase:
@@ -73,57 +71,52 @@ class LLMBase:
         self,
         model: str | PreTrainedModel,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
-        *,
-        dtype: str | torch.dtype = "auto",
-        quantization: str | Recipe | None = "auto",
-        skip_tokenizer_init: bool = False,
-        progress: bool = True,
-        verify: bool = False,
-        runner: Runner = "auto",
-        pooler_config: Mapping[str, Any] | None = None,
-        hf_overrides: Mapping[str, Any] | None = None,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-        kv_cache_memory_bytes: int | None = None,
-        **settings: Unpack[EngineSettings],
+        **settings: Unpack[LLMSettings],
     ) -> None:
-        if trust_remote_code:
+        how, pooling, engine = split_settings({**self._DEFAULTS, **settings})
+        if how.trust_remote_code:
             raise ValueError(f"trust_remote_code=True is refused: {NO_CODE}")
-        if kv_cache_memory_bytes is not None:
-            if "kv_cache_memory" in settings:
+        if how.kv_cache_memory_bytes is not None:
+            if "kv_cache_memory" in engine:
                 raise ValueError("kv_cache_memory_bytes is vLLM's name of kv_cache_memory: give one of both")
-            settings["kv_cache_memory"] = kv_cache_memory_bytes
-        if revision is not None:
-            model = _revised(model, revision)
-        dtype = float_dtype(dtype)
-        how = dtype, quantization, skip_tokenizer_init, progress, hf_overrides
-        request = ModelRequest(model, tokenizer, *how)
-        config = engine_config({**self._DEFAULTS, **settings})
+            engine["kv_cache_memory"] = how.kv_cache_memory_bytes
+        if how.revision is not None:
+            model = _revised(model, how.revision)
+        request = ModelRequest(
+            model,
+            tokenizer,
+            float_dtype(how.dtype),
+            how.quantization,
+            how.skip_tokenizer_init,
+            how.progress,
+            how.hf_overrides,
+        )
+        config = engine_config(engine)
         self.replicas: ReplicaSet | None = None
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
         self.reasoning_parser = (config.reasoning_config or {}).get("reasoning_parser")
         self._model_lock = threading.Lock()
         self._name = model if isinstance(model, str) else str(model.name_or_path)
         self.pooling_engine: PoolingEngine | None = None
-        if choose_runner(model, runner) == "pooling":
+        if choose_runner(model, pooling.runner) == "pooling":
             if config.logits_processors:
                 raise ValueError("logits_processors are for models that generate, and this one pools")
-            if verify:
+            if how.verify:
                 verify_checksums(model)
             if config.data_parallel_size > 1:
                 raise ValueError(
                     f"data_parallel_size = {config.data_parallel_size}: replicas of models that pool are not "
                     "built yet: leave it out"
                 )
-            pooled = load_pooling_engine(request, config, pooler_config)
+            pooled = load_pooling_engine(request, config, pooling.pooler_config)
             self.pooling_engine, self._model, self._tokenizer = pooled
             self._start()
             return
-        if pooler_config:
+        if pooling.pooler_config:
             raise ValueError("pooler_config is for pooling models: give runner='pooling'")
         with collection_paused():  # it imports transformers
             request = resolve_auto(request)
-        if verify:
+        if how.verify:
             verify_checksums(request.model)
 
         if config.data_parallel_size > 1:

@@ -9,8 +9,6 @@ from torch_armllm.pooling.model_files import read_object
 from torch_armllm.pooling.pooled_class import pools
 from torch_armllm.pooling.sentence_files import has_pooling
 
-Runner = Literal["auto", "generate", "pooling"]
-
 
 def choose_runner(model: Any, runner: str = "auto") -> Literal["generate", "pooling"]:
     """Returns what a model is loaded for: the user's choice, or what its files say.

@@ -13,8 +13,9 @@ import time
 import ray
 from ray import serve
 
-from torch_armllm.engine.config_check import EXECUTOR_BACKENDS
+from torch_armllm.engine.config import EngineConfig
 from torch_armllm.serve_ray.application import RayModel, application
+from torch_armllm.system.settings import setting_named
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--distributed-executor-backend",
-        choices=EXECUTOR_BACKENDS,
+        choices=setting_named(EngineConfig, "distributed_executor_backend").kind.choices,
         default="mp",
         help="what starts the ranks: mp, on the replica's machine; ray, as actors of the cluster (mp)",
     )

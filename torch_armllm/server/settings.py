@@ -3,12 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch_armllm.engine.text.content_format import ContentFormat
+from torch_armllm.chat_format.aliases import TOOL_PARSERS
+from torch_armllm.engine.text.content_format import CONTENT_FORMATS, ContentFormat
+from torch_armllm.engine.text.reasoning_tags import PARSER_NAMES
+from torch_armllm.system.settings import (
+    COUNT,
+    FLAG,
+    INPUT_FILE,
+    PORT,
+    SECONDS,
+    TEXT,
+    TEXTS,
+    choice,
+    described,
+    setting,
+)
+
+API_KEY_VARIABLE = "ARMLLM_API_KEY"
+ADMIN_KEY_VARIABLE = "ARMLLM_ADMIN_API_KEY"
 
 
+@described
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of a server."""
+
+    host: str = setting("", TEXT, "address to listen at; 0.0.0.0 accepts other machines, too")
+    port: int = setting(8000, PORT, "TCP port to listen at; 0: any free port")
+    api_keys: tuple[str, ...] = setting(
+        (),
+        replace(TEXTS, shown="KEY"),
+        "require this key",
+        "If there is none, no key is required.",
+        none=f"the environment variable {API_KEY_VARIABLE}",
+        option="--api-key",
+        secret=True,
+    )
+    admin_api_key: str | None = setting(
+        None,
+        replace(TEXT, shown="KEY"),
+        "key of the routes that load and unload models, which are off without one",
+        none=f"the environment variable {ADMIN_KEY_VARIABLE}",
+        secret=True,
+    )
+    max_request_bytes: int = setting(8 << 20, COUNT, "maximum number of bytes of a request body")
+    max_audio_bytes: int = setting(25 << 20, COUNT, "maximum number of bytes of a request body with audio")
+    max_queue: int = setting(
+        256, COUNT, "maximum number of waiting sequences", "They are in addition to those that run."
+    )
+    max_requests_per_key: int | None = setting(
+        None,
+        COUNT,
+        "maximum number of sequences of one API key, running and waiting",
+        none="no limit",
+    )
+    max_tokens_per_minute: int | None = setting(
+        None,
+        COUNT,
+        "maximum number of prompt and output tokens of one API key in a minute",
+        none="no limit",
+    )
+    max_tokens: int | None = setting(
+        None, COUNT, "upper limit of max_tokens of every request", none="no limit"
+    )
+    request_timeout: float = setting(600.0, SECONDS, "seconds in which a request must finish")
+    read_timeout: float = setting(
+        30.0,
+        SECONDS,
+        "seconds in which a request must arrive completely",
+        "An idle connection is kept as long.",
+    )
+    write_timeout: float = setting(60.0, SECONDS, "seconds in which a client must read what was sent")
+    drain_timeout: float = setting(60.0, SECONDS, "seconds in which running requests must finish at shutdown")
+    restart: bool = setting(False, FLAG, "rebuild an engine that has failed, instead of leaving it dead")
+    max_restarts: int = setting(3, COUNT, "maximum number of restarts in 10 minutes")
+    restart_window: float = setting(600.0, SECONDS, "seconds in which restarts are counted", option=None)
+    allowed_origins: tuple[str, ...] = setting(
+        (),
+        replace(TEXTS, shown="URL"),
+        "origin of web pages that may use the API (CORS)",
+        option="--allowed-origin",
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        replace(TEXTS, shown="NAME"),
+        "name that the header Host of requests may have, beside this machine's own; *.NAME for all below it, "
+        "* for any",
+        none="checked on loopback addresses without keys only",
+    )
+
+
+@described
 @dataclass(frozen=True)
 class ModelSettings:
     """Settings of one served model.
@@ -17,65 +105,31 @@ class ModelSettings:
         name: the model's name in requests.
         source: the checkpoint to load; see `torch_armllm.LLM`.
         engine: further arguments of `torch_armllm.LLM`.
-        chat_template: replaces the tokenizer's own template.
-        tool_parser: a name of `TOOL_PARSERS`; None: derived from the chat template.
-        reasoning_parser: one of `PARSER_NAMES`; None: detected from the chat template
-            and the tokens.
         adapters: folders of LoRA adapters by their names in requests.
-        content_format: form of the contents that the template reads: ``string``, ``openai`` or ``auto``.
     """
 
     name: str
     source: str = ""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    chat_template: str | None = None
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
+    chat_template: str | None = setting(None, INPUT_FILE, "a template", none="the tokenizer's own")
+    content_format: ContentFormat = setting(
+        "auto",
+        choice(CONTENT_FORMATS),
+        "contents of messages as templates read them: string, a text; openai, a list of parts; auto: found "
+        "by rendering it",
+        option="--chat-template-content-format",
+    )
+    tool_parser: str | None = setting(
+        None,
+        choice(tuple(TOOL_PARSERS)),
+        "format of tool calls, by vLLM's names",
+        none="derived from the chat template",
+        option="--tool-call-parser",
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        choice(PARSER_NAMES),
+        "format by which reasoning is parted from answers, by vLLM's names",
+        none="detected from the chat template and the tokens",
+    )
     adapters: Mapping[str, str] = field(default_factory=dict)
-    content_format: ContentFormat = "auto"
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Settings of a server.
-
-    Attributes:
-        api_keys: accepted API keys; if empty, no key is required.
-        admin_api_key: key of the admin routes, which are off without one.
-        max_request_bytes: largest request body.
-        max_audio_bytes: largest request body with audio.
-        max_queue: sequences that may wait, in addition to those that run.
-        max_requests_per_key: sequences of one API key that run or wait; None: no limit.
-        max_tokens_per_minute: prompt and output tokens of one API key; None: no limit.
-        max_tokens: upper limit of every request's output tokens; None: the model's own limit.
-        request_timeout: seconds that a request may take.
-        read_timeout: seconds within which a request must arrive, and for which an idle connection is kept.
-        write_timeout: seconds for which sent data may stay unacknowledged by the client.
-        restart: rebuilds an engine that has failed.
-        max_restarts: restarts within ``restart_window``; after them a failed engine stays dead.
-        restart_window: seconds.
-        drain_timeout: seconds that running requests have to finish when the server shuts down.
-        allowed_origins: origins of web pages that may call the server (CORS); if empty, only its own.
-        allowed_hosts: names that the header ``Host`` may have, beside those of this machine; if empty, only
-            a server on a loopback address that needs no key checks it.
-        host: name or address on which the server listens, which ``Host`` may have too.
-    """
-
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    admin_api_key: str | None = field(default=None, repr=False)
-    max_request_bytes: int = 8 << 20
-    max_audio_bytes: int = 25 << 20
-    max_queue: int = 256
-    max_requests_per_key: int | None = None
-    max_tokens_per_minute: int | None = None
-    max_tokens: int | None = None
-    request_timeout: float = 600.0
-    read_timeout: float = 30.0
-    write_timeout: float = 60.0
-    restart: bool = False
-    max_restarts: int = 3
-    restart_window: float = 600.0
-    drain_timeout: float = 60.0
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    host: str = ""

@@ -23,7 +23,7 @@ from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from torch_armllm.kv_cache.dtypes import StateDtype
+from torch_armllm.kv_cache.dtype_names import StateDtype
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch_armllm.engine.request import Request
+if TYPE_CHECKING:  # imports torch
+    from torch_armllm.engine.request import Request
 
 
 class Policy(Protocol):

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from torch_armllm.chat_format.aliases import TOOL_PARSERS
-from torch_armllm.engine.config_check import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_THREADS
+from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.text.reasoning_tags import parser_of
-from torch_armllm.kv_cache.dtypes import KvCacheDtype, StateDtype
+from torch_armllm.kv_cache.dtype_names import KvCacheDtype, StateDtype
 from torch_armllm.server.protocol.body import RequestPart
 from torch_armllm.system.dtypes import full_dtype_name
+from torch_armllm.system.settings import setting_named
 
 _ENGINE_FIELDS = (
     "dtype",
@@ -28,6 +29,11 @@ _ENGINE_FIELDS = (
     "threads",
 )
 _FULL_NAME = BeforeValidator(lambda name: full_dtype_name(name) if isinstance(name, str) else name)
+
+
+def _count(name: str) -> Any:
+    """Returns the field of a setting of the engine that is a number."""
+    return Field(default=None, ge=1, le=setting_named(EngineConfig, name).kind.most)
 
 
 def _known_parser(name: str | None) -> str | None:
@@ -62,14 +68,14 @@ class LoadRequest(RequestPart):
     runner: Literal["auto", "generate", "pooling"] | None = None
     pooler_config: dict[str, Any] | None = None
     hf_overrides: dict[str, Any] | None = None
-    max_model_len: int | None = Field(default=None, ge=1, le=MAX_MODEL_LEN)
-    max_num_seqs: int | None = Field(default=None, ge=1, le=MAX_NUM_SEQS)
-    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=MAX_NUM_BATCHED_TOKENS)
+    max_model_len: int | None = _count("max_model_len")
+    max_num_seqs: int | None = _count("max_num_seqs")
+    max_num_batched_tokens: int | None = _count("max_num_batched_tokens")
     max_memory: int | float | None = Field(default=None, gt=0, le=1 << 50)
     kv_cache_memory: int | float | None = Field(default=None, gt=0, le=1 << 50)
     kv_cache_dtype: Annotated[KvCacheDtype | None, _FULL_NAME] = None
     state_dtype: Annotated[StateDtype | None, _FULL_NAME] = None
-    threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
+    threads: int | None = _count("threads")
     chat_template: str | None = Field(default=None, max_length=1 << 20)
     tool_call_parser: Annotated[str | None, AfterValidator(_known_parser)] = None
     reasoning_parser: Annotated[str | None, AfterValidator(parser_of)] = None

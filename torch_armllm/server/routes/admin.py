@@ -28,9 +28,9 @@ async def load(request: Request, body: LoadRequest) -> dict[str, Any]:
         name,
         body.model,
         body.engine_arguments(),
-        body.chat_template,
-        body.tool_call_parser,
-        body.reasoning_parser,
+        chat_template=body.chat_template,
+        tool_parser=body.tool_call_parser,
+        reasoning_parser=body.reasoning_parser,
     )
     try:
         return model_card(await registry.load(settings))
