@@ -42,13 +42,15 @@ class Tables(NamedTuple):
 
 
 def _text() -> str:
+    older = (
+        "torch_armllm's compiled library is older than its Python code; build it again with `pip install .`"
+    )
     try:
         tables: str = torch.ops.armllm.plan_tables()
     except AttributeError as error:
-        raise ImportError(
-            "torch_armllm's compiled library is older than its Python code; "
-            "build it again with `pip install .`"
-        ) from error
+        raise ImportError(older) from error
+    if not tables.count("\nscheme "):  # it has instructions, but not the traits of schemes
+        raise ImportError(older)
     return tables
 
 
