@@ -22,7 +22,7 @@ from torch_armllm.llm.async_llm import AsyncLLM
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / f"docs/tutorials/{name}.md"
-    for name in ("first-answer", "quantize-and-save", "serve", "write-a-pass")
+    for name in ("first-answer", "quantize-and-save", "serve", "two-layers", "write-a-pass")
 ]
 _BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```", re.M | re.S
