@@ -115,6 +115,7 @@ def engine_overhead(
     anew: Annotated[bool, "every other step binds the plan to its data again"] = False,
     inside: Annotated[bool, "every fifth step's instructions are timed as well"] = False,
 ) -> Iterator[Row]:
+    whole = FusedHead.run
     timed = time_every_fifth_step() if inside else []
     replayed, rebound = rebind_every_other_step() if anew else ([], [])
     drawn = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1} if sampled else {}
@@ -124,7 +125,10 @@ def engine_overhead(
         ignore_eos=True,
         output_kind=RequestOutputKind.FINAL_ONLY if final else RequestOutputKind.CUMULATIVE,
     )
-    times = phases(_events(model, [prompt] * batch, params), batch)
+    try:
+        times = phases(_events(model, [prompt] * batch, params), batch)
+    finally:
+        FusedHead.run = whole  # type: ignore[method-assign]
     for name, cut in (("median", 50), ("tenth_percentile", 10)):
         cuts = {phase: quantiles(each, n=100)[cut - 1] for phase, each in times.items() if each[1:]}
         yield {"batch": batch, "steps": len(times["step"]), "microseconds": name, **cuts}
