@@ -246,7 +246,7 @@ def test_int4_latents_raise_and_leave_the_model_unchanged() -> None:
     model = tiny("deepseek_v2")
     with pytest.raises(ValueError, match="caches latents, which are not stored as int4; .* or to int8"):
         torch_armllm.patch(model, progress=False, kv_cache_dtype="int4")
-    assert not torch_armllm.patching.patch.is_patched(model)
+    assert not torch_armllm.is_patched(model)
     assert type(model.model.layers[0].self_attn.kv_b_proj) is torch.nn.Linear
 
 

@@ -100,7 +100,7 @@ def test_the_cache_of_a_layer_is_part_of_the_memory(
 ) -> None:
     model, settings = models(family)
     memory, swap = 1 << 20, 1 << 19
-    with caplog.at_level(logging.INFO, "torch_armllm.engine.build"):
+    with caplog.at_level(logging.INFO, "torch_armllm.engine.assembly"):
         engine = small_engine(
             model, speculative_config=settings, kv_cache_memory=memory, swap_space=swap, max_num_seqs=4
         )
