@@ -2,7 +2,7 @@
 
 A rank's columns are gathered behind each layer, so that every rank has all activations, with the bits that
 one rank alone computes: no sum is divided.  Of experts each rank has columns of all, or some whole ones.
-Attention whose heads can be shared out needs no exchange between its projections and its result, and a
+Attention whose heads can be sharded needs no exchange between its projections and its result, and a
 rank's KV cache holds its own heads only.
 """
 
@@ -33,27 +33,27 @@ from torch_armllm.passes.lib.graph import (
     recompute,
     value,
 )
-from torch_armllm.passes.lib.head_division import HeadDivision
-from torch_armllm.passes.lib.partial_results import QUANTIZED
+from torch_armllm.passes.lib.head_sharding import HeadSharding
+from torch_armllm.passes.lib.result_shards import QUANTIZED
 
 armllm = torch.ops.armllm
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Shares out attention heads and the columns of quantized layers; does nothing without a group.
+    """Shards attention heads and the columns of quantized layers; does nothing without a group.
 
     `PassContext.key_heads` says how many heads the rank's KV cache has.
 
     Returns:
-        The number of layers that are shared out.
+        The number of layers that are sharded.
     """
     group = context.group
     if group is None:
         return 0
-    heads = HeadDivision(module, group)
+    heads = HeadSharding(module, group)
     context.key_heads = heads.key_heads
-    divided = heads.run()
-    layers = [n for n in module.graph.nodes if n not in divided]
+    sharded = heads.run()
+    layers = [n for n in module.graph.nodes if n not in sharded]
     count = len(heads.owners)
     for node in layers:
         if is_op(node, *QUANTIZED, armllm.int4_gated_linear.default):
@@ -85,8 +85,8 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     residual = None if gated else OpCall(node).residual
     if residual is not None:
         with module.graph.inserting_before(node):
-            part = call(module.graph, aten.slice.Tensor, residual, -1, chosen.start, chosen.stop)
-        OpCall(node).replace(residual=part)
+            shard = call(module.graph, aten.slice.Tensor, residual, -1, chosen.start, chosen.stop)
+        OpCall(node).replace(residual=shard)
     if adapted is not None:
         recompute(node)
         node = _add_to_own(module, adapted, node, chosen)
@@ -139,7 +139,7 @@ def _share_out_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> 
         )
     own = group.share(experts)
     old = _replace_experts(module, node, *(weight[own.start : own.stop].clone() for weight in weights))
-    counts = [len(part) for part in shares(experts, group.size)]
+    counts = [len(shard) for shard in shares(experts, group.size)]
     OpCall(node).replace(communicator=group.communicator, rank_experts=counts)
     drop_unused(module, *old)
     return 1
@@ -166,7 +166,7 @@ def _panels(size: int, group: RankGroup, unit: int = 1) -> list[range] | None:
     units = -(-panels // unit)
     if size < group.least_columns or units < group.size:
         return None
-    return [range(unit * part.start, min(unit * part.stop, panels)) for part in shares(units, group.size)]
+    return [range(unit * shard.start, min(unit * shard.stop, panels)) for shard in shares(units, group.size)]
 
 
 def _columns(panels: range, size: int) -> range:
@@ -189,9 +189,9 @@ def _replace_weight(
         bias = getattr(layer, name)
         if bias is not None:
             whole = _constant(module, bias)
-            part = torch.cat([whole[each.start : each.stop] for each in columns])
+            shard = torch.cat([whole[each.start : each.stop] for each in columns])
             old.append(str(bias.target))
-            layer.replace(**{name: new_constant(module, node, f"{old[-1]}_rank", part)})
+            layer.replace(**{name: new_constant(module, node, f"{old[-1]}_rank", shard)})
     drop_unused(module, *old)
 
 

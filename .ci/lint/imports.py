@@ -36,7 +36,7 @@ FUNCTION_LEVEL = {
             "torch_armllm/checkpoint/bundled_model.py",
             "torch_armllm/llm/loading/loader.py",
             "torch_armllm/llm/loading/cached_loader.py",
-            "torch_armllm/llm/ranks/part.py",
+            "torch_armllm/llm/ranks/rank_shard.py",
             "torch_armllm/llm/replicas/loader.py",
             "torch_armllm/llm/plan_cache/cache.py",
             "torch_armllm/engine/assembly/computing.py",

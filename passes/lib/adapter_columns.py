@@ -51,7 +51,7 @@ def add_to_columns(module: fx.GraphModule, node: Node, base: Node, columns: Colu
 
 
 def adapter_columns(module: fx.GraphModule) -> Iterator[AdapterColumns]:
-    """Yields what a rank has of the layers whose columns are shared out."""
+    """Yields what a rank has of the layers whose columns are sharded."""
     for node in module.graph.nodes:
         if is_op(node, lora_linear) and _KEY in node.meta:
             yield node.meta[_KEY]

@@ -1,4 +1,4 @@
-"""Operators whose heads or channels ranks can share out: attention and recurrent layers."""
+"""Operators whose heads or channels ranks can shard: attention and recurrent layers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch_armllm.ops.lora import BLOCK
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.parallel.rank_group import HeadShares, RankGroup, shares
 from torch_armllm.passes.lib.graph import aten, is_op, value
-from torch_armllm.passes.lib.partial_results import Call, PartialResult, partial_result
-from torch_armllm.passes.lib.parts import Part
+from torch_armllm.passes.lib.result_shards import ResultShard, ShardedCall, result_shard
+from torch_armllm.passes.lib.shards import Shard
 
 armllm = torch.ops.armllm
 RECURRENT = (armllm.gated_delta_rule.default, armllm.selective_scan.default, armllm.causal_conv.default)
@@ -30,7 +30,7 @@ _OF_ALL_RANKS = (
 )
 """Its arguments that are the same for all ranks."""
 PLACED = {"q", *_OF_QUERY_HEADS, *_OF_ALL_RANKS, "group_size", "skipped_heads"}
-"""All that can be shared out; an attention that is given any other argument is not."""
+"""All that can be sharded; an attention that is given any other argument is not."""
 
 
 @dataclass
@@ -38,22 +38,22 @@ class HeadOwner:
     """An operator of which this rank computes some heads or channels.
 
     Attributes:
-        part: of the result, which this rank computes.
+        shard: of the result, which this rank computes.
         counts: heads or channels of each rank.
-        result: the call that computes the part.
-        writes: parts of the arguments of a call that writes what this one reads.
+        result: the call that computes the shard.
+        writes: shards of the arguments of a call that writes what this one reads.
     """
 
-    part: Part
+    shard: Shard
     counts: Sequence[int]
-    result: PartialResult
-    writes: dict[Node, Call] = field(default_factory=dict)
+    result: ResultShard
+    writes: dict[Node, ShardedCall] = field(default_factory=dict)
 
     @property
     def key_heads(self) -> dict[int, int]:
         """Heads of keys and values that this rank writes, by those of all ranks."""
         written = [each for write in self.writes.values() for each in write.sources.items()]
-        return {int(value(source).shape[part.axis]): part.count for source, part in written}
+        return {int(value(source).shape[shard.axis]): shard.count for source, shard in written}
 
     @property
     def imbalance(self) -> float:
@@ -62,9 +62,9 @@ class HeadOwner:
 
 
 def head_owners(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwner]:
-    """Returns the operators of a rewritten graph whose heads can be shared out.
+    """Returns the operators of a rewritten graph whose heads can be sharded.
 
-    The heads of keys and values can be shared out in all layers or in none, as the layers share a cache.
+    The heads of keys and values can be sharded in all layers or in none, as the layers share a cache.
     """
     owners = _attentions(module, group)
     nodes = list(module.graph.nodes)
@@ -86,7 +86,7 @@ def head_owners(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwne
 
 
 def adapted_products(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwner]:
-    """Returns the products of gate and up to which adapters are added, whose columns ranks share out."""
+    """Returns the products of gate and up to which adapters are added, whose columns are sharded."""
     owners = {}
     for node in module.graph.nodes:
         if is_op(node, armllm.gated_act.default) and any(
@@ -122,13 +122,13 @@ def _attentions(module: fx.GraphModule, group: RankGroup) -> dict[Node, HeadOwne
         counts = [len(each) for each in heads.key]
         if kept.setdefault(key_heads, counts) != counts:  # layers of one cache
             return {}
-        queries = Part.of(1, query_heads, heads.query[group.rank])
-        own = Part.of(1, key_heads, heads.key[group.rank])
+        queries = Shard.of(1, query_heads, heads.query[group.rank])
+        own = Shard.of(1, key_heads, heads.key[group.rank])
         skipped = heads.skipped(group.rank)
         groups = {} if skipped is None else {"group_size": heads.group, "skipped_heads": skipped}
         rows = {name: queries.ranges for name in _OF_QUERY_HEADS if attention.gives(name)}
-        result = Call(node, {query: queries}, rows=rows, others=groups).result
-        write = {written: Call(written, dict.fromkeys(inputs, own))}
+        result = ShardedCall(node, {query: queries}, rows=rows, others=groups).result
+        write = {written: ShardedCall(written, dict.fromkeys(inputs, own))}
         owners[node] = HeadOwner(queries, [len(each) for each in heads.query], result, write)
     return owners
 
@@ -156,9 +156,9 @@ def _latent_heads(node: Node, group: RankGroup) -> HeadOwner | None:
     if heads < group.size:
         return None
     every = shares(heads, group.size)
-    part = Part.of(1, heads, every[group.rank])
-    result = partial_result(node, part)
-    return None if result is None else HeadOwner(part, [len(each) for each in every], result)
+    shard = Shard.of(1, heads, every[group.rank])
+    result = result_shard(node, shard)
+    return None if result is None else HeadOwner(shard, [len(each) for each in every], result)
 
 
 def _delta_heads(node: Node, group: RankGroup) -> HeadOwner | None:
@@ -168,21 +168,21 @@ def _delta_heads(node: Node, group: RankGroup) -> HeadOwner | None:
     heads = HeadShares.of(value_heads, key_heads, group.size)
     if heads is None or len(set(inputs)) < len(inputs):
         return None
-    part = Part.of(1, value_heads, heads.query[group.rank])
-    keys = Part.of(1, key_heads, heads.key[group.rank])
+    shard = Shard.of(1, value_heads, heads.query[group.rank])
+    keys = Shard.of(1, key_heads, heads.key[group.rank])
     sources: Any = {
-        **{q: keys, k: keys, v: part, beta: part.on(0)},
-        gate: part.on(value(gate).dim() - 2),
+        **{q: keys, k: keys, v: shard, beta: shard.on(0)},
+        gate: shard.on(value(gate).dim() - 2),
     }
-    return HeadOwner(part, [len(each) for each in heads.query], Call(node, sources).result)
+    return HeadOwner(shard, [len(each) for each in heads.query], ShardedCall(node, sources).result)
 
 
 def _channels(node: Node, group: RankGroup, unit: int = PANEL) -> HeadOwner | None:
     channels = int(value(node).shape[-1])
     if channels % PANEL or channels < unit * group.size:
         return None
-    parts = shares(-(-channels // unit), group.size)
-    every = [range(unit * part.start, min(unit * part.stop, channels)) for part in parts]
-    part = Part.of(0, channels, every[group.rank])
-    result = partial_result(node, part)
-    return None if result is None else HeadOwner(part, [len(each) for each in every], result)
+    shards = shares(-(-channels // unit), group.size)
+    every = [range(unit * shard.start, min(unit * shard.stop, channels)) for shard in shards]
+    shard = Shard.of(0, channels, every[group.rank])
+    result = result_shard(node, shard)
+    return None if result is None else HeadOwner(shard, [len(each) for each in every], result)

@@ -1,4 +1,4 @@
-"""Places at which a captured graph can be cut into stages, and those that share out its weights best."""
+"""Places at which a captured graph can be cut into stages, and those that share its weights most evenly."""
 
 from __future__ import annotations
 

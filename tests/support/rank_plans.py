@@ -15,7 +15,7 @@ from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.adapter_columns import adapter_columns
 from torch_armllm.passes.lib.cache_layout import cache_layout
-from torch_armllm.patching.divided_slots import divided_slots
+from torch_armllm.patching.sharded_slots import sharded_slots
 from torch_armllm.plan.infer_cache import cache_shape_of, shape_of_rank
 from torch_armllm.plan.make import make_plan
 from torch_armllm.plan.native import NativePlan
@@ -48,4 +48,4 @@ def built_with_slots(model: Any, group: RankGroup | None) -> tuple[NativePlan, S
     assert slots is not None
     if group is None:
         return plan, shape, slots
-    return plan, shape, divided_slots(model, slots, plan.program.constants, columns, has_head=False)
+    return plan, shape, sharded_slots(model, slots, plan.program.constants, columns, has_head=False)

@@ -48,7 +48,7 @@ def build_engine(
         tokenizer: its tokenizer; None: prompts and outputs are token ids.
         config: see `EngineConfig`.
         processor: the model's processor of pictures; None: prompts are texts.
-        ranks: the others that share out the model's layers; None: this process computes all.
+        ranks: the others, which compute other shards of the model; None: this process computes all.
 
     Raises:
         ValueError: the model is not patched, or the settings do not fit it or the memory.

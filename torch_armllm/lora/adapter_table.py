@@ -187,7 +187,7 @@ class AdapterTable:
         self._grown.add(slot)
 
     def _refuse_experts_of_ranks(self, request: LoRARequest, adapter: Adapter) -> None:
-        """Raises ValueError if an adapter adapts experts that tensor parallel ranks share out."""
+        """Raises ValueError if an adapter adapts experts that tensor parallel ranks shard."""
         single = {name for name in adapter.factors if expert_layer(name) and name not in self._layers}
         if self.slots.ranks > 1 and (names := sorted(adapter.stacked.keys() | single)):
             raise ValueError(

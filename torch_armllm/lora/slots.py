@@ -51,7 +51,7 @@ class AdapterSlots(NamedTuple):
     stages: int = 1
 
     @property
-    def is_divided(self) -> bool:
+    def is_sharded(self) -> bool:
         """True if several processes share the model out."""
         return self.ranks * self.stages > 1
 
@@ -239,7 +239,7 @@ def add_slots(model: Any, sizes: AdapterSlots) -> None:
     as_integers = sizes.dtype == "int8" or (sizes.dtype == "auto" and model.dtype != torch.float32)
     kind = torch.int8 if as_integers else model.dtype
     shapes = [_shapes(layer, sizes, as_integers) for layer in layers]
-    if sizes.is_divided:  # the second factors may get memory of their own
+    if sizes.is_sharded:  # the second factors may get memory of their own
         first, second = (_zeros(each, kind, is_used=False) for each in zip(*shapes, strict=True))
     else:
         both = _zeros([shape for pair in shapes for shape in pair], kind)
@@ -260,8 +260,8 @@ def _add_embedding_slots(
     embedding: Embedding, sizes: AdapterSlots, dtype: torch.dtype, kind: torch.dtype, rows: Tensor
 ) -> None:
     tokens, columns = _sizes(embedding)
-    (a,) = _zeros([(sizes.slots, tokens, sizes.rank)], dtype, not sizes.is_divided)
-    (b,) = _zeros([_b_shape(columns, sizes, kind == torch.int8)], kind, not sizes.is_divided)
+    (a,) = _zeros([(sizes.slots, tokens, sizes.rank)], dtype, not sizes.is_sharded)
+    (b,) = _zeros([_b_shape(columns, sizes, kind == torch.int8)], kind, not sizes.is_sharded)
     if not isinstance(embedding.__dict__["_modules"].get("lora"), EmbeddingSlots):
         embedding.register_forward_hook(_add_adapters)
     embedding.lora = EmbeddingSlots(embedding, a, b, rows)

@@ -55,7 +55,7 @@ class BuiltPlan:
         looks_ahead: True if tokens attend to later ones: a step computes whole texts.
         rounding: error of its hidden states that is known, and reported if rounding does not explain it.
         notes: remarks for the report.
-        adapter_columns: what a rank has of the slots for adapters whose columns are shared out.
+        adapter_columns: what a rank has of the slots for adapters whose columns are sharded.
     """
 
     plan: Plan

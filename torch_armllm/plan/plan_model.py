@@ -90,7 +90,7 @@ class HeadWeights:
         """Number of logits that this process computes."""
         return self.out_features if self.ranks is None else self.ranks.columns[self.ranks.rank]
 
-    def divided(self, group: RankGroup) -> HeadWeights:
+    def shard(self, group: RankGroup) -> HeadWeights:
         """Returns the part of a rank, in memory of its own; all ranks gather the logits of all parts.
 
         Slots for adapters keep what the rank computes.

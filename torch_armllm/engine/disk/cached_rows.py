@@ -19,7 +19,7 @@ class CachedRows(NamedTuple):
     blocks: Rows
     states: Rows
     fingerprint: str
-    """See `torch_armllm.engine.disk.fingerprint`; of all processes that share out the model."""
+    """See `torch_armllm.engine.disk.fingerprint`; of all shards of the model."""
 
 
 def cached_rows(runner: PlanRunner) -> CachedRows:

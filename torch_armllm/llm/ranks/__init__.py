@@ -1,1 +1,1 @@
-"""Processes that share a model out: as ranks, as stages of a pipeline, or as both."""
+"""Processes that compute shards of a model: as ranks, as stages of a pipeline, or as both."""

@@ -1,4 +1,4 @@
-"""Agreement of the processes that share a model out: who may, what each loads, and what has to be equal."""
+"""Agreement of the processes of a sharded model: who may, what each loads, and what has to be equal."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def agree(facts: Sequence[object], first: int = 0) -> None:
             raise ValueError(f"rank {rank} has {fact}, and rank {first} has {facts[0]}")
 
 
-def check_divided(model: object, config: EngineConfig) -> None:
+def check_shardable(model: object, config: EngineConfig) -> None:
     """Checks that several ranks can serve a model.
 
     Raises:
         ValueError: they cannot.
     """
-    if (reason := why_not_divided(model, config)) is not None:
+    if (reason := why_not_shardable(model, config)) is not None:
         pipeline = config.pipeline_parallel_size > 1
         name = "pipeline_parallel_size" if pipeline else "tensor_parallel_size"
         raise ValueError(f"{name} = {getattr(config, name)}: {reason}")
 
 
-def why_not_divided(model: object, config: EngineConfig) -> str | None:
+def why_not_shardable(model: object, config: EngineConfig) -> str | None:
     """Returns the reason why several ranks cannot serve a model; None if they may."""
     if not isinstance(model, str):
         return "each rank loads its part of the model itself: give the folder in place of a loaded model"

@@ -1,4 +1,4 @@
-"""Loading of a model that several processes share out: as ranks, as stages, or as both."""
+"""Loading of a model whose shards are on several processes: as ranks, as stages, or as both."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.engine.pictures.parts import leading_reader
 from torch_armllm.engine.pictures.reader import PictureReader
+from torch_armllm.engine.pictures.sharded_pictures import leading_reader
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.llm.loading.loader import LoadedEngine, load_processor
 from torch_armllm.llm.plan_cache.tensor_files import weight_bytes
-from torch_armllm.llm.ranks.agreement import check_divided, why_not_divided
+from torch_armllm.llm.ranks.agreement import check_shardable, why_not_shardable
 from torch_armllm.llm.ranks.network import join_launched, launched_ranks
-from torch_armllm.llm.ranks.part import FollowerSettings, largest_share
 from torch_armllm.llm.ranks.processes import start_processes
+from torch_armllm.llm.ranks.rank_shard import FollowerSettings, largest_share
 from torch_armllm.llm.ranks.session import (
     LeadingSession,
-    LoadedPart,
+    LoadedShard,
     closed_after_errors,
-    load_part,
+    load_shard,
     load_whole,
 )
 from torch_armllm.parallel.placement import best_ranks, take_cpus_back, usable_nodes
@@ -41,15 +41,19 @@ RAY = "distributed_executor_backend = 'ray'"
 logger = logging.getLogger(__name__)
 
 
-class DividedRanks:
+class LedRanks:
     """The other processes, until an engine leads them; see `torch_armllm.engine.assembly.ranks.Ranks`."""
 
     def __init__(
-        self, session: LeadingSession, loaded: LoadedPart, config: EngineConfig, pictures: PictureReader | str
+        self,
+        session: LeadingSession,
+        loaded: LoadedShard,
+        config: EngineConfig,
+        pictures: PictureReader | str,
     ) -> None:
-        place, part = session.place, loaded.part
+        place, shard = session.place, loaded.shard
         self.size, self.stages, self.link = place.size, place.stages, loaded.link
-        self.whole_shape: Shape = part.model.shape if place.stages == 1 else part.whole_shape
+        self.whole_shape: Shape = shard.model.shape if place.stages == 1 else shard.whole_shape
         self.largest_share = largest_share(loaded.facts, self.whole_shape)
         self._session, self._state_dtype = session, config.state_dtype
         self.pictures = pictures
@@ -69,8 +73,8 @@ def with_ranks(model: object, config: EngineConfig) -> EngineConfig:
         return replace(config, tensor_parallel_size=1)  # each process is to be an engine, or a stage
     nodes = len(usable_nodes())
     ranks = 1
-    may_divide = not config.enable_lora  # ranks do not adapt experts
-    if nodes > 1 and may_divide and isinstance(model, str) and why_not_divided(model, config) is None:
+    may_shard = not config.enable_lora  # ranks do not adapt experts
+    if nodes > 1 and may_shard and isinstance(model, str) and why_not_shardable(model, config) is None:
         folder = Path(model).expanduser()
         ranks = best_ranks(weight_bytes(folder), _layers(folder), nodes) if folder.is_dir() else 1
         logger.info(
@@ -101,7 +105,7 @@ def load_on_ranks(request: ModelRequest, config: EngineConfig) -> LoadedEngine:
         require_extra("ray", "ray", RAY)
         if (reason := _why_not_on_ray(request.model, config)) is not None:
             raise ValueError(f"{RAY}: {reason}")
-    check_divided(request.model, config)
+    check_shardable(request.model, config)
     tokenizer = None if request.skip_tokenizer_init else _tokenizer(request)
     session: LeadingSession
     if config.distributed_executor_backend == "ray":
@@ -119,17 +123,17 @@ def load_on_ranks(request: ModelRequest, config: EngineConfig) -> LoadedEngine:
 def _lead(
     session: LeadingSession, request: ModelRequest, tokenizer: Any, config: EngineConfig
 ) -> LoadedEngine:
-    """Loads the first part of a model, and builds the engine that leads the other processes."""
+    """Loads the first shard of a model, and builds the engine that leads the other processes."""
     with closed_after_errors(session):
         model = load_whole(session, request, config)
-        loaded = load_part(session, model, config)
+        loaded = load_shard(session, model, config)
         pictures = _reader(model, request.source, loaded, config)
         del model
-        part = loaded.part.model
-        ranks = DividedRanks(session, loaded, config, pictures)
-        engine = build_engine(part, tokenizer, config, ranks=ranks)
+        shard = loaded.shard.model
+        ranks = LedRanks(session, loaded, config, pictures)
+        engine = build_engine(shard, tokenizer, config, ranks=ranks)
     weakref.finalize(engine, _end_ranks, engine.disk, session.close)
-    return LoadedEngine(engine, part, tokenizer)
+    return LoadedEngine(engine, shard, tokenizer)
 
 
 def _end_ranks(disk: DiskPrefixCache | None, close: Callable[[], None]) -> None:
@@ -139,13 +143,13 @@ def _end_ranks(disk: DiskPrefixCache | None, close: Callable[[], None]) -> None:
     close()
 
 
-def _reader(model: Any, source: str, loaded: LoadedPart, config: EngineConfig) -> PictureReader | str:
+def _reader(model: Any, source: str, loaded: LoadedShard, config: EngineConfig) -> PictureReader | str:
     """Returns what reads pictures in the first process, or the reason why the processes take none."""
     if (reason := next((each.text_only for each in loaded.facts if each.text_only), None)) is not None:
         return reason
     processor = load_processor(model, source) if config.most_pictures else None
     limits = config.most_pictures, config.max_num_batched_tokens
-    return leading_reader(model, loaded.part.pictures, processor, *limits)
+    return leading_reader(model, loaded.shard.pictures, processor, *limits)
 
 
 def _tokenizer(request: ModelRequest) -> Any:
@@ -165,4 +169,4 @@ def _why_not_on_ray(model: object, config: EngineConfig) -> str | None:
         )
     if launched_ranks() is not None:
         return "torchrun has started this process already: run the program without it"
-    return why_not_divided(model, config)
+    return why_not_shardable(model, config)

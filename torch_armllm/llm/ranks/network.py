@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_leader import RankLeader, RankWatch
-from torch_armllm.llm.ranks.agreement import check_divided, for_follower
-from torch_armllm.llm.ranks.part import FollowerSettings
+from torch_armllm.llm.ranks.agreement import check_shardable, for_follower
+from torch_armllm.llm.ranks.rank_shard import FollowerSettings
 from torch_armllm.llm.ranks.session import Others, load_and_follow
 from torch_armllm.parallel.connections import Connections
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
@@ -132,12 +132,12 @@ def is_launched_follower(config: EngineConfig) -> bool:
 
 
 def follow_launched(request: ModelRequest, config: EngineConfig) -> int:
-    """Loads a part of a model and computes steps until rank 0 ends; returns the status of this process.
+    """Loads a shard of a model and computes steps until rank 0 ends; returns the status of this process.
 
     Raises:
         ValueError: the model or a setting does not allow it, or another rank differs.
     """
-    check_divided(request.model, config)
+    check_shardable(request.model, config)
     session = join_launched(config)
     try:
         load_and_follow(session, *for_follower(request, config))

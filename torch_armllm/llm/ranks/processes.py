@@ -1,4 +1,4 @@
-"""The other processes of a model that is shared out, which this one has started."""
+"""The other processes of a sharded model, which this one has started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.llm.ranks.agreement import for_follower
-from torch_armllm.llm.ranks.part import FollowerSettings
+from torch_armllm.llm.ranks.rank_shard import FollowerSettings
 from torch_armllm.llm.ranks.watcher import RankWatcher
 from torch_armllm.ops.collective import close_communicator
 from torch_armllm.parallel.mailbox import Mailbox
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def start_processes(request: ModelRequest, config: EngineConfig) -> RankProcesses:
-    """Starts a process for each part of a model but the first, and takes this one to the CPUs of rank 0."""
+    """Starts a process for each shard of a model but the first, and takes this one to the CPUs of rank 0."""
     place = RankPlace(0, config.tensor_ranks, config.pipeline_parallel_size)
     cores = rank_cpus(place.size)
     processes = RankProcesses(cores, place, for_follower(request, config))

@@ -1,4 +1,4 @@
-r"""The program of a process that computes a part of a model; the leader, which is rank 0, starts it.
+r"""The program of a process that computes a shard of a model; the leader, which is rank 0, starts it.
 
     python -m torch_armllm.llm.ranks.rank_process RANK TENSOR_RANKS STAGES \
         MEMORY STACKS ROWS [PREVIOUS NEXT] CONNECTION
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from socket import socket
 from typing import Any
 
-from torch_armllm.llm.ranks.part import FollowerSettings
+from torch_armllm.llm.ranks.rank_shard import FollowerSettings
 from torch_armllm.llm.ranks.session import load_and_follow
 from torch_armllm.parallel.mailbox import Mailbox
 from torch_armllm.parallel.rank_group import RankGroup

@@ -46,7 +46,7 @@ class RankActor:
     def run(
         self, place: RankPlace, address: str, port: int, request: ModelRequest, config: EngineConfig
     ) -> None:
-        """Loads a rank's part of a model, and computes steps until rank 0 ends.
+        """Loads a rank's shard of a model, and computes steps until rank 0 ends.
 
         Args:
             place: of the rank.
@@ -176,7 +176,7 @@ class RayActors:
         return actor.remote()
 
     def run(self, address: str, port: int, request: ModelRequest, config: EngineConfig) -> None:
-        """Lets all actors meet at a store, load their parts and follow, and begins to watch them."""
+        """Lets all actors meet at a store, load their shards and follow, and begins to watch them."""
         for rank, actor in self._actors.items():
             given = replace(self._leader, rank=rank), address, port
             self._results[rank] = actor.run.remote(*given, request, config)

@@ -1,4 +1,4 @@
-"""The session of a process that shares a model out with others, and the order of what all of them do."""
+"""The session of a process that computes a shard of a model, and the order of what all of them do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.llm.loading.loader import adapter_slots_of, load_patched
 from torch_armllm.llm.ranks.agreement import agree, described
-from torch_armllm.llm.ranks.part import FollowerSettings, PartFacts, RankPart, compare, rank_part
+from torch_armllm.llm.ranks.rank_shard import FollowerSettings, RankShard, ShardFacts, compare, rank_shard
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.row_link import RowLink
@@ -25,7 +25,7 @@ from torch_armllm.parallel.stage_link import StageLink
 class RankSession(Protocol):
     """The connections of a process to the others, which run until it is closed.
 
-    All processes call these methods in the same order, that of `load_part`.
+    All processes call these methods in the same order, that of `load_shard`.
     """
 
     @property
@@ -78,16 +78,16 @@ class FollowingSession(RankSession, Protocol):
         ...
 
 
-class LoadedPart(NamedTuple):
-    """A process's part of a model, the facts of all that compare them, and its link to other stages."""
+class LoadedShard(NamedTuple):
+    """A process's shard of a model, the facts of all that compare them, and its link to other stages."""
 
-    part: RankPart
-    facts: list[PartFacts]
+    shard: RankShard
+    facts: list[ShardFacts]
     link: StageLink | None
 
 
 def load_whole(session: RankSession, request: ModelRequest, config: EngineConfig) -> Any:
-    """Loads the model that is to be shared out, and compares versions and kernels.
+    """Loads the model that is to be sharded, and compares versions and kernels.
 
     Raises:
         ValueError: the model or a setting does not allow it, or another process differs or has failed.
@@ -97,21 +97,21 @@ def load_whole(session: RankSession, request: ModelRequest, config: EngineConfig
     return model
 
 
-def load_part(session: RankSession, model: Any, config: EngineConfig) -> LoadedPart:
-    """Takes this process's part of a model, and compares it with those of others.
+def load_shard(session: RankSession, model: Any, config: EngineConfig) -> LoadedShard:
+    """Takes this process's shard of a model, and compares it with those of others.
 
     Raises:
         ValueError: see `load_whole`.
     """
     group = session.open_group(config.enable_expert_parallel)
-    part = rank_part(model, config.kv_cache_dtype, session.place, group)
-    facts = session.gather(part.facts)
+    shard = rank_shard(model, config.kv_cache_dtype, session.place, group)
+    facts = session.gather(shard.facts)
     compare(facts, session.place.tensor_ranks)
-    return LoadedPart(part, facts, session.open_link(group))
+    return LoadedShard(shard, facts, session.open_link(group))
 
 
 def load_and_follow(session: FollowingSession, request: ModelRequest, config: EngineConfig) -> None:
-    """Loads this process's part of a model, and computes steps until rank 0 ends.
+    """Loads this process's shard of a model, and computes steps until rank 0 ends.
 
     Raises:
         ValueError: see `load_whole`.
@@ -121,10 +121,10 @@ def load_and_follow(session: FollowingSession, request: ModelRequest, config: En
     team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
     model = load_whole(session, request, config)
-    part, _, link = load_part(session, model, config)
+    shard, _, link = load_shard(session, model, config)
     del model
     settings, inbox, rows = session.follow()
-    executor = part.executor(settings, None if link is None else Stage(session.place, link))
+    executor = shard.executor(settings, None if link is None else Stage(session.place, link))
     with team.at_work():
         follow(session.place.rank, inbox, executor, RankRowServer(executor, rows))
 

@@ -1,4 +1,4 @@
-"""Parts of models whose graphs are captured in a way of their own."""
+"""Shards of models whose graphs are captured in a way of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.picture_folders import picture_folder  # noqa: E402
 from torch_armllm import patch  # noqa: E402
 from torch_armllm.checkpoint.load import load_model  # noqa: E402
 from torch_armllm.parallel.rank_place import RankPlace  # noqa: E402
-from torch_armllm.patching.divided_model import divided_model  # noqa: E402
+from torch_armllm.patching.model_shard import model_shard  # noqa: E402
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -21,6 +21,6 @@ def test_stages_of_paligemma_are_causal_as_its_plan_is(stage: int, tmp_path: Pat
     """Its modules let the tokens of a text attend to later ones."""
     model = load_model(str(picture_folder(tmp_path, "paligemma")), dtype=torch.float32)
     assert patch(model, None, progress=False).captured
-    program = divided_model(model, None, RankPlace(stage, 1, 2), None).part.plan.program
+    program = model_shard(model, None, RankPlace(stage, 1, 2), None).model.plan.program
     (attention,) = program.named("attention")
     assert attention.integer("ahead") == 0

@@ -1,4 +1,4 @@
-"""The part of a model that a process computes, and what the processes compare."""
+"""The shard of a model that a process computes, and what the processes compare."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_features import step_features
-from torch_armllm.engine.pictures.parts import part_steps
 from torch_armllm.engine.pictures.picture_steps import PictureSteps
+from torch_armllm.engine.pictures.sharded_pictures import sharded_picture_steps
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
 from torch_armllm.llm.ranks.agreement import agree
@@ -21,15 +21,15 @@ from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.plan.plan_model import PlanModel
 
 
-class PartFacts(NamedTuple):
-    """Facts of a part that the first process compares and adds up.
+class ShardFacts(NamedTuple):
+    """Facts of a shard that the first process compares and adds up.
 
     Attributes:
         model: fingerprint of the whole model.
-        program: fingerprint of the part's instructions, which all ranks of a stage run.
-        bytes_per_token: of the part's cache.
+        program: fingerprint of the shard's instructions, which all ranks of a stage run.
+        bytes_per_token: of the shard's cache.
         state_bytes: of a sequence's states.
-        text_only: the reason why the part takes no pictures; empty if it does.
+        text_only: the reason why the shard takes no pictures; empty if it does.
     """
 
     model: str
@@ -55,8 +55,8 @@ class FollowerSettings:
 
 
 @dataclass
-class RankPart:
-    """A process's part of a model.
+class RankShard:
+    """A process's shard of a model.
 
     Attributes:
         model: the layers of a stage, with a rank's weights.
@@ -68,7 +68,7 @@ class RankPart:
     model: PlanModel
     whole_shape: Shape
     pictures: PictureSteps | str
-    facts: PartFacts
+    facts: ShardFacts
 
     def executor(self, settings: FollowerSettings, stage: Stage | None = None) -> StepExecutor:
         """Returns the executor of a process that follows.
@@ -84,24 +84,24 @@ class RankPart:
         return StepExecutor(self.model, settings.sizes, features, shape, stage=stage)
 
 
-def rank_part(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankPart:
-    """Returns a process's part of a patched model; all ranks of a stage call this at the same time."""
-    from torch_armllm.patching.divided_model import divided_model  # imports transformers
+def rank_shard(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankShard:
+    """Returns a process's shard of a patched model; all ranks of a stage call this at the same time."""
+    from torch_armllm.patching.model_shard import model_shard  # imports transformers
 
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
-    divided = divided_model(model, cache, place, group)
-    part = divided.part
-    pictures = part_steps(model, part, place)
-    program = part.plan.program
-    facts = PartFacts(
-        *(_fingerprint(divided.description), _fingerprint(program.opcodes, program.columns, program.dtype)),
-        *(part.shape.bytes_per_token, part.shape.states.bytes_per_sequence),
+    shard = model_shard(model, cache, place, group)
+    own = shard.model
+    pictures = sharded_picture_steps(model, own, place)
+    program = own.plan.program
+    facts = ShardFacts(
+        *(_fingerprint(shard.description), _fingerprint(program.opcodes, program.columns, program.dtype)),
+        *(own.shape.bytes_per_token, own.shape.states.bytes_per_sequence),
         text_only=pictures if isinstance(pictures, str) else "",
     )
-    return RankPart(part, divided.whole_shape, pictures, facts)
+    return RankShard(own, shard.whole_shape, pictures, facts)
 
 
-def compare(facts: Sequence[PartFacts], tensor_ranks: int) -> None:
+def compare(facts: Sequence[ShardFacts], tensor_ranks: int) -> None:
     """Compares what has to be equal in all processes, and in those of a stage.
 
     Args:
@@ -109,14 +109,14 @@ def compare(facts: Sequence[PartFacts], tensor_ranks: int) -> None:
         tensor_ranks: number of ranks of each stage.
 
     Raises:
-        ValueError: a process has another model, or another part of it.
+        ValueError: a process has another model, or another shard of it.
     """
     agree([each.model for each in facts])
     for first in range(0, len(facts), tensor_ranks):
         agree([each.program for each in facts[first : first + tensor_ranks]], first)
 
 
-def largest_share(facts: Sequence[PartFacts], shape: Shape) -> float:
+def largest_share(facts: Sequence[ShardFacts], shape: Shape) -> float:
     """Returns the largest part of a cache that one process keeps."""
     tokens, states = shape.bytes_per_token, shape.states.bytes_per_sequence
     shares = [max(each.bytes_per_token for each in facts) / tokens] if tokens else []

@@ -1,4 +1,4 @@
-"""Pictures of a model that several processes share out: the first reads them, and sends rows to others."""
+"""Pictures of a sharded model: the first process reads them, and sends rows to the others."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.plan.plan_model import PlanModel
 
 
-def part_steps(model: Any, part: PlanModel, place: RankPlace) -> PictureSteps | str:
+def sharded_picture_steps(model: Any, shard: PlanModel, place: RankPlace) -> PictureSteps | str:
     """Returns what pictures change in the steps of a process, or the reason why it takes none.
 
     Args:
         model: the whole model, unpatched.
-        part: what the process computes.
+        shard: what the process computes.
         place: of the process.
     """
     if (reason := unknown_family(model)) is not None:
         return reason
     base, is_first = base_model_of(model), place.stage == 0
     try:
-        return picture_steps(base, model.config, part.plan, part.shape, part.vocab_size, is_first)
+        return picture_steps(base, model.config, shard.plan, shard.shape, shard.vocab_size, is_first)
     except ValueError as error:
         if place.stages == 1:
             return text_only(model, error)

@@ -1,6 +1,6 @@
-"""Parts of results: the parts of its arguments that an operator needs for one, and the call that makes it.
+"""Shards of results: the shards of its arguments that an operator needs for one, and the call that makes it.
 
-A rule is a function of a node and of a part of its result.  It returns None where the part cannot be had
+A rule is a function of a node and of a shard of its result.  It returns None where the shard cannot be had
 without the whole result.
 """
 
@@ -21,7 +21,7 @@ from torch_armllm.ops.lora import BLOCK
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.adapter_columns import add_to_columns
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, new_constant, value
-from torch_armllm.passes.lib.parts import Part, Ranges, fills, sliced, through_view, union
+from torch_armllm.passes.lib.shards import Ranges, Shard, fills, sliced, through_view, union
 
 armllm = torch.ops.armllm
 QUANTIZED = (armllm.int4_linear.default, armllm.int8_linear.default)
@@ -30,31 +30,31 @@ _ALIGN: dict[Any, int] = {**dict.fromkeys(QUANTIZED, PANEL), armllm.lora_linear.
 """Columns of an operator that are computed together."""
 _HEADS_LINEAR = (armllm.int8_heads_linear.default, armllm.dense_heads_linear.default)
 
-Get = Callable[[Node, Part], Node]
-"""Returns the node that computes a part of another node's result."""
+Get = Callable[[Node, Shard], Node]
+"""Returns the node that computes a shard of another node's result."""
 Emit = Callable[[fx.GraphModule, Get], Node]
-"""Inserts the call that computes a part, at the graph's insertion point."""
+"""Inserts the call that computes a shard, at the graph's insertion point."""
 
 
 @dataclass
-class PartialResult:
-    """A part of a node's result.
+class ResultShard:
+    """A shard of a node's result.
 
     Attributes:
-        sources: parts of the arguments that it needs; it needs other arguments as a whole.
+        sources: shards of the arguments that it needs; it needs other arguments as a whole.
         emit: inserts the call.
     """
 
-    sources: dict[Node, Part]
+    sources: dict[Node, Shard]
     emit: Emit
 
 
 @dataclass
-class Call:
+class ShardedCall:
     """The call of a node's operator with other arguments."""
 
     node: Node
-    sources: dict[Node, Part] = field(default_factory=dict)
+    sources: dict[Node, Shard] = field(default_factory=dict)
     rows: dict[str, Ranges] = field(default_factory=dict)
     """Ranges of the first dimension of constants, by the name of the argument."""
     last: dict[str, Ranges] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Call:
     """New arguments that are no tensors."""
 
     def arguments(self, module: fx.GraphModule, get: Get) -> list[Any]:
-        """Returns the arguments, of which parts are computed before the insertion point."""
+        """Returns the arguments, of which shards are computed before the insertion point."""
         args: list[Any] = list(self.node.args)
         for place, arg in enumerate(args):
             if isinstance(arg, Node) and arg in self.sources:
@@ -77,8 +77,8 @@ class Call:
             for name, chosen in ranges.items():
                 whole = getattr(own, name)
                 shape = value(whole).shape
-                part = Part(axis % len(shape), shape[-1 - axis % len(shape)], chosen)
-                args[own.place(name)] = constant_part(module, self.node, whole, part)
+                shard = Shard(axis % len(shape), shape[-1 - axis % len(shape)], chosen)
+                args[own.place(name)] = constant_shard(module, self.node, whole, shard)
         return list(own.arguments(args, **self.others))
 
     def emit(self, module: fx.GraphModule, get: Get) -> Node:
@@ -87,38 +87,38 @@ class Call:
         return call(module.graph, target, *self.arguments(module, get), **self.node.kwargs)
 
     @property
-    def result(self) -> PartialResult:
-        """The part that the call returns."""
-        return PartialResult(self.sources, self.emit)
+    def result(self) -> ResultShard:
+        """The shard that the call returns."""
+        return ResultShard(self.sources, self.emit)
 
 
-def partial_result(node: Node, part: Part) -> PartialResult | None:
-    """Returns how a part of a node's result is computed; None if it needs the whole result."""
+def result_shard(node: Node, shard: Shard) -> ResultShard | None:
+    """Returns how a shard of a node's result is computed; None if it needs the whole result."""
     if node.op != "call_function":
         return None
     if (rule := _RULES.get(node.target)) is not None:
-        return rule(node, part)
+        return rule(node, shard)
     target: Any = node.target
     if torch.Tag.pointwise in getattr(target, "tags", ()) or is_op(node, *CONVERSIONS):
-        return _pointwise(node, part)
+        return _pointwise(node, shard)
     return None
 
 
-def later_part(node: Node, source: Node, part: Part) -> Part | None:
-    """Returns the part of a node's result that depends on a part of one of its arguments alone; else None."""
+def later_shard(node: Node, source: Node, shard: Shard) -> Shard | None:
+    """Returns the shard of a result that depends on a shard of one of its arguments alone; else None."""
     shape = value(node).shape if isinstance(node.meta.get("val"), torch.Tensor) else None
     if shape is None:
         return None
     if is_op(node, *VIEWS):
-        later = through_view(part, value(source).shape, shape)
+        later = through_view(shard, value(source).shape, shape)
     elif is_op(node, aten.transpose.int):
-        later = part.on(_swapped(node, part.axis))
+        later = shard.on(_swapped(node, shard.axis))
     else:
-        later = part
+        later = shard
     if later is None or len(shape) <= later.axis:
         return None
-    result = partial_result(node, later)
-    return later if result is not None and result.sources.get(source) == part else None
+    result = result_shard(node, later)
+    return later if result is not None and result.sources.get(source) == shard else None
 
 
 def is_stateful(node: Node) -> bool:
@@ -127,56 +127,56 @@ def is_stateful(node: Node) -> bool:
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
-def constant_part(module: fx.GraphModule, before: Node, node: Node, part: Part) -> Node:
-    """Adds a part of a constant to a module, and a node that reads it before another node."""
+def constant_shard(module: fx.GraphModule, before: Node, node: Node, shard: Shard) -> Node:
+    """Adds a shard of a constant to a module, and a node that reads it before another node."""
     tensor = constant(module, node)
     assert tensor is not None, f"{node} is no constant"
-    return new_constant(module, before, f"{node.target}_rank", sliced(tensor, part))
+    return new_constant(module, before, f"{node.target}_rank", sliced(tensor, shard))
 
 
-def merged_part(node: Node, parts: Sequence[Part]) -> Part | None:
-    """Returns the part that contains others of a node's result, and that its operator computes at once."""
-    if any((part.axis, part.period) != (parts[0].axis, parts[0].period) for part in parts):
+def merged_shard(node: Node, shards: Sequence[Shard]) -> Shard | None:
+    """Returns the shard that contains others of a node's result, and that its operator computes at once."""
+    if any((shard.axis, shard.period) != (shards[0].axis, shards[0].period) for shard in shards):
         return None
-    whole = union(parts, _ALIGN.get(node.target, 1))
+    whole = union(shards, _ALIGN.get(node.target, 1))
     return whole if fills(whole, node) and whole.count < whole.period else None
 
 
-def _pointwise(node: Node, part: Part) -> PartialResult | None:
+def _pointwise(node: Node, shard: Shard) -> ResultShard | None:
     shape = value(node).shape
     sources = {}
     for each in node.all_input_nodes:
         if not isinstance(each.meta.get("val"), torch.Tensor):
             continue
         sizes = value(each).shape
-        if len(sizes) <= part.axis or sizes[-1 - part.axis] == 1:
+        if len(sizes) <= shard.axis or sizes[-1 - shard.axis] == 1:
             continue
-        if sizes[-1 - part.axis] != shape[-1 - part.axis]:
+        if sizes[-1 - shard.axis] != shape[-1 - shard.axis]:
             return None
-        sources[each] = part
-    return Call(node, sources).result
+        sources[each] = shard
+    return ShardedCall(node, sources).result
 
 
-def _view(node: Node, part: Part) -> PartialResult | None:
+def _view(node: Node, shard: Shard) -> ResultShard | None:
     name = "size" if is_op(node, aten.view.default) else "shape"
     source, given, shape = OpCall(node).self, getattr(OpCall(node), name), value(node).shape
-    before = through_view(part, shape, value(source).shape)
+    before = through_view(shard, shape, value(source).shape)
     if before is None:
         return None
     sizes = list(given)
-    place = len(sizes) - 1 - part.axis
+    place = len(sizes) - 1 - shard.axis
     if sizes[place] != -1:
-        if shape[place] == part.period:
-            sizes[place] = part.count
+        if shape[place] == shard.period:
+            sizes[place] = shard.count
         elif -1 not in sizes:
             sizes[place] = -1
         else:
             return None
-    return Call(node, {source: before}, others={name: sizes}).result
+    return ShardedCall(node, {source: before}, others={name: sizes}).result
 
 
-def _transpose(node: Node, part: Part) -> PartialResult:
-    return Call(node, {OpCall(node).self: part.on(_swapped(node, part.axis))}).result
+def _transpose(node: Node, shard: Shard) -> ResultShard:
+    return ShardedCall(node, {OpCall(node).self: shard.on(_swapped(node, shard.axis))}).result
 
 
 def _swapped(node: Node, axis: int) -> int:
@@ -187,15 +187,15 @@ def _swapped(node: Node, axis: int) -> int:
     return pair[1 - pair.index(axis)] if axis in pair else axis
 
 
-def _squeezed(node: Node, part: Part) -> PartialResult | None:
-    """Rule of operators that add or remove a dimension in front of a part's."""
+def _squeezed(node: Node, shard: Shard) -> ResultShard | None:
+    """Rule of operators that add or remove a dimension in front of a shard's."""
     source, dim = OpCall(node).self, OpCall(node).dim
     longer = max(value(node).dim(), value(source).dim())
-    front = (dim % longer) + part.axis < longer - 1
-    return Call(node, {source: part}).result if front else None
+    front = (dim % longer) + shard.axis < longer - 1
+    return ShardedCall(node, {source: shard}).result if front else None
 
 
-def _chosen(node: Node, part: Part) -> PartialResult | None:
+def _chosen(node: Node, shard: Shard) -> ResultShard | None:
     """Rule of slices, and of results of splits and chunks."""
     chosen = OpCall(node)
     if is_op(node, operator.getitem):
@@ -210,115 +210,116 @@ def _chosen(node: Node, part: Part) -> PartialResult | None:
         if not (isinstance(begin, int) and isinstance(end, int) and chosen.step == 1):
             return None
     axis = value(source).dim() - 1 - dim % value(source).dim()
-    if axis != part.axis:
+    if axis != shard.axis:
 
         def emit(module: fx.GraphModule, get: Get) -> Node:
-            return call(module.graph, aten.slice.Tensor, get(source, part), -1 - axis, begin, end)
+            return call(module.graph, aten.slice.Tensor, get(source, shard), -1 - axis, begin, end)
 
-        return PartialResult({source: part}, emit)
+        return ResultShard({source: shard}, emit)
     size = value(source).shape[-1 - axis]
-    if not fills(part, node) or not isinstance(size, int) or begin < 0:
+    if not fills(shard, node) or not isinstance(size, int) or begin < 0:
         return None
-    own = Part(axis, size, tuple((begin + b, begin + e) for b, e in part.ranges))
-    return PartialResult({source: own}, lambda module, get: get(source, own))
+    own = Shard(axis, size, tuple((begin + b, begin + e) for b, e in shard.ranges))
+    return ResultShard({source: own}, lambda module, get: get(source, own))
 
 
-def _cat(node: Node, part: Part) -> PartialResult | None:
+def _cat(node: Node, shard: Shard) -> ResultShard | None:
     inputs, dim = OpCall(node).tensors, OpCall(node).dim
     dims = value(node).dim()
     axis = dims - 1 - dim % dims
-    if axis != part.axis:
-        return Call(node, dict.fromkeys(inputs, part)).result
-    if not fills(part, node) or len(set(inputs)) != len(inputs):
+    if axis != shard.axis:
+        return ShardedCall(node, dict.fromkeys(inputs, shard)).result
+    if not fills(shard, node) or len(set(inputs)) != len(inputs):
         return None
     sources, at = {}, 0
     for each in inputs:
         size = int(value(each).shape[-1 - axis])
-        own = tuple((max(b, at) - at, min(e, at + size) - at) for b, e in part.ranges)
+        own = tuple((max(b, at) - at, min(e, at + size) - at) for b, e in shard.ranges)
         own = tuple((b, e) for b, e in own if b < e)
         if own:
-            sources[each] = Part(axis, size, own)
+            sources[each] = Shard(axis, size, own)
         at += size
 
     def emit(module: fx.GraphModule, get: Get) -> Node:
-        parts = [get(each, chosen) for each, chosen in sources.items()]
-        return parts[0] if len(parts) == 1 else call(module.graph, aten.cat.default, parts, -1 - axis)
+        shards = [get(each, chosen) for each, chosen in sources.items()]
+        return shards[0] if len(shards) == 1 else call(module.graph, aten.cat.default, shards, -1 - axis)
 
-    return PartialResult(sources, emit)
+    return ResultShard(sources, emit)
 
 
-def _rms_norm(node: Node, part: Part) -> PartialResult | None:
+def _rms_norm(node: Node, shard: Shard) -> ResultShard | None:
     norm = OpCall(node)
-    if part.axis < value(norm.weight).dim():
+    if shard.axis < value(norm.weight).dim():
         return None
-    return Call(node, {norm.x: part}).result
+    return ShardedCall(node, {norm.x: shard}).result
 
 
-def _linear(node: Node, part: Part) -> PartialResult | None:
+def _linear(node: Node, shard: Shard) -> ResultShard | None:
     """Rule of linear layers, whose packed weights can be cut between panels."""
-    if part.axis != 0 or not fills(part, node):
+    if shard.axis != 0 or not fills(shard, node):
         return None
     linear = OpCall(node)
     weight, bias = linear.weight, linear.bias
     packed = is_op(node, *QUANTIZED)
     panel = PANEL if packed else 1
-    if any(b % panel or (e % panel and e != part.period) for b, e in part.ranges) or weight.op != "get_attr":
+    whole_panels = all(b % panel == 0 and (e % panel == 0 or e == shard.period) for b, e in shard.ranges)
+    if not whole_panels or weight.op != "get_attr":
         return None
-    made = Call(node, {}, {"weight": tuple((b // panel, -(-e // panel)) for b, e in part.ranges)})
+    made = ShardedCall(node, {}, {"weight": tuple((b // panel, -(-e // panel)) for b, e in shard.ranges)})
     if packed:
-        made.others["out_features"] = part.count
+        made.others["out_features"] = shard.count
         if linear.residual is not None:
-            made.sources[linear.residual] = part
+            made.sources[linear.residual] = shard
     if bias is not None:
         if bias.op != "get_attr":
             return None
-        made.last["bias"] = part.ranges
+        made.last["bias"] = shard.ranges
     return made.result
 
 
-def _lora_linear(node: Node, part: Part) -> PartialResult | None:
+def _lora_linear(node: Node, shard: Shard) -> ResultShard | None:
     """Rule of adapters' additions: a rank has the second factors of its columns, in whole blocks."""
     base = OpCall(node).base
-    if part.axis != 0 or not fills(part, node) or not are_blocks(part.ranges):
+    if shard.axis != 0 or not fills(shard, node) or not are_blocks(shard.ranges):
         return None
 
     def emit(module: fx.GraphModule, get: Get) -> Node:
-        return add_to_columns(module, node, get(base, part), part.ranges)
+        return add_to_columns(module, node, get(base, shard), shard.ranges)
 
-    return PartialResult({base: part}, emit)
+    return ResultShard({base: shard}, emit)
 
 
-def _heads_linear(node: Node, part: Part) -> PartialResult | None:
+def _heads_linear(node: Node, shard: Shard) -> ResultShard | None:
     heads = OpCall(node)
-    if part.axis != 1 or not fills(part, node) or heads.weight.op != "get_attr":
+    if shard.axis != 1 or not fills(shard, node) or heads.weight.op != "get_attr":
         return None
-    return Call(node, {heads.x: part}, {"weight": part.ranges}).result
+    return ShardedCall(node, {heads.x: shard}, {"weight": shard.ranges}).result
 
 
-def _mla_attention(node: Node, part: Part) -> PartialResult | None:
+def _mla_attention(node: Node, shard: Shard) -> ResultShard | None:
     attention = OpCall(node)
-    if part.axis != 1 or not fills(part, node):
+    if shard.axis != 1 or not fills(shard, node):
         return None
-    rows = {} if attention.sinks is None else {"sinks": part.ranges}
-    return Call(node, {attention.q_latent: part, attention.q_rope: part}, rows).result
+    rows = {} if attention.sinks is None else {"sinks": shard.ranges}
+    return ShardedCall(node, {attention.q_latent: shard, attention.q_rope: shard}, rows).result
 
 
-def _causal_conv(node: Node, part: Part) -> PartialResult | None:
+def _causal_conv(node: Node, shard: Shard) -> ResultShard | None:
     conv = OpCall(node)
-    if part.axis != 0 or not fills(part, node):
+    if shard.axis != 0 or not fills(shard, node):
         return None
-    last = {name: part.ranges for name in ("weight", "bias") if conv.gives(name)}
-    return Call(node, {conv.x: part}, last=last).result
+    last = {name: shard.ranges for name in ("weight", "bias") if conv.gives(name)}
+    return ShardedCall(node, {conv.x: shard}, last=last).result
 
 
-def _selective_scan(node: Node, part: Part) -> PartialResult | None:
+def _selective_scan(node: Node, shard: Shard) -> ResultShard | None:
     scan = OpCall(node)
-    if part.axis != 0 or not fills(part, node):
+    if shard.axis != 0 or not fills(shard, node):
         return None
-    return Call(node, {scan.x: part, scan.dt: part}, last={"a": part.ranges}).result
+    return ShardedCall(node, {scan.x: shard, scan.dt: shard}, last={"a": shard.ranges}).result
 
 
-_RULES: dict[Any, Callable[[Node, Part], PartialResult | None]] = {
+_RULES: dict[Any, Callable[[Node, Shard], ResultShard | None]] = {
     **dict.fromkeys(VIEWS, _view),
     **dict.fromkeys((*QUANTIZED, armllm.dense_linear.default), _linear),
     armllm.lora_linear.default: _lora_linear,

@@ -1,4 +1,4 @@
-"""Parts of tensors: some elements of one dimension, and their place in tensors of other shapes."""
+"""Shards of tensors: some elements of one dimension, and their place in tensors of other shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class Shard:
     """Elements of one dimension of a tensor.
 
     Attributes:
@@ -32,8 +32,8 @@ class Part:
     ranges: Ranges
 
     @classmethod
-    def of(cls, axis: int, period: int, *chosen: range) -> Part:
-        """Returns a part of ranges of elements."""
+    def of(cls, axis: int, period: int, *chosen: range) -> Shard:
+        """Returns a shard of ranges of elements."""
         return cls(axis, period, tuple((each.start, each.stop) for each in chosen))
 
     @property
@@ -41,19 +41,19 @@ class Part:
         """Number of elements in each group."""
         return sum(end - begin for begin, end in self.ranges)
 
-    def on(self, axis: int) -> Part:
+    def on(self, axis: int) -> Shard:
         """Returns the same elements of another dimension."""
-        return Part(axis, self.period, self.ranges)
+        return Shard(axis, self.period, self.ranges)
 
 
-def union(parts: Iterable[Part], align: int = 1) -> Part:
-    """Returns all elements of parts of one dimension, in ascending order, in whole groups of ``align``."""
-    parts = list(parts)
-    axis, period = parts[0].axis, parts[0].period
+def union(shards: Iterable[Shard], align: int = 1) -> Shard:
+    """Returns all elements of shards of one dimension, in ascending order, in whole groups of ``align``."""
+    shards = list(shards)
+    axis, period = shards[0].axis, shards[0].period
     bounds = sorted(
         (begin // align * align, min(-(-end // align) * align, period))
-        for part in parts
-        for begin, end in part.ranges
+        for shard in shards
+        for begin, end in shard.ranges
     )
     merged = [bounds[0]]
     for begin, end in bounds[1:]:
@@ -61,13 +61,13 @@ def union(parts: Iterable[Part], align: int = 1) -> Part:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
             merged.append((begin, end))
-    return Part(axis, period, tuple(merged))
+    return Shard(axis, period, tuple(merged))
 
 
-def within(part: Part, whole: Part) -> Part:
-    """Returns where the elements of a part are among those of a `union` that contains it."""
+def within(shard: Shard, whole: Shard) -> Shard:
+    """Returns where the elements of a shard are among those of a `union` that contains it."""
     ranges: list[tuple[int, int]] = []
-    for begin, end in part.ranges:
+    for begin, end in shard.ranges:
         at = 0
         for first, last in whole.ranges:
             if first <= begin and end <= last:
@@ -78,24 +78,24 @@ def within(part: Part, whole: Part) -> Part:
             ranges[-1] = ranges[-1][0], end
         else:
             ranges.append((begin, end))
-    return Part(part.axis, whole.count, tuple(ranges))
+    return Shard(shard.axis, whole.count, tuple(ranges))
 
 
-def through_view(part: Part, before: Sequence[Any], after: Sequence[Any]) -> Part | None:
-    """Returns a part of a tensor where it is seen in another shape; None if it is not a part there."""
-    inner = row_size(before, part.axis)
+def through_view(shard: Shard, before: Sequence[Any], after: Sequence[Any]) -> Shard | None:
+    """Returns a shard of a tensor where it is seen in another shape; None if it is not a shard there."""
+    inner = row_size(before, shard.axis)
     if inner is None:
         return None
-    step = math.gcd(part.period, *(bound for each in part.ranges for bound in each))
-    unit, count = inner * step, part.period // step
+    step = math.gcd(shard.period, *(bound for each in shard.ranges for bound in each))
+    unit, count = inner * step, shard.period // step
     for axis in range(len(after)):
         size = row_size(after, axis)
         if size is None:
             return None
         scale = unit // size
         if unit % size == 0 and _is_multiple(after[-1 - axis], count * scale):
-            ranges = tuple((begin // step * scale, end // step * scale) for begin, end in part.ranges)
-            return Part(axis, count * scale, ranges)
+            ranges = tuple((begin // step * scale, end // step * scale) for begin, end in shard.ranges)
+            return Shard(axis, count * scale, ranges)
     return None
 
 
@@ -105,23 +105,23 @@ def row_size(shape: Sequence[Any], axis: int) -> int | None:
     return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
-def sliced(tensor: Tensor, part: Part) -> Tensor:
-    """Returns a part of a tensor, in memory of its own."""
-    dim = tensor.dim() - 1 - part.axis
-    return torch.cat([tensor.narrow(dim, begin, end - begin) for begin, end in part.ranges], dim)
+def sliced(tensor: Tensor, shard: Shard) -> Tensor:
+    """Returns a shard of a tensor, in memory of its own."""
+    dim = tensor.dim() - 1 - shard.axis
+    return torch.cat([tensor.narrow(dim, begin, end - begin) for begin, end in shard.ranges], dim)
 
 
-def slice_node(graph: fx.Graph, node: Node, part: Part) -> Node:
-    """Inserts the call that takes a part of a result, whose period is a whole dimension."""
-    dim = value(node).dim() - 1 - part.axis
-    slices = [call(graph, aten.slice.Tensor, node, dim, begin, end) for begin, end in part.ranges]
+def slice_node(graph: fx.Graph, node: Node, shard: Shard) -> Node:
+    """Inserts the call that takes a shard of a result, whose period is a whole dimension."""
+    dim = value(node).dim() - 1 - shard.axis
+    slices = [call(graph, aten.slice.Tensor, node, dim, begin, end) for begin, end in shard.ranges]
     return slices[0] if len(slices) == 1 else call(graph, aten.cat.default, slices, dim)
 
 
-def fills(part: Part, node: Node) -> bool:
-    """True if a part's period is a dimension of a node's result."""
+def fills(shard: Shard, node: Node) -> bool:
+    """True if a shard's period is a dimension of a node's result."""
     shape = value(node).shape
-    return len(shape) > part.axis and shape[-1 - part.axis] == part.period
+    return len(shape) > shard.axis and shape[-1 - shard.axis] == shard.period
 
 
 def _is_multiple(size: Any, period: int) -> bool:

@@ -1,6 +1,6 @@
-"""Division of heads among ranks: a graph computes a rank's heads, and gathers those of all behind them.
+"""Sharding of heads among ranks: a graph computes a rank's heads, and gathers those of all behind them.
 
-A rank's part of the result of attention, or of a recurrent layer, is followed forward as far as operators
+A rank's shard of the result of attention, or of a recurrent layer, is followed forward as far as operators
 keep heads apart, and gathered there.  From there it is followed backward to the columns of the linear layers
 that it depends on; the rank computes those alone.
 """
@@ -19,16 +19,16 @@ from torch_armllm.ops.op_call import OpCall
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.passes.lib.graph import aten, call, drop_unused, fake_mode, is_op, recompute, value
 from torch_armllm.passes.lib.head_owners import RECURRENT, HeadOwner, adapted_products, head_owners, states_of
-from torch_armllm.passes.lib.partial_results import (
+from torch_armllm.passes.lib.result_shards import (
     QUANTIZED,
-    PartialResult,
-    constant_part,
+    ResultShard,
+    constant_shard,
     is_stateful,
-    later_part,
-    merged_part,
-    partial_result,
+    later_shard,
+    merged_shard,
+    result_shard,
 )
-from torch_armllm.passes.lib.parts import Part, fills, row_size, slice_node, within
+from torch_armllm.passes.lib.shards import Shard, fills, row_size, slice_node, within
 
 armllm = torch.ops.armllm
 _AT_ONCE = (
@@ -37,12 +37,12 @@ _AT_ONCE = (
     armllm.lora_linear.default,
     armllm.causal_conv.default,
 )
-"""Operators that compute all wanted parts of their result by one call."""
+"""Operators that compute all wanted shards of their result by one call."""
 _MOST_IMBALANCE = 1.5
 """Heads of the rank with the most, relative to the average, above which all ranks compute all heads."""
 
 
-class HeadDivision:
+class HeadSharding:
     """The heads and channels of a graph that this rank computes.
 
     Attributes:
@@ -57,9 +57,9 @@ class HeadDivision:
         self._leave_whole(found.keys() - self.owners.keys())
         self._plan = _Plan(module, self.owners, set())
         whole: set[Node] = set()
-        while undivided := self._undivided():
-            whole |= undivided
-            self._leave_whole(undivided)
+        while unsharded := self._unsharded():
+            whole |= unsharded
+            self._leave_whole(unsharded)
             self._plan = _Plan(module, self.owners, whole)
 
     @property
@@ -76,61 +76,61 @@ class HeadDivision:
             return set()
         return set(_Rewrite(self._module, self._group, self._plan, self.owners).run())
 
-    def _leave_whole(self, undivided: Iterable[Node]) -> None:
+    def _leave_whole(self, unsharded: Iterable[Node]) -> None:
         """Leaves operators whole; all attention, if some of it is, as its layers share a cache."""
-        left = set(undivided)
+        left = set(unsharded)
         if any(is_op(node, armllm.paged_attention.default) for node in left):
             left |= {n for n in self.owners if is_op(n, armllm.paged_attention.default)}
         self.owners = {n: each for n, each in self.owners.items() if n not in left}
 
-    def _undivided(self) -> set[Node]:
-        """Returns operators that have to be left whole, as the plan cannot divide them."""
+    def _unsharded(self) -> set[Node]:
+        """Returns operators that have to be left whole, as the plan cannot shard them."""
         results = self._plan.results
-        undivided = {n for n, o in self.owners.items() if results.get(n, {}).get(o.part) is not o.result}
-        if undivided or self._plan.failed:
-            return undivided or set(self.owners)
+        unsharded = {n for n, o in self.owners.items() if results.get(n, {}).get(o.shard) is not o.result}
+        if unsharded or self._plan.failed:
+            return unsharded or set(self.owners)
         counts: dict[Node, set[int | None]] = {}
         for node in self._module.graph.nodes:
             if node.target in RECURRENT:
-                part = self._plan.merged.get(node)
-                counts.setdefault(states_of(node), set()).add(None if part is None else part.count)
+                shard = self._plan.merged.get(node)
+                counts.setdefault(states_of(node), set()).add(None if shard is None else shard.count)
         uneven = {states for states, each in counts.items() if len(each) > 1}
         return {n for n in self._plan.merged if n.target in RECURRENT and states_of(n) in uneven}
 
 
 class _Plan:
-    """The parts of results that a rank computes.
+    """The shards of results that a rank computes.
 
     Attributes:
         results: the calls that compute them.
-        merged: parts that contain all wanted ones of a result, where they are computed at once.
-        seeds: results that are gathered: the owner of the heads, and this rank's part.
-        writes: calls that write parts.
-        rotations: calls that change results in place, and those results of which parts are wanted.
-        failed: True if a part is wanted that cannot be had.
+        merged: shards that contain all wanted ones of a result, where they are computed at once.
+        seeds: results that are gathered: the owner of the heads, and this rank's shard.
+        writes: calls that write shards.
+        rotations: calls that change results in place, and those results of which shards are wanted.
+        failed: True if a shard is wanted that cannot be had.
     """
 
     def __init__(self, module: fx.GraphModule, owners: dict[Node, HeadOwner], whole: set[Node]) -> None:
-        self.results: dict[Node, dict[Part, PartialResult]] = {}
-        self.merged: dict[Node, Part] = {}
-        self.seeds: dict[Node, tuple[HeadOwner, Part]] = {}
+        self.results: dict[Node, dict[Shard, ResultShard]] = {}
+        self.merged: dict[Node, Shard] = {}
+        self.seeds: dict[Node, tuple[HeadOwner, Shard]] = {}
         self.writes = {node: write for owner in owners.values() for node, write in owner.writes.items()}
-        self.rotations: dict[Node, dict[Node, Part]] = {}
+        self.rotations: dict[Node, dict[Node, Shard]] = {}
         self.failed = False
         self._owners = owners
         self._whole = set(whole)
-        self._wanted: dict[Node, dict[Part, None]] = {}
+        self._wanted: dict[Node, dict[Shard, None]] = {}
         for node, owner in owners.items():
-            last, part = _gathered_at(node, owner.part)
-            self.seeds[last] = owner, part
-            self._want(last, part)
+            last, shard = _gathered_at(node, owner.shard)
+            self.seeds[last] = owner, shard
+            self._want(last, shard)
         for node in reversed(module.graph.nodes):
             self._visit(node)
         for rotated in self.rotations.values():
             self.failed |= any(n in self._whole or len(self._wanted[n]) > 1 for n in rotated)
 
-    def _want(self, node: Node, part: Part) -> None:
-        self._wanted.setdefault(node, {})[part] = None
+    def _want(self, node: Node, shard: Shard) -> None:
+        self._wanted.setdefault(node, {})[shard] = None
 
     def _visit(self, node: Node) -> None:
         wanted = list(self._wanted.get(node, ()))
@@ -145,19 +145,19 @@ class _Plan:
         elif node in self._whole or node.op == "output" or (is_stateful(node) and not wanted):
             self._leave_whole(node, wanted)
         elif wanted:
-            self._divide(node, wanted)
+            self._shard(node, wanted)
 
-    def _divide(self, node: Node, wanted: list[Part]) -> None:
-        made: dict[Part, PartialResult | None]
+    def _shard(self, node: Node, wanted: list[Shard]) -> None:
+        made: dict[Shard, ResultShard | None]
         if node in self._owners:
             owner = self._owners[node]
-            made = {owner.part: owner.result} if wanted == [owner.part] else {}
+            made = {owner.shard: owner.result} if wanted == [owner.shard] else {}
         elif node.target in _AT_ONCE:
-            whole = merged_part(node, wanted)
-            made = {} if whole is None else {whole: partial_result(node, whole)}
+            whole = merged_shard(node, wanted)
+            made = {} if whole is None else {whole: result_shard(node, whole)}
         else:
-            made = {part: partial_result(node, part) for part in wanted}
-        results = {part: result for part, result in made.items() if result is not None}
+            made = {shard: result_shard(node, shard) for shard in wanted}
+        results = {shard: result for shard, result in made.items() if result is not None}
         if not results or len(results) < len(made):
             self._leave_whole(node, wanted)
             return
@@ -167,17 +167,17 @@ class _Plan:
         for result in results.values():
             self._follow(node, result.sources)
 
-    def _follow(self, node: Node, sources: Mapping[Node, Part]) -> None:
-        """Wants the parts of arguments, and the other arguments as a whole."""
-        for source, part in sources.items():
-            self._want(source, part)
+    def _follow(self, node: Node, sources: Mapping[Node, Shard]) -> None:
+        """Wants the shards of arguments, and the other arguments as a whole."""
+        for source, shard in sources.items():
+            self._want(source, shard)
         others = node.all_input_nodes
         if is_op(node, operator.getitem):  # its source is that of the split
             others = []
         self._need(source for source in others if source not in sources)
 
-    def _leave_whole(self, node: Node, wanted: list[Part]) -> None:
-        self.failed |= any(not fills(part, node) for part in wanted)
+    def _leave_whole(self, node: Node, wanted: list[Shard]) -> None:
+        self.failed |= any(not fills(shard, node) for shard in wanted)
         self._whole.add(node)
         self._need(node.all_input_nodes)
 
@@ -187,17 +187,17 @@ class _Plan:
         )  # what is gathered is read instead
 
 
-def _gathered_at(node: Node, part: Part) -> tuple[Node, Part]:
-    """Returns the last result that keeps the heads of an operator apart, and the part of it that they are."""
-    last = node, part
+def _gathered_at(node: Node, shard: Shard) -> tuple[Node, Shard]:
+    """Returns the last result that keeps heads of an operator apart, and the shard of it that they are."""
+    last = node, shard
     while len(node.users) == 1:
         (user,) = node.users
-        later = later_part(user, node, part)
+        later = later_shard(user, node, shard)
         if later is None:
             break
-        node, part = user, later
-        if row_size(value(node).shape, part.axis) is not None:
-            last = node, part
+        node, shard = user, later
+        if row_size(value(node).shape, shard.axis) is not None:
+            last = node, shard
     return last
 
 
@@ -211,7 +211,7 @@ class _Rewrite:
         self._graph = module.graph
         self._group = group
         self._plan = plan
-        self._made: dict[tuple[Node, Part], Node] = {}
+        self._made: dict[tuple[Node, Shard], Node] = {}
 
     def run(self) -> list[Node]:
         """Rewrites the graph, and returns the calls that replace those of linear layers."""
@@ -223,10 +223,10 @@ class _Rewrite:
         for node in list(graph.nodes):
             self._before = node
             with graph.inserting_before(node):
-                for part, result in plan.results.get(node, {}).items():
-                    self._made[node, part] = result.emit(self._module, self._get)
+                for shard, result in plan.results.get(node, {}).items():
+                    self._made[node, shard] = result.emit(self._module, self._get)
                     if is_op(node, *QUANTIZED):
-                        linear.append(self._made[node, part])
+                        linear.append(self._made[node, shard])
                 if node in plan.seeds:
                     self._gather(node, *plan.seeds[node])
                 if node in plan.writes:
@@ -242,38 +242,38 @@ class _Rewrite:
         return linear
 
     def _narrow_states(self) -> None:
-        """Gives the states of divided operators the size of this rank's part."""
-        for node, part in self._plan.merged.items():
+        """Gives the states of sharded operators the size of this rank's shard."""
+        for node, shard in self._plan.merged.items():
             if node.target not in RECURRENT:
                 continue
             states, layer = states_of(node), OpCall(node).state
             shape: list[Any] = list(value(states).shape)
-            shape[2 if is_op(node, armllm.gated_delta_rule.default) else -1] = part.count
+            shape[2 if is_op(node, armllm.gated_delta_rule.default) else -1] = shard.count
             if tuple(shape) != tuple(value(states).shape):
                 with fake_mode(node):
                     states.meta["val"] = torch.empty(shape, dtype=value(states).dtype)
             recompute(layer)
 
-    def _get(self, node: Node, part: Part) -> Node:
-        """Returns a part of a result, which is made before the insertion point."""
-        if (node, part) not in self._made:
-            self._made[node, part] = self._part_of_whole(node, part)
-        return self._made[node, part]
+    def _get(self, node: Node, shard: Shard) -> Node:
+        """Returns a shard of a result, which is made before the insertion point."""
+        if (node, shard) not in self._made:
+            self._made[node, shard] = self._shard_of_whole(node, shard)
+        return self._made[node, shard]
 
-    def _part_of_whole(self, node: Node, part: Part) -> Node:
+    def _shard_of_whole(self, node: Node, shard: Shard) -> Node:
         if node.op == "get_attr":
-            return constant_part(self._module, self._before, node, part)
+            return constant_shard(self._module, self._before, node, shard)
         if (whole := self._plan.merged.get(node)) is not None:
-            return slice_node(self._graph, self._made[node, whole], within(part, whole))
-        return slice_node(self._graph, node, part)
+            return slice_node(self._graph, self._made[node, whole], within(shard, whole))
+        return slice_node(self._graph, node, shard)
 
-    def _gather(self, node: Node, owner: HeadOwner, part: Part) -> None:
-        """Gathers a result behind its last part."""
+    def _gather(self, node: Node, owner: HeadOwner, shard: Shard) -> None:
+        """Gathers a result behind its last shard."""
         shape = value(node).shape
-        size = part.period * (row_size(shape, part.axis) or 1)
+        size = shard.period * (row_size(shape, shard.axis) or 1)
         columns = [count * size // sum(owner.counts) for count in owner.counts]
         graph = self._graph
-        rows = call(graph, aten.reshape.default, self._get(node, part), [-1, columns[self._group.rank]])
+        rows = call(graph, aten.reshape.default, self._get(node, shard), [-1, columns[self._group.rank]])
         whole = call(graph, armllm.gather_columns.default, rows, self._group.communicator, columns)
         sizes = [each if isinstance(each, int) else -1 for each in shape]
         users = [user for user in node.users if user is not rows]

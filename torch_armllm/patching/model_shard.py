@@ -1,4 +1,4 @@
-"""The part of a model that one of several processes computes: a stage's layers, a rank's columns, or both."""
+"""The shard of a model that a process computes: a stage's layers, a rank's columns, or both."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.lora.read_slots import slots_read_by
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage import Stage
 from torch_armllm.patching.build_plan import build_plan
-from torch_armllm.patching.divided_slots import divided_slots
-from torch_armllm.patching.divisible_model import divisible_model
 from torch_armllm.patching.patch import remove_plan
+from torch_armllm.patching.patched_model import servable_model
+from torch_armllm.patching.sharded_slots import sharded_slots
+from torch_armllm.patching.state import why_not_captured
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.quant.inspection import is_packed
@@ -25,25 +27,25 @@ from torch_armllm.system.huge_pages import collapse
 
 
 @dataclass
-class DividedModel:
-    """A part of a model.
+class ModelShard:
+    """A shard of a model.
 
     Attributes:
-        part: what this process computes.  The first stage has the output layer too, or a rank's part of it.
+        model: what this process computes.  The first stage has the output layer too, or a rank's shard of it.
         whole_shape: shape of the cache of the whole model.
-        description: of the whole model; it is equal in all processes whose parts fit together.
+        description: of the whole model; it is equal in all processes whose shards fit together.
     """
 
-    part: PlanModel
+    model: PlanModel
     whole_shape: Shape
     description: str
 
 
 @torch.no_grad()
-def divided_model(
+def model_shard(
     model: Any, kv_cache_dtype: str | None, place: RankPlace, group: RankGroup | None
-) -> DividedModel:
-    """Returns the part of a process, with weights of its own.
+) -> ModelShard:
+    """Returns the shard of a process, with weights of its own.
 
     Args:
         model: a patched model.  It is unpatched, and no longer needed.
@@ -52,10 +54,10 @@ def divided_model(
         group: the ranks of this process's stage, all of which call this at the same time; None: it is one.
 
     Raises:
-        ValueError: the model has no native plan, cannot be divided so, or has no experts to share out whole.
+        ValueError: the model has no native plan, cannot be sharded so, or has no experts.
     """
     setting = "tensor_parallel_size" if place.stages == 1 else "pipeline_parallel_size"
-    whole = divisible_model(model, setting)
+    whole = _whole_model(model, setting)
     if group is not None and group.whole_experts and "moe" not in whole.plan.program.opcodes:
         raise ValueError(
             f"enable_expert_parallel is for models with quantized experts, and {whole.name} has none: leave "
@@ -80,14 +82,53 @@ def divided_model(
     if place.stage > 0:
         head = head.without_weights()
     elif group is not None:
-        head = head.divided(group)
+        head = head.shard(group)
     slots = whole.slots
     if slots is not None:
         has_head = place.stage == 0
-        slots = divided_slots(model, slots, plan.program.constants, built.adapter_columns, has_head)
+        slots = sharded_slots(model, slots, plan.program.constants, built.adapter_columns, has_head)
         slots = replace(slots, ranks=place.tensor_ranks)
     collapse([*plan.program.constants, *head.tensors])
     program = whole.plan.program
     facts = whole.name, program.opcodes, program.columns, program.dtype, whole.vocab_size, whole.shape
-    part = replace(whole, plan=plan, shape=built.shape, head=head, slots=slots)
-    return DividedModel(part, whole.shape, repr((*facts, place.tensor_ranks, place.stages)))
+    shard = replace(whole, plan=plan, shape=built.shape, head=head, slots=slots)
+    return ModelShard(shard, whole.shape, repr((*facts, place.tensor_ranks, place.stages)))
+
+
+def _whole_model(model: Any, setting: str) -> PlanModel:
+    """Returns the plan and the output layer of a patched model, which share memory with it.
+
+    Args:
+        model: a patched model.
+        setting: name of the setting that needs them, for errors.
+
+    Raises:
+        ValueError: the model has no native plan, or its output layer is not one matrix product.
+    """
+    name = type(model).__name__
+    servable = servable_model(model)
+    if servable is None or (plan := native_plan(servable.plan)) is None:
+        found = None if servable is None else servable.plan
+        why = f"its graph runs node by node: {getattr(found, 'why_not_native', '')}"
+        reason = why_not_captured(model) or why
+        raise ValueError(f"{setting} needs a native plan, and {name} has none: {reason}")
+    program = plan.program
+    head = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
+    if head is None:
+        raise ValueError(
+            f"{setting} needs an output layer that is one matrix product, and that of {name} "
+            "does more: leave it out"
+        )
+    return PlanModel(
+        name=servable.name,
+        plan=plan,
+        shape=servable.shape,
+        vocab_size=servable.vocab_size,
+        max_length=servable.max_length,
+        first_position=servable.first_position,
+        position_limit=servable.position_limit,
+        stated_positions=servable.stated_positions,
+        head=head,
+        generation_config=servable.generation_config,
+        slots=slots_read_by(model, program.constants),
+    )

@@ -1,4 +1,4 @@
-"""The slots for adapters of a model that several processes share out."""
+"""The slots for adapters of a sharded model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch_armllm.lora.slots import EmbeddingSlots, LoraSlots
 from torch_armllm.passes.lib.adapter_columns import AdapterColumns
 
 
-def divided_slots(
+def sharded_slots(
     model: Any, whole: SlotSet, constants: Sequence[Tensor], columns: Sequence[AdapterColumns], has_head: bool
 ) -> SlotSet:
     """Leaves what a process computes in the slots of a model, and lets the memory of its weights go.
 
     Args:
-        model: whose part the process computes.
+        model: whose shard the process computes.
         whole: the slots that the plan of the whole model reads.
         constants: of the process's plan.
-        columns: what it has of layers whose columns are shared out.
+        columns: what it has of layers whose columns are sharded.
         has_head: the process computes logits.
     """
     base = base_model_of(model)
