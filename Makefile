@@ -49,7 +49,7 @@ TOOLS := build/tools
 CPP     := $(shell find ops -name '*.cpp' -o -name '*.h')
 CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h tests/runtime/*.cpp tests/runtime/*.h bench/*/*.cpp bench/*/*.h bench/*/*.c)
 # The tests that `make check` runs: fast ones of several layers.
-FAST    := tests/ops/test_linear.py tests/ops/test_moe.py tests/ops/test_paged_attention*.py tests/ops/test_norm.py \
+FAST    := tests/ops/test_linear.py tests/ops/test_moe.py tests/ops/test_paged_attention*.py tests/ops/test_properties.py \
            tests/ops/test_rope.py tests/kv_cache tests/engine/scheduling tests/golden tests/patching/test_parity.py \
            tests/system tests/packaging/test_lint.py
 # The tests that run compiled code, for `make asan`.

@@ -85,7 +85,7 @@ ARMLLM_ISA=neon run saved-forced-neon emulated neoverse-n1 tests/arm/{test_isa,t
 run plans-sve256 emulated sve256 tests/arm/{test_isa,test_saved}.py \
   tests/plan/test_{plan_elementwise,pointwise}.py -k "$computed" "$@"
 run fuzz-sve256 bounded sve256 tests/fuzz/test_ops.py -k random_calls
-run ops-sme2 emulated sme2 tests/ops/test_{linear,two_digits}.py -k sme2
+run ops-sme2 emulated sme2 tests/ops/test_linear{,_inputs}.py -k "sme2 or two_digits or special"
 run kernels-i8mm kernels i8mm i8mm
 run kernels-neoverse-n1 kernels neoverse-n1 dotprod
 run kernels-a64fx kernels a64fx sve

@@ -11,7 +11,7 @@ wheel=${1:?the wheel}
 cpu=${2:-i8mm}
 shift $(($# < 2 ? $# : 2))
 tests=("$@")
-((${#tests[@]})) || tests=(tests/ops/test_{linear,norm,moe}.py -q -k "not opcheck and not well_formed and not triton")
+((${#tests[@]})) || tests=(tests/ops/test_{linear,rope,moe}.py -q -k "not opcheck and not well_formed and not triton")
 
 bash "$here/setup.sh" >/dev/null
 build=$root/build/wheel-test

@@ -19,7 +19,8 @@ from tests.fuzz.ops.calls.every_op import CALLS
 from tests.fuzz.ops.memory import GuardedMemory
 from tests.fuzz.ops.target import tensors_of
 from tests.support.packed_weights import packed
-from torch_armllm.ops import linear
+from torch_armllm.ops import linear, lora, mla
+from torch_armllm.ops.attention import SCALED, kv_write, value_size_of
 from torch_armllm.ops.linear.schemes import PANEL
 
 _LINEAR, _SETTINGS = {"x": 1, "residual": 1}, {"top_k": 0, "top_p": 0, "min_p": 0, "repetition_penalty": 0}
@@ -70,6 +71,8 @@ SEQUENCES: dict[str, tuple[str, ...]] = {
     "compress_windows": ("kv", "gate", "cos", "sin", "save_slots"),
 }
 """Ops on sequences: their arguments with an element per token."""
+TESTED = [name for name in CALLS if name not in ("isa_select", "isa_list", "team_threads", "plan_tables")]
+"""Ops that compute."""
 _BY_SEQUENCE = ("block_table", "seq_lens", "state_slots")
 _PLAIN = GuardedMemory(0, 0)
 """Without slots: tensors are in torch's memory."""
@@ -99,6 +102,7 @@ class OpCall:
             for key, value in call.items()
         }
         arguments |= _weights(call)
+        _bound(name, arguments)
         if name.endswith("_q"):
             arguments["q"].clamp_(min=-127)  # quantized rows hold no -128
         for key, dims in ROWS.get(name, {}).items() if flat else ():
@@ -178,6 +182,33 @@ class OpCall:
         own["query_start"] = torch.tensor([0, tokens.stop - tokens.start], dtype=torch.int32)
         own |= {name: self.arguments[name][tokens] for name in self.by_token}
         return self.replaced(**own)
+
+
+def _bound(name: str, arguments: dict[str, Any]) -> None:
+    """Replaces bytes that are scales, most of which overflow, and factors of states that only grow."""
+    cache, k_cache = arguments.get("cache"), arguments.get("k_cache")
+    if isinstance(cache, Tensor) and cache.dtype == torch.int8:
+        latent = arguments.get("latent", arguments.get("q_latent"))
+        rank = latent.shape[-1]
+        rows = torch.randn(cache[..., 0].numel(), cache.shape[-1] - 2 * torch.float32.itemsize)
+        mla.mla_write(rows[:, :rank], rows[:, rank:], cache, torch.arange(len(rows)))
+    if isinstance(k_cache, Tensor) and k_cache.dtype in SCALED:
+        v_cache, scales = arguments["v_cache"], (arguments["k_scales"], arguments["v_scales"])
+        blocks, heads, block_size = scales[0].shape
+        sizes = arguments.get("q", arguments.get("k")).shape[-1], value_size_of(v_cache)
+        rows = [torch.randn(blocks * block_size, heads, size) for size in sizes]
+        kv_write(*rows, k_cache, v_cache, torch.arange(blocks * block_size), *scales)
+    for key in ("a", "b", "inner_a", "inner_b", "outer_a", "outer_b"):
+        factors = arguments.get(key)
+        if isinstance(factors, Tensor) and factors.dtype == torch.int8:
+            groups = factors.unflatten(-1, (-1, lora.BLOCK + torch.float32.itemsize))
+            groups[..., lora.BLOCK :] = torch.rand(*groups.shape[:-1], 1).div(99).view(torch.int8)
+    if name == "gated_delta_rule":
+        arguments["gate"].abs_().neg_()
+        arguments["k"].div_(arguments["k"].shape[-1] ** 0.5)
+    if name == "selective_scan":
+        arguments["a"].abs_().neg_()
+        arguments["dt"].abs_()
 
 
 def _weights(call: Call) -> dict[str, Tensor]:

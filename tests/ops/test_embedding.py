@@ -51,23 +51,3 @@ def test_large_values_are_exact() -> None:
     actual = embedding.split_embedding(torch.arange(64), packed, rest, torch.bfloat16)
     large = weight.float().abs() > weight.float().abs().amax(1, keepdim=True) / 64
     assert torch.equal(actual[large], weight[large])
-
-
-def test_empty_ids_return_empty_and_invalid_arguments_raise() -> None:
-    _, packed, rest = table(20, 32)
-    no_ids = torch.empty(1, 0, dtype=torch.int64)
-    assert embedding.split_embedding(no_ids, packed, rest, torch.bfloat16).shape == (1, 0, 32)
-    with pytest.raises(RuntimeError, match="id 20 is not in"):
-        embedding.split_embedding(torch.tensor([20]), packed, rest, torch.float32)
-    with pytest.raises(RuntimeError, match="weight must be uint8"):
-        embedding.split_embedding(torch.tensor([0]), packed[:1], rest, torch.float32)
-    with pytest.raises(RuntimeError, match="rotated rows need whole groups of 32 elements; the width is 70"):
-        embedding.split_embedding(torch.tensor([0]), *table(20, 70)[1:], torch.float32, "i8", True)
-    with pytest.raises(RuntimeError, match="int32"):
-        torch.ops.armllm.split_embedding(torch.tensor([0]), packed, rest, "int32")
-
-
-def test_a_scheme_of_four_bits_is_refused() -> None:
-    _, packed, rest = table(20, 32)
-    with pytest.raises(RuntimeError, match="scheme must be i8 or int6, not g32i"):
-        torch.ops.armllm.split_embedding(torch.tensor([0]), packed, rest, "bfloat16", "g32i")

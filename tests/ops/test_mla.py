@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import attention, mla, variants
+from torch_armllm.ops import mla, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 CACHES = (*FLOATS, torch.int8)
@@ -51,17 +49,6 @@ class Batch:
 
     def reference(self) -> Tensor:
         return mla.reference_mla_attention(*self.arguments())  # type: ignore[arg-type]
-
-    def select(self, sequence: int, token: int | None = None) -> Batch:
-        """Returns a batch of one sequence, or of one of its queries as a decode step that ends there."""
-        first = sum(self.query_lens[:sequence])
-        block_table = self.block_table[sequence : sequence + 1]
-        seq_len, query_len = self.seq_lens[sequence], self.query_lens[sequence]
-        if token is not None:
-            first, seq_len, query_len = first + token, seq_len - query_len + token + 1, 1
-        tokens = slice(first, first + query_len)
-        queries = {"q_latent": self.q_latent[tokens], "q_rope": self.q_rope[tokens]}
-        return replace(self, block_table=block_table, seq_lens=(seq_len,), query_lens=(query_len,), **queries)
 
 
 def make_batch(
@@ -167,50 +154,6 @@ def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
-@pytest.mark.parametrize("cache_dtype", CACHES)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    check(make_batch((30, 20), (22, 1), heads=2, cache_dtype=cache_dtype, dtype=dtype))
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
-    heads=st.integers(1, 20),
-    sizes=st.tuples(st.integers(1, 70), st.integers(0, 30)),
-    block_size=st.sampled_from(attention.BLOCK_SIZES),
-    cache_dtype=st.sampled_from(CACHES),
-    sinks=st.booleans(),
-    window=st.sampled_from((0, 0, 1, 5, 16, 200, 2**40)),
-    seed=st.integers(0, 99),
-)
-def test_random_shapes_match_reference(
-    sequences: list[tuple[int, int]],
-    heads: int,
-    sizes: tuple[int, int],
-    block_size: int,
-    cache_dtype: torch.dtype,
-    sinks: bool,
-    window: int,
-    seed: int,
-) -> None:
-    query_lens = tuple(n for _, n in sequences)
-    seq_lens = tuple(cached + n for cached, n in sequences)
-    check(
-        make_batch(
-            seq_lens,
-            query_lens,
-            heads=heads,
-            sizes=sizes,
-            block_size=block_size,
-            cache_dtype=cache_dtype,
-            sinks=sinks,
-            window=window,
-            seed=seed,
-        )
-    )
-
-
 @pytest.mark.parametrize("variant", RUNNABLE)
 def test_equals_attention_of_expanded_heads(variant: str) -> None:
     """Compares with attention over keys and values that are expanded from the latents, as in DeepSeek-V2."""
@@ -245,27 +188,6 @@ def test_equals_attention_of_expanded_heads(variant: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache_dtype", CACHES)
-@pytest.mark.parametrize("window", [0, 37, 300])
-def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype, window: int) -> None:
-    query_lens = (60, 40, 1, 2)
-    batch = make_batch(
-        *((290, 40, 540, 5), query_lens),
-        heads=5,
-        cache_dtype=cache_dtype,
-        dtype=torch.bfloat16,
-        sinks=True,
-        window=window,
-    )
-    with variants.use(variant):
-        together = batch.run().split(query_lens)
-        for sequence, count in enumerate(query_lens):
-            assert torch.equal(batch.select(sequence).run(), together[sequence])
-            for token in {0, count // 2, count - 1}:
-                assert torch.equal(batch.select(sequence, token).run()[0], together[sequence][token])
-
-
 @pytest.mark.parametrize("cache_dtype", CACHES)
 @pytest.mark.parametrize(
     ("seq_lens", "query_lens", "heads"),
@@ -286,22 +208,6 @@ def test_thread_count_does_not_change_bits(
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
-    batch = make_batch((20,), (20,), heads=2)
-    q = batch.q_latent.clone()
-    q[3, 0, 5] = math.nan
-    q[4, 1, 0] = math.inf
-    with variants.use(variant):
-        expected = batch.run()
-        result = replace(batch, q_latent=q).run()
-    assert result[3, 0].isnan().all()
-    assert result[4, 1].isnan().any()
-    untouched = torch.ones(20, 2, dtype=torch.bool)
-    untouched[3, 0] = untouched[4, 1] = False
-    assert torch.equal(result[untouched], expected[untouched])
-
-
-@pytest.mark.parametrize("variant", RUNNABLE)
 def test_positions_before_the_window_are_not_read(variant: str) -> None:
     batch = make_batch((300,), (3,), window=20)
     freed = replace(batch, block_table=batch.block_table.clone())
@@ -313,11 +219,6 @@ def test_positions_before_the_window_are_not_read(variant: str) -> None:
 def test_large_scores_match_reference() -> None:
     batch = make_batch((300,), (2,))
     check(replace(batch, q_latent=batch.q_latent * 1e4))
-
-
-def test_empty_batch_returns_empty() -> None:
-    assert make_batch((), ()).run().shape == (0, 3, 32)
-    assert make_batch((5, 0), (0, 0)).run().shape == (0, 3, 32)
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
@@ -395,45 +296,3 @@ def test_int8_rows_keep_the_scales_of_both_parts() -> None:
     rows = mla.latents_by_token(cache, 512).flatten(0, 1)[:40]
     for part, own in zip(rows.split([512, 64], -1), (latent, k_rope), strict=True):
         assert ((part - own).abs().amax(-1) <= own.abs().amax(-1) / 253).all()
-
-
-def test_invalid_arguments_raise() -> None:
-    batch = make_batch((30, 20), (4, 1))
-    with pytest.raises(ValueError, match="block size 24"):
-        mla.new_latent_cache(1, 8, 8, 24, torch.float32)
-    with pytest.raises(ValueError, match="int32"):
-        mla.new_latent_cache(1, 8, 8, 16, torch.int32)
-    invalid: list[tuple[dict[str, object], str]] = [
-        ({"q_latent": batch.q_latent[:, :, :31]}, "q_latent and q_rope have together 39 values per head"),
-        ({"q_latent": batch.q_latent[0]}, "tokens, heads, rank"),
-        ({"q_latent": batch.q_latent[:, :2]}, "q_rope has shape"),
-        ({"q_rope": batch.q_rope[:3]}, "q_rope has shape"),
-        ({"q_rope": batch.q_rope.half()}, "dtype of q_latent"),
-        ({"cache": batch.cache[:, :8]}, "block size 8"),
-        ({"cache": batch.cache[0]}, "blocks, block size, rank"),
-        ({"cache": batch.cache.transpose(0, 1).contiguous().transpose(0, 1)}, "contiguous"),
-        ({"cache": batch.cache.long()}, "float32, bfloat16"),
-        ({"query_lens": (4, 2)}, "number of tokens"),
-        ({"seq_lens": (3, 20)}, "seq_lens says 3"),
-        ({"seq_lens": (30, 50)}, "needs 4 blocks"),
-        ({"block_table": batch.block_table.long()}, "int32"),
-        ({"block_table": batch.block_table + 9}, "names block"),
-        ({"block_table": batch.block_table - 9}, "names block -"),
-        ({"sinks": torch.zeros(2)}, "sinks must be float32, one for each of the 3 heads"),
-        ({"sinks": torch.zeros(3).half()}, "sinks must be float32"),
-    ]
-    for change, message in invalid:
-        with pytest.raises(RuntimeError, match=message):
-            replace(batch, **change).run()  # type: ignore[arg-type]
-    selected = torch.zeros(5, 2, dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="selected and a window of 7 exclude each other"):
-        mla.mla_attention(*replace(batch, sinks=None).arguments()[:9], selected, 7)  # type: ignore[arg-type]
-    latent, k_rope, cache = torch.zeros(2, 32), torch.zeros(2, 8), batch.cache
-    with pytest.raises(RuntimeError, match="slot 99999 of token 1"):
-        mla.mla_write(latent, k_rope, cache, torch.tensor([0, 99999]))
-    with pytest.raises(RuntimeError, match="slots must be int64"):
-        mla.mla_write(latent, k_rope, cache, torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(RuntimeError, match="latent and k_rope are 32 and 7 wide"):
-        mla.mla_write(latent, k_rope[:, :7], cache, torch.arange(2))
-    with pytest.raises(RuntimeError, match="k_rope has shape"):
-        mla.mla_write(latent, k_rope[:1], cache, torch.arange(2))

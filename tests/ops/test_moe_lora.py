@@ -53,9 +53,17 @@ def expected_of(layer: MoeLayer, inputs: Inputs, adapters: moe.ExpertAdapters) -
     return moe.reference_int4_moe_lora(*inputs, **options_of(layer), **adapters._asdict())
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
-@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 90])
-@pytest.mark.parametrize("intermediate", [16, 72, 280])
+@pytest.mark.parametrize(
+    ("tokens", "intermediate", "dtype"),
+    [
+        (0, 72, KINDS[0]),
+        (1, 280, KINDS[1]),
+        (2, 72, KINDS[2]),
+        (7, 16, KINDS[0]),
+        (90, 280, KINDS[2]),
+        (90, 16, KINDS[1]),
+    ],
+)
 def test_matches_reference_in_all_variants(tokens: int, intermediate: int, dtype: torch.dtype) -> None:
     layer = make_layer(activation="relu", bias=torch.bfloat16, hidden=96, intermediate=intermediate)
     inputs, adapters = make_input(layer, tokens, 2), make_adapters(layer, tokens, dtype)
@@ -119,28 +127,3 @@ def test_tokens_past_the_list_have_no_adapter() -> None:
     assert torch.equal(found[4:], plain[4:]) and not torch.equal(found[3], plain[3])
     none = adapters._replace(adapters=torch.zeros(0, dtype=torch.int32))
     assert torch.equal(run(layer, inputs, none), plain)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"inner_a": torch.randn(3, 4, 5, 65)}, r"inner_a must be contiguous, of shape \(3, 4, 5, 64\)"),
-        ({"inner_a": torch.randn(3, 4, 64)}, "four dimensions"),
-        ({"inner_b": torch.randn(3, 4, 1, 1, 5, 64)}, r"inner_b .* \(3, 4, 2, 1, 5, 64\)"),
-        ({"outer_a": torch.randn(3, 5, 8, 48)}, r"outer_a .* \(3, 4, 8, 48\)"),
-        ({"outer_b": torch.randn(3, 4, 1, 1, 7, 64)}, r"outer_b .* \(3, 4, 1, 1, 8, 64\)"),
-        ({"outer_a": torch.randn(3, 4, 8, 48).bfloat16()}, "same dtype"),
-        ({"inner_ranks": torch.zeros(2, dtype=torch.int32)}, "each of the 3 slots"),
-        ({"outer_ranks": torch.full((3,), 9, dtype=torch.int32)}, "has the rank 9"),
-        ({"inner_ranks": torch.full((3,), -1, dtype=torch.int32)}, "has the rank -1"),
-        ({"adapters": torch.full((5,), 3, dtype=torch.int32)}, "row 0 has the adapter 3"),
-        ({"adapters": torch.zeros(5, dtype=torch.int64)}, "int32 vector"),
-    ],
-    ids=["a", "dims", "b", "experts", "outer-b", "dtype", "ranks", "rank", "below", "slot", "int64"],
-)
-def test_wrong_adapters(changed: dict[str, Tensor], message: str) -> None:
-    layer = make_layer()
-    inputs = make_input(layer, 5, 2)
-    adapters = make_adapters(layer, 5)._replace(adapters=torch.zeros(5, dtype=torch.int32))
-    with pytest.raises(RuntimeError, match=message):
-        run(layer, inputs, adapters._replace(**changed))

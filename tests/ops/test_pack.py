@@ -281,35 +281,13 @@ def test_interleaved_panels_alternate() -> None:
         linear.interleave_panels(gate, up[:1])
 
 
-def test_mismatched_arguments_raise() -> None:
+def test_schemes_of_another_kind_are_refused() -> None:
     q, multipliers, scales, *_ = random_parts(20, 40, "g32i")
-    assert multipliers is not None
-    with pytest.raises(RuntimeError, match="-8..7"):
-        linear.pack_int4(q + 8, multipliers, scales)
-    with pytest.raises(RuntimeError, match=r"1\.\.16"):
-        linear.pack_int4(q, multipliers * 0, scales)
-    with pytest.raises(RuntimeError, match="multipliers"):
-        linear.pack_int4(q, None, scales)
-    with pytest.raises(RuntimeError, match="multipliers"):
-        linear.pack_int4(q, multipliers, scales, "row")
-    with pytest.raises(RuntimeError, match="one column per group"):
-        linear.pack_int4(q, multipliers[:, :1], scales)
-    with pytest.raises(RuntimeError, match="scales"):
-        linear.pack_int4(q, multipliers, scales[:-1])
-    with pytest.raises(RuntimeError, match="float32"):
-        linear.pack_int4(q, multipliers, scales.double())
-    with pytest.raises(RuntimeError, match="int8"):
-        linear.pack_int4(q.int(), multipliers, scales)
-    with pytest.raises(RuntimeError, match="unknown scheme 'g16'"):
-        linear.pack_int4(q, multipliers, scales, "g16")
-    with pytest.raises(RuntimeError, match="pack_int8"):
-        linear.pack_int4(q, None, scales, "i8")
-    with pytest.raises(RuntimeError, match=r"needs 2 of 576"):
-        linear.unpack_weight(linear.pack_int4(q, multipliers, scales), 20, 50, "row")
+    packed = linear.pack_int4(q, multipliers, scales)
     with pytest.raises(ValueError, match="no integer form"):
-        linear.unpack_int(linear.pack_int4(q, multipliers, scales), 20, 40, "g32")
+        linear.unpack_int(packed, 20, 40, "g32")
     with pytest.raises(ValueError, match="one scale per row"):
-        packed_layout.unpack_groups(linear.pack_int4(q, multipliers, scales), 20, 40, "g32i")
+        packed_layout.unpack_groups(packed, 20, 40, "g32i")
     with pytest.raises(ValueError, match="unknown scheme"):
         linear.panel_layout("q4_0", 32)
 
@@ -348,29 +326,3 @@ def test_invalid_three_bits_raise() -> None:
         linear.pack_int4(q, multipliers.byte(), scales, "int3")
     with pytest.raises(RuntimeError, match="multipliers must be uint8"):
         linear.pack_int4(q, multipliers, scales)
-
-
-def test_invalid_float_groups_raise() -> None:
-    q, _, scales, zeros, _ = random_parts(20, 200, "g64z")
-    assert zeros is not None
-    with pytest.raises(RuntimeError, match=r"0\.\.15"):
-        linear.pack_int4(q - 8, None, scales, "g64z", zeros)
-    with pytest.raises(RuntimeError, match=r"zeros must be in 0\.\.15"):
-        linear.pack_int4(q, None, scales, "g64z", zeros + 16)
-    with pytest.raises(RuntimeError, match="schemes with a 'z'"):
-        linear.pack_int4(q, None, scales, "g64z")
-    with pytest.raises(RuntimeError, match="schemes with a 'z'"):
-        linear.pack_int4(q - 8, None, scales, "g64", zeros)
-    with pytest.raises(RuntimeError, match="zeros must be uint8"):
-        linear.pack_int4(q, None, scales, "g64z", zeros.int())
-    with pytest.raises(RuntimeError, match="zeros must have .* one column per group of 64: 4"):
-        linear.pack_int4(q, None, scales, "g64z", zeros[:, :2])
-    with pytest.raises(RuntimeError, match="scales must have .* one column per group of 128: 2"):
-        linear.pack_int4(q, None, scales, "g128z", zeros)
-    with pytest.raises(RuntimeError, match="bfloat16"):
-        linear.pack_int4(q, None, scales, "g64zb", zeros)
-    with pytest.raises(RuntimeError, match="float32"):
-        linear.pack_int4(q, None, scales.bfloat16(), "g64z", zeros)
-    scales[3, 1] = float("inf")
-    with pytest.raises(RuntimeError, match="finite"):
-        linear.pack_int4(q, None, scales, "g64z", zeros)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.support.attention_batch import CACHES, RUNNABLE, Batch, make_batch
+from tests.support.attention_batch import RUNNABLE, Batch, make_batch
 from torch_armllm.ops import attention, variants
 from torch_armllm.ops.attention.cache_layout import rotated, rotation_of
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # Kernels that multiply in the cache's dtype round queries and attention weights to that dtype or to 16 bits.
 CACHE_TOLERANCE = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 1e-2, torch.int8: 2e-4}
@@ -182,37 +178,6 @@ def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
-@pytest.mark.parametrize("cache_dtype", CACHES)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    check(make_batch((30, 20), (22, 1), heads=(2, 2), cache_dtype=cache_dtype, dtype=dtype))
-
-
-BLOCK_SIZES = {64: 16, 80: 32, 96: 64, 112: 128, 128: 128, 256: 128}
-"""Block size tested with each head size."""
-GROUPS = (1, 5, 16)
-PAIRS = [
-    (GROUPS[(i + j) % 3], size, cache_dtype)
-    for i, size in enumerate(BLOCK_SIZES)
-    for j, cache_dtype in enumerate(CACHES)
-]
-"""Pairwise coverage of query heads per KV head, head size and cache dtype."""
-
-
-@pytest.mark.parametrize(("group", "size", "cache_dtype"), PAIRS)
-def test_head_sizes_and_query_groups_match_reference(group: int, size: int, cache_dtype: torch.dtype) -> None:
-    block_size = BLOCK_SIZES[size]
-    batch = make_batch(
-        *((40, 270), (5, 1)),
-        heads=(group, 1),
-        head_sizes=(size, size),
-        block_size=block_size,
-        cache_dtype=cache_dtype,
-        seed=group,
-    )
-    check(batch)
-
-
 def test_int8_cache_error_is_bounded() -> None:
     """The error is relative to the output with unrounded keys and values."""
     errors = {}
@@ -231,75 +196,6 @@ def test_int8_cache_error_is_bounded() -> None:
     assert errors[torch.bfloat16] < 0.006, errors
 
 
-@settings(max_examples=15, deadline=None)
-@given(
-    sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
-    group=st.integers(1, 7),
-    kv_heads=st.integers(1, 2),
-    head_sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
-    block_size=st.sampled_from(attention.BLOCK_SIZES),
-    window=st.sampled_from([0, 1, 16, 40]),
-    sinks=st.sampled_from([False, True, "by token"]),
-    slopes=st.booleans(),
-    extent=st.sampled_from([0, 0, 1, 17, 100, 400]),
-    cache_dtype=st.sampled_from(CACHES),
-    seed=st.integers(0, 99),
-)
-def test_random_shapes_match_reference(
-    sequences: list[tuple[int, int]],
-    group: int,
-    kv_heads: int,
-    head_sizes: tuple[int, int],
-    block_size: int,
-    window: int,
-    sinks: bool | str,
-    slopes: bool,
-    extent: int,
-    cache_dtype: torch.dtype,
-    seed: int,
-) -> None:
-    query_lens = tuple(n for _, n in sequences)
-    seq_lens = tuple(cached + n for cached, n in sequences)
-    heads = (group * kv_heads, kv_heads)
-    check(
-        make_batch(
-            *(seq_lens, query_lens),
-            **{"heads": heads, "head_sizes": head_sizes, "block_size": block_size, "window": window},  # type: ignore[arg-type]
-            extent=extent,
-            **{"sinks": sinks, "slopes": slopes, "cache_dtype": cache_dtype, "seed": seed},  # type: ignore[arg-type]
-        )
-    )
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 290), max_size=4),
-    heads=st.integers(1, 3),
-    head_size=st.sampled_from([32, 64, 80, 128, 33]),
-    window=st.sampled_from([0, 1, 5, 64, 400]),
-    reach=st.sampled_from([0, 0, 1, 20, 300]),
-    block_size=st.sampled_from(attention.BLOCK_SIZES),
-    cache_dtype=st.sampled_from(CACHES),
-    dtype=st.sampled_from(FLOATS),
-    seed=st.integers(0, 99),
-)
-def test_whole_texts_that_look_ahead_match_reference(
-    lengths: list[int],
-    heads: int,
-    head_size: int,
-    window: int,
-    reach: int,
-    block_size: int,
-    cache_dtype: torch.dtype,
-    dtype: torch.dtype,
-    seed: int,
-) -> None:
-    texts, sizes = tuple(lengths), {"heads": (heads, heads), "head_sizes": (head_size, head_size)}
-    options: dict[str, Any] = {"block_size": block_size, "cache_dtype": cache_dtype, "dtype": dtype}
-    ahead = window - 1 if window > 1 else 1 << 30
-    check(make_batch(texts, texts, window=window, ahead=ahead, reach=reach, seed=seed, **sizes, **options))  # type: ignore[arg-type]
-
-
 def test_no_row_reads_another_text() -> None:
     lengths = (40, 17, 64)
     batch = make_batch(lengths, lengths, ahead=1 << 30)
@@ -312,19 +208,6 @@ def test_no_row_reads_another_text() -> None:
     assert not bool(found[1].isfinite().any())
 
 
-def test_ahead_is_checked() -> None:
-    with pytest.raises(RuntimeError, match="ahead is -1; it must be 0 or more"):
-        replace(make_batch((4,), (4,)), ahead=-1).run()
-    with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
-        make_batch((4,), (4,), slopes=True, ahead=1).run()
-    with pytest.raises(RuntimeError, match="has neither slopes nor profiles"):
-        make_batch((4,), (4,), slopes=True, spans=((0, 2),)).run()
-    with pytest.raises(RuntimeError, match=r"later must be int64 of shape \(4\), .* not of shape \(3\)"):
-        replace(make_batch((4,), (4,)), later=torch.zeros(3, dtype=torch.int64)).run()
-    with pytest.raises(RuntimeError, match=r"biases must be float32 of shape \(2, 2 · reach \+ 1\)"):
-        replace(make_batch((4,), (4,)), biases=torch.zeros(2, 4)).run()
-
-
 def test_large_scores_match_reference() -> None:
     batch = make_batch((300,), (2,))
     check(replace(batch, q=batch.q * 1e4))
@@ -334,8 +217,3 @@ def test_large_sink_zeroes_the_output() -> None:
     batch = make_batch((20,), (1,), sinks=True)
     result = replace(batch, sinks=torch.full((2,), 1e30)).run()
     assert torch.equal(result, torch.zeros_like(result))
-
-
-def test_empty_batch_returns_empty() -> None:
-    assert make_batch((), ()).run().shape == (0, 2, 32)
-    assert make_batch((5, 0), (0, 0)).run().shape == (0, 2, 32)

@@ -1,82 +1,90 @@
-"""Chunks, batches, saved states and rounded states of the recurrent ops, on every variant."""
+"""The causal convolution, the gated delta rule and the selective scan beside transformers, and with NaN."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from torch import Tensor
 
-from tests.support.recurrent_inputs import RUNNABLE, SLOTS, STORED, Steps, delta_inputs, scan_inputs
+from tests.support.recurrent_inputs import (
+    RUNNABLE,
+    SLOTS,
+    STORED,
+    Steps,
+    assert_close,
+    delta_inputs,
+    scan_inputs,
+)
 from torch_armllm.ops import recurrent, variants
 
+VALUES = (math.nan, math.inf, -math.inf)
 
-@pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize("op", ["delta rule", "no delta", "per channel", "scan", "normalized scan"])
-def test_bfloat16_states_are_rounded_after_every_token(op: str, before: int) -> None:
-    torch.manual_seed(before)
-    tokens, scans = 9, "scan" in op
-    sizes = (5, 70) if scans else (4, 24, 40)
-    inputs: tuple[Tensor | None, ...]
-    if scans:
-        inputs = scan_inputs(tokens, 70, 5, torch.float32)
-    else:
-        inputs = delta_inputs(tokens, 2, 2, 24, 40, op == "per channel", torch.float32)
 
-    def run(state: Tensor, rows: slice, metadata: tuple[Tensor, ...]) -> Tensor:
-        if scans:
-            x, dt, a, b, c = (part if number == 2 else part[rows] for number, part in enumerate(inputs))  # type: ignore[index]
-            return recurrent.selective_scan(x, dt, a, b, c, state, *metadata, op == "normalized scan")  # type: ignore[arg-type]
-        own = [part[rows] for part in inputs]  # type: ignore[index]
-        return recurrent.gated_delta_rule(*own, state, *metadata, 0.2, True, op != "no delta")
+def test_convolution_equals_the_function_of_transformers() -> None:
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-    for name in RUNNABLE:
-        with variants.use(name):
-            rounded = torch.randn(SLOTS, *sizes).bfloat16()
-            by_token = rounded.clone()
-            together = run(rounded, slice(0, tokens), Steps([tokens], [before]).metadata)
-            for t in range(tokens):
-                exact = by_token.float()
-                out = run(exact, slice(t, t + 1), Steps([1], [before + t]).metadata)
-                by_token = exact.bfloat16()
-                assert torch.equal(out[0], together[t])
-            assert torch.equal(rounded, by_token)
+    tokens, steps = 90, Steps([90], [0])
+    x, weight, bias = torch.randn(tokens, 70), torch.randn(70, 4), torch.randn(70)
+    expected = qwen.causal_conv1d_fn(x.t()[None], weight, bias, "silu")[0].t()
+    state = torch.full((SLOTS, 3, 70), math.nan)
+    found = recurrent.causal_conv(x, weight.t(), bias, state, *steps.metadata, True)
+    assert_close(found, expected, torch.float32)
+    assert torch.equal(state[2], x[-3:])
+
+
+def test_delta_rule_equals_the_function_of_transformers() -> None:
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+    tokens, steps = 90, Steps([90], [0])
+    q, k, v, gate, beta = delta_inputs(tokens, 2, 2, 24, 40, False, torch.float32)
+    expected, final = qwen.torch_chunk_gated_delta_rule(
+        *(part[None] for part in (q, k, v, gate, beta)),
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    state = torch.full((SLOTS, 4, 24, 40), math.nan)
+    out = recurrent.gated_delta_rule(q, k, v, gate, beta, state, *steps.metadata, 24**-0.5, True)
+    assert_close(out, expected[0], torch.float32)
+    assert_close(state[2], final[0], torch.float32)
+
+
+def test_scan_equals_the_function_of_transformers() -> None:
+    from transformers.models.mamba import modeling_mamba as mamba
+
+    tokens, steps = 50, Steps([50], [0])
+    x, dt, a, b, c = scan_inputs(tokens, 20, 16, torch.float32)
+    assert x is not None and dt is not None and a is not None and b is not None and c is not None
+    expected, final = mamba.mamba_selective_scan(
+        *(part.T[None] for part in (x, dt)), a.T, *(part.T[None] for part in (b, c)), return_last_state=True
+    )
+    state = torch.full((SLOTS, 16, 20), math.nan)
+    found = recurrent.selective_scan(x * dt, dt, a, b, c, state, *steps.metadata)
+    assert_close(found, expected[0].T, torch.float32)
+    assert_close(state[2], final[0].T, torch.float32)
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("delta", [False, True])
-@pytest.mark.parametrize("before", [0, 3])
-def test_saved_states_have_the_bits_of_sequences_that_end_there(
-    before: int, delta: bool, stored: torch.dtype
+@pytest.mark.parametrize(
+    ("op", "argument", "value"),
+    [("gated_delta_rule", 3, value) for value in VALUES]
+    + [("selective_scan", argument, value) for argument in (0, 1, 3, 4) for value in VALUES],
+)
+def test_values_that_are_not_finite_stay_in_their_sequence(
+    op: str, argument: int, value: float, stored: torch.dtype
 ) -> None:
-    torch.manual_seed(before)
-    inputs = delta_inputs(12, 2, 2, 24, 40, True, torch.bfloat16)
-    x, weight = torch.randn(12, 70).to(torch.bfloat16), torch.randn(4, 70)
-    a, c = -torch.rand(9, 70), torch.randn(12, 9)
-    at, slots = (0, 1, 6, 11), (1, 3, 0, 6)
-    saves = torch.full((12,), -1)
-    saves[list(at)] = torch.tensor(slots)
+    """A new sequence does not read its state."""
+    steps, scans = Steps([4, 4], [0, 0]), op == "selective_scan"
+    inputs = (
+        scan_inputs(8, 20, 3, torch.float32) if scans else delta_inputs(8, 1, 1, 3, 20, False, torch.float32)
+    )
+    inputs[argument][1] = value  # type: ignore[index]
+    shape, rest = ((3, 20), ()) if scans else ((1, 3, 20), (1.0,))
+    zeros = torch.zeros(SLOTS, *shape, dtype=stored)
+    expected = getattr(recurrent, f"reference_{op}")(*inputs, zeros, *steps.metadata, *rest)
     for name in RUNNABLE:
         with variants.use(name):
-            first = torch.randn(SLOTS, 4, 24, 40).to(stored)
-            conv_first = torch.randn(SLOTS, 3, 70).to(torch.bfloat16)
-            own, conv_own = first.clone(), conv_first.clone()
-            scan_first = torch.randn(SLOTS, 9, 70).to(stored)
-            scan_own = scan_first.clone()
-            metadata = Steps([12], [before]).metadata
-            recurrent.gated_delta_rule(*inputs, own, *metadata, 0.2, True, delta, saves)
-            recurrent.causal_conv(x, weight, None, conv_own, *metadata, True, saves)
-            recurrent.selective_scan(x, x.abs(), a, None, c, scan_own, *metadata, True, saves)
-            for token, slot in zip(at, slots, strict=True):
-                short = Steps([token + 1], [before]).metadata
-                ended, conv_ended, scan_ended = first.clone(), conv_first.clone(), scan_first.clone()
-                part = [tensor[: token + 1] for tensor in inputs]
-                recurrent.gated_delta_rule(*part, ended, *short, 0.2, True, delta)
-                recurrent.causal_conv(x[: token + 1], weight, None, conv_ended, *short, True)
-                x_part, c_part = x[: token + 1], c[: token + 1]
-                recurrent.selective_scan(x_part, x_part.abs(), a, None, c_part, scan_ended, *short, True)
-                assert torch.equal(own[slot], ended[2])
-                assert torch.equal(conv_own[slot], conv_ended[2])
-                assert torch.equal(scan_own[slot], scan_ended[2])
-            assert torch.equal(own[[4, 5]], first[[4, 5]]) and torch.equal(
-                conv_own[[4, 5]], conv_first[[4, 5]]
-            )
+            state = torch.full_like(zeros, math.nan)
+            out = getattr(recurrent, op)(*inputs, state, *steps.metadata, *rest)
+            assert out[0].isfinite().all() and out[4:].isfinite().all()
+            assert_close(out, expected, torch.float32, stored)

@@ -82,19 +82,3 @@ def test_non_finite_rows_have_nan_scales() -> None:
             q, scales, _ = linear.rms_norm_int8(x, torch.ones(64), 1e-6)
             assert scales[0] > 0 and scales[1:3].isnan().all() and scales[3] == 0
             assert not q[1:].any()
-
-
-def test_invalid_arguments_raise() -> None:
-    x = torch.randn(2, 64)
-    q, scales, _ = linear.rms_norm_int8(x, torch.ones(64), 1e-5)
-    panels = linear.pack_int8(torch.ones(16, 64, dtype=torch.int8), torch.rand(16))
-    with pytest.raises(RuntimeError, match=r"weight must have shape \(64,\)"):
-        linear.rms_norm_int8(x, torch.ones(7), 1e-5)
-    with pytest.raises(RuntimeError, match="residual must have the shape and the dtype of x"):
-        linear.rms_norm_int8(x, torch.ones(64), 1e-5, 0.0, x.half())
-    with pytest.raises(RuntimeError, match="q must be int8 with whole groups of 32"):
-        linear.int4_linear_q(q[:, :33], scales, panels, 16, "i8")
-    with pytest.raises(RuntimeError, match="one value for each of the 2 rows of q; it has 1"):
-        linear.int4_linear_q(q, scales[:1], panels, 16, "i8")
-    with pytest.raises(RuntimeError, match="unknown dtype 'int32'"):
-        linear.int4_linear_q(q, scales, panels, 16, "i8", torch.int32)

@@ -62,21 +62,3 @@ def test_groups_without_a_finite_error_have_no_choice(value: float) -> None:
         with variants.use(name):
             found = search_steps(values, torch.ones(2, 1, 2), torch.zeros(2, 1, 2), None, -8, 7)
         assert found.tolist() == [[0, -1]]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({0: torch.ones(3, 32)}, r"values must be float32 of shape \(rows, groups, size\)"),
-        ({1: torch.ones(4, 3, 2)}, r"steps must be float32 of shape \(candidates, 2, 3\)"),
-        ({2: torch.ones(5, 2, 3)}, "4 steps and 5 zero points"),
-        ({3: torch.ones(2, 32)}, r"factors must be float32 of shape \(3, 32\)"),
-        ({4: 9}, r"levels from 9 to 7 are no range"),
-    ],
-)
-def test_bad_arguments_are_refused(change: dict[int, object], message: str) -> None:
-    call: list[object] = [torch.ones(2, 3, 32), torch.ones(4, 2, 3), torch.zeros(4, 2, 3), None, -8, 7]
-    for index, value in change.items():
-        call[index] = value
-    with pytest.raises(RuntimeError, match=message):
-        search_steps(*call)  # type: ignore[arg-type]

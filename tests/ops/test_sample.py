@@ -229,30 +229,3 @@ def test_extreme_logits_return_valid_tokens() -> None:
                     ids, logprobs = draw(logits, temperature, seeds=3, logprobs=True, **filters)
                     assert ids[0] == 7 and ids[1] == 3 and ids[2] < 50 and ids[3] == 9 and ids[4] % 2 == 0
                     assert logprobs[0] == 0 and logprobs[1] == 0 and logprobs[3] == 0
-
-
-def test_invalid_arguments_raise() -> None:
-    logits = torch.randn(2, 30)
-    ids, offsets = torch.tensor([3, 30]), torch.tensor([0, 1, 2])
-    with pytest.raises(RuntimeError, match="temperature of row 0 is -1"):
-        draw(logits, temperature=-1.0)
-    with pytest.raises(RuntimeError, match="top_p of row 0 is 1.5"):
-        draw(logits, top_p=1.5)
-    with pytest.raises(RuntimeError, match="min_p of row 0 is nan"):
-        draw(logits, min_p=math.nan)
-    with pytest.raises(RuntimeError, match="repetition_penalty of row 0 is 0"):
-        draw(logits, repetition_penalty=torch.zeros(2))
-    with pytest.raises(RuntimeError, match="presence_penalty must have one value for each of the 2 rows"):
-        draw(logits, presence_penalty=torch.zeros(3))
-    with pytest.raises(RuntimeError, match="prompt_ids holds token 30; the vocabulary has 30"):
-        draw(logits, prompt_ids=ids, prompt_offsets=offsets)
-    with pytest.raises(RuntimeError, match="output_ids and output_offsets belong together"):
-        draw(logits, output_ids=ids)
-    with pytest.raises(RuntimeError, match="output_offsets must begin with 0 and end with the 2 tokens"):
-        draw(logits, output_ids=ids, output_offsets=torch.tensor([0, 1, 1]))
-    with pytest.raises(RuntimeError, match="prompt_offsets must not decrease"):
-        draw(logits, prompt_ids=ids, prompt_offsets=torch.tensor([0, 5, 2]))
-    with pytest.raises(RuntimeError, match="logits of row 1 hold no number above -inf"):
-        draw(torch.stack((logits[0], torch.full((30,), math.nan))))
-    with pytest.raises(RuntimeError, match=r"logits must have shape \(rows, vocabulary\)"):
-        draw(torch.zeros(2, 0))

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch_armllm.ops import variants
 from torch_armllm.ops.sample import (
     reference_probabilities,
-    reference_top_logprobs,
     sample_probabilities,
     top_logprobs,
 )
@@ -92,28 +91,6 @@ def test_penalties_are_applied_to_probabilities() -> None:
     torch.testing.assert_close(actual[0].double(), expected, rtol=1e-4, atol=1e-7)
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    vocabulary=st.sampled_from((1, 15, 64, 65, 700, 20_000)),
-    dtype=st.sampled_from(FLOATS),
-    count=st.sampled_from((0, 1, 5, 70, 20_000)),
-    spread=st.sampled_from((0.0, 2.0, 200.0)),
-)
-def test_top_logprobs_match_reference(vocabulary: int, dtype: torch.dtype, count: int, spread: float) -> None:
-    torch.manual_seed(count)
-    logits = (torch.randn(3, vocabulary) * spread).to(dtype)
-    if vocabulary > 20:
-        logits[1, 3] = math.nan
-    ids, count = torch.randint(0, vocabulary, (3,)), min(count, vocabulary)
-    expected = reference_top_logprobs(logits, ids, count)
-    for name in RUNNABLE:
-        with variants.use(name):
-            token_logprobs, ranks, best_ids, best_logprobs = top_logprobs(logits, ids, count)
-            assert torch.equal(ranks, expected[1]) and torch.equal(best_ids, expected[2])
-            torch.testing.assert_close(token_logprobs, expected[0], rtol=1e-5, atol=2e-5)
-            torch.testing.assert_close(best_logprobs, expected[3], rtol=1e-5, atol=2e-5)
-
-
 def test_infinite_logits_have_valid_logprobs() -> None:
     logits = torch.full((3, 40), -math.inf)
     logits[0, 5], logits[1, 7] = 2.0, math.inf
@@ -121,31 +98,3 @@ def test_infinite_logits_have_valid_logprobs() -> None:
     assert token_logprobs.tolist() == [0, 0, -math.inf] and ranks.tolist() == [1, 1, 1]
     assert best_ids.tolist() == [[5, 0], [7, 0], [0, 1]]
     assert best_logprobs[:2, 0].tolist() == [0, 0] and best_logprobs[:, 1].tolist() == [-math.inf] * 3
-
-
-def test_rows_are_independent() -> None:
-    torch.manual_seed(0)
-    logits = (torch.randn(5, 9000) * 3).bfloat16()
-    wide = torch.cat([logits, torch.full((5, 30), 9.0).bfloat16()], 1)[:, :9000]
-    ids = torch.arange(5) * 11
-    together = top_logprobs(wide, ids, 4)
-    for row in range(5):
-        single = top_logprobs(logits[row : row + 1], ids[row : row + 1], 4)
-        assert all(torch.equal(a[0], b[row]) for a, b in zip(single, together, strict=True))
-    settings_ = (0.7, 500, 0.9, 0.0)
-    all_rows = probabilities(wide, *settings_)
-    assert torch.equal(all_rows[2:3], probabilities(logits[2:3], *settings_))
-    assert top_logprobs(logits[:0], ids[:0], 3)[3].shape == (0, 3)
-    assert probabilities(logits[:0], *settings_).shape == (0, 9000)
-
-
-def test_invalid_arguments_raise() -> None:
-    logits = torch.randn(2, 30)
-    with pytest.raises(RuntimeError, match="ids of row 1 is 30; the vocabulary has 30"):
-        top_logprobs(logits, torch.tensor([0, 30]), 1)
-    with pytest.raises(RuntimeError, match="count is 31; it must lie in 0 … 30"):
-        top_logprobs(logits, torch.tensor([0, 1]), 31)
-    with pytest.raises(RuntimeError, match="one value for each of the 2 rows"):
-        top_logprobs(logits, torch.tensor([0]), 1)
-    with pytest.raises(RuntimeError, match="logits of row 0 hold no number above -inf"):
-        probabilities(torch.full((1, 30), math.nan), 1.0, 0, 1.0, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.paged_steps import PagedPlaces, PagedSteps, starts
-from torch_armllm.ops import attention, mla, select, variants
+from torch_armllm.ops import mla, select, variants
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 5e-3, torch.int8: 1e-2}
 RUNNABLE = variants.machine().distinct("select", "attention")
 
@@ -48,12 +47,6 @@ class Batch(PagedSteps):
 
     def attend_reference(self, selected: Tensor | None) -> Tensor:
         return mla.reference_mla_attention(*self.attention_arguments(selected))  # type: ignore[arg-type]
-
-    def sequence(self, number: int, token: int | None = None) -> Batch:
-        """Returns a batch of one sequence, or of one of its tokens as a decode step that ends there."""
-        rows, steps = self.part(number, token)
-        queries = {name: getattr(self, name)[rows] for name in ("q", "weights", "q_latent")}
-        return replace(self, **steps, **queries)
 
 
 def make_batch(
@@ -126,37 +119,6 @@ def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
-@pytest.mark.parametrize("cache_dtype", FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    check(make_batch((90, 20), (22, 1), cache_dtype=cache_dtype, dtype=dtype))
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
-    top_k=st.sampled_from((1, 2, 15, 16, 64, 256, 257, 400)),
-    heads=st.integers(1, 9),
-    head_size=st.integers(1, 70),
-    block_size=st.sampled_from(attention.BLOCK_SIZES),
-    cache_dtype=st.sampled_from(FLOATS),
-    seed=st.integers(0, 99),
-)
-def test_random_shapes_match_reference(
-    sequences: list[tuple[int, int]],
-    top_k: int,
-    heads: int,
-    head_size: int,
-    block_size: int,
-    cache_dtype: torch.dtype,
-    seed: int,
-) -> None:
-    lengths = tuple(cached + new for cached, new in sequences)
-    options = {"top_k": top_k, "heads": heads, "head_size": head_size, "block_size": block_size}
-    new = tuple(new for _, new in sequences)
-    check(make_batch(lengths, new, **options, cache_dtype=cache_dtype, seed=seed))  # type: ignore[arg-type]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     scores=st.lists(
@@ -183,30 +145,6 @@ def test_any_scores_are_ordered(scores: list[float], top_k: int) -> None:
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize(
-    ("cache_dtype", "latent_dtype"), [*((dtype, dtype) for dtype in FLOATS), (torch.bfloat16, torch.int8)]
-)
-def test_batch_and_chunking_do_not_change_bits(
-    variant: str, cache_dtype: torch.dtype, latent_dtype: torch.dtype
-) -> None:
-    query_lens, dtypes = (60, 40, 1, 2), {"cache_dtype": cache_dtype, "latent_dtype": latent_dtype}
-    batch = make_batch((290, 40, 640, 5), query_lens, top_k=37, dtype=torch.bfloat16, **dtypes)
-    generator = torch.Generator().manual_seed(5)  # sums that round
-    batch = replace(batch, q=torch.randn(batch.q.shape, generator=generator))
-    with variants.use(variant):
-        selected = batch.run()
-        together = batch.attend(selected).split(query_lens)
-        for number, count in enumerate(query_lens):
-            alone = batch.sequence(number)
-            chosen = alone.run()
-            assert torch.equal(chosen, selected.split(query_lens)[number])
-            assert torch.equal(alone.attend(chosen), together[number])
-            for token in {0, count // 2, count - 1}:
-                step = batch.sequence(number, token)
-                assert torch.equal(step.attend(step.run())[0], together[number][token])
-
-
-@pytest.mark.parametrize("variant", RUNNABLE)
 def test_selecting_all_positions_has_the_bits_of_dense_attention(variant: str) -> None:
     batch = make_batch((300, 20), (9, 20), top_k=300)
     with variants.use(variant):
@@ -215,76 +153,3 @@ def test_selecting_all_positions_has_the_bits_of_dense_attention(variant: str) -
         # positions of a token beside one of a longer sequence: 0 … 299 of 301
         longer = make_batch((301,), (4,), top_k=300)
         assert torch.equal(longer.attend(longer.run())[:3], longer.attend(None)[:3])
-
-
-def test_variants_and_threads_do_not_change_selections() -> None:
-    batch = make_batch((700, 90), (5, 1), heads=7, head_size=33, top_k=50)
-    generator = torch.Generator().manual_seed(5)
-    batch = replace(batch, q=torch.randn(batch.q.shape, generator=generator))
-    batch.keys.mul_(torch.rand(batch.keys.shape, generator=generator))
-    selections, threads = [], torch.get_num_threads()
-    for name in RUNNABLE:
-        with variants.use(name):
-            selections.append(batch.run())
-    try:
-        torch.set_num_threads(1)
-        selections.append(batch.run())
-        single = batch.attend(selections[0])
-        torch.set_num_threads(3)
-        assert torch.equal(batch.attend(selections[0]), single)
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(selections[0], other) for other in selections[1:])
-
-
-@pytest.mark.parametrize("variant", RUNNABLE)
-def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
-    batch = make_batch((60,), (20,))
-    q, weights = batch.q.clone(), batch.weights.clone()
-    q[3, 0, 5], q[4, 1, 0], weights[5, 2] = math.nan, math.inf, math.nan
-    with variants.use(variant):
-        expected = batch.run()
-        changed = replace(batch, q=q, weights=weights)
-        result = changed.run()
-        assert torch.equal(result, changed.reference())
-    others = [t for t in range(20) if t not in (3, 4, 5)]
-    assert torch.equal(result[others], expected[others])
-
-
-def test_empty_batch_returns_empty() -> None:
-    for batch in (make_batch((), ()), make_batch((5, 0), (0, 0)), make_batch((99,), (0,))):
-        assert batch.run().shape == (0, 16)
-        assert batch.attend(batch.run()).shape == (0, 4, 24)
-
-
-def test_invalid_arguments_raise() -> None:
-    batch = make_batch((30, 20), (4, 1))
-    invalid: list[tuple[dict[str, object], str]] = [
-        ({"q": batch.q[0]}, "tokens, heads, head size"),
-        ({"q": batch.q[..., :7]}, "blocks, block size, 7"),
-        ({"q": batch.q.long()}, "q must be float32"),
-        ({"weights": batch.weights[:, :2]}, r"shape \(5, 5\)"),
-        ({"weights": batch.weights.long()}, "weights must be float32"),
-        ({"keys": batch.keys[:, :8]}, "contiguous"),
-        ({"keys": batch.keys[:, :8].contiguous()}, "block size 8"),
-        ({"keys": batch.keys.long()}, "keys must be float32"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_k": 1 << 31}, "top_k is 2147483648; it must be 1 to 65536"),
-        ({"query_lens": (4, 2)}, "number of tokens|must have shape"),
-        ({"seq_lens": (3, 20)}, "seq_lens says 3"),
-        ({"block_table": batch.block_table + 9}, "names block"),
-    ]
-    for change, message in invalid:
-        with pytest.raises(RuntimeError, match=message):
-            replace(batch, **change).run()  # type: ignore[arg-type]
-    selected = batch.run()
-    for wrong, message in (
-        (selected.long(), "selected must be int32"),
-        (selected[:3], r"shape \(5, positions\)"),
-        (selected[:, :0], "positions"),
-        (selected + 30, "selected has position"),
-        (selected.flip(1), "ascending order"),
-        (torch.full_like(selected, -1), "selected has position -1 for token 0"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            batch.attend(wrong.contiguous())

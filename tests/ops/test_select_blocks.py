@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -57,11 +57,6 @@ class Batch(PagedSteps):
     def dense(self) -> Tensor:
         k, v, *scales = self.cache
         return attention.paged_attention(self.q, k, v, *self.steps, 0.2, 0, 0.0, None, *scales)
-
-    def sequence(self, number: int, token: int | None = None) -> Batch:
-        """Returns a batch of one sequence, or of one of its tokens as a decode step that ends there."""
-        rows, steps = self.part(number, token)
-        return replace(self, index_q=self.index_q[rows], q=self.q[rows], **steps)
 
 
 def make_batch(
@@ -141,49 +136,6 @@ def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
-@pytest.mark.parametrize("cache_dtype", CACHES)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    check(make_batch((150, 20), (22, 1), cache_dtype=cache_dtype, dtype=dtype))
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
-    block_size=st.sampled_from((16, 32, 64)),
-    multiple=st.integers(1, 4),
-    top_k=st.integers(1, 5),
-    nearest=st.integers(0, 3),
-    kv_heads=st.sampled_from((1, 2, 3, 6)),
-    group=st.integers(1, 3),
-    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
-    cache_dtype=st.sampled_from(CACHES),
-    seed=st.integers(0, 99),
-)
-def test_random_shapes_match_reference(
-    sequences: list[tuple[int, int]],
-    block_size: int,
-    multiple: int,
-    top_k: int,
-    nearest: int,
-    kv_heads: int,
-    group: int,
-    sizes: tuple[int, int],
-    cache_dtype: torch.dtype,
-    seed: int,
-) -> None:
-    lengths, new = tuple(sum(pair) for pair in sequences), tuple(new for _, new in sequences)
-    batch = make_batch(
-        *(lengths, new),
-        **{"span": block_size * multiple, "top_k": top_k, "nearest": nearest, "block_size": block_size},
-        **{"kv_heads": kv_heads, "group": group, "head_size": sizes[0], "index_size": sizes[1]},
-        **{"choosers": 1 + seed % 2 * (kv_heads - 1)},
-        cache_dtype=cache_dtype,
-        seed=seed,
-    )
-    check(batch)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     keys=st.lists(
@@ -211,28 +163,6 @@ def test_any_scores_are_ordered(keys: list[float], top_k: int, nearest: int) -> 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("cache_dtype", CACHES)
-def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype) -> None:
-    query_lens = (60, 40, 1, 2)
-    batch = make_batch(
-        *((290, 40, 640, 5), query_lens), top_k=3, cache_dtype=cache_dtype, dtype=torch.bfloat16
-    )
-    generator = torch.Generator().manual_seed(5)  # sums that round
-    batch = replace(batch, index_q=torch.randn(batch.index_q.shape, generator=generator))
-    with variants.use(variant):
-        chosen = batch.run()
-        together = batch.attend(chosen).split(query_lens)
-        for number, count in enumerate(query_lens):
-            alone = batch.sequence(number)
-            own = alone.run()
-            assert torch.equal(own, chosen.split(query_lens)[number])
-            assert torch.equal(alone.attend(own), together[number])
-            for token in {0, count // 2, count - 1}:
-                step = batch.sequence(number, token)
-                assert torch.equal(step.attend(step.run())[0], together[number][token])
-
-
-@pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache_dtype", CACHES)
 def test_choosing_all_blocks_has_the_bits_of_dense_attention(variant: str, cache_dtype: torch.dtype) -> None:
     batch = make_batch((320, 20), (9, 20), top_k=10, cache_dtype=cache_dtype)
     with variants.use(variant):
@@ -243,72 +173,10 @@ def test_choosing_all_blocks_has_the_bits_of_dense_attention(variant: str, cache
         assert torch.equal(longer.attend(longer.run())[:8], longer.dense()[:8])
 
 
-def test_variants_and_threads_do_not_change_choices() -> None:
-    batch = make_batch((700, 90), (5, 1), index_size=33, top_k=4)
-    generator = torch.Generator().manual_seed(5)
-    batch = replace(batch, index_q=torch.randn(batch.index_q.shape, generator=generator))
-    batch.index_keys.mul_(torch.rand(batch.index_keys.shape, generator=generator))
-    choices, threads = [], torch.get_num_threads()
-    for name in RUNNABLE:
-        with variants.use(name):
-            choices.append(batch.run())
-    try:
-        torch.set_num_threads(1)
-        choices.append(batch.run())
-        single = batch.attend(choices[0])
-        torch.set_num_threads(3)
-        assert torch.equal(batch.attend(choices[0]), single)
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(choices[0], other) for other in choices[1:])
-
-
-@pytest.mark.parametrize("variant", RUNNABLE)
-def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
-    batch = make_batch((160,), (20,))
-    q = batch.index_q.clone()
-    q[3, 0, 5], q[4, 1, 0] = math.nan, math.inf
-    with variants.use(variant):
-        expected = batch.run()
-        changed = replace(batch, index_q=q)
-        result = changed.run()
-        assert torch.equal(result, changed.reference())
-    others = [t for t in range(20) if t not in (3, 4)]
-    assert torch.equal(result[others], expected[others])
-
-
-def test_empty_batch_returns_empty() -> None:
-    for batch in (make_batch((), ()), make_batch((5, 0), (0, 0)), make_batch((199,), (0,))):
-        assert batch.run().shape == (0, 2, 2)
-        assert batch.attend(batch.run()).shape == (0, 6, 26)
-
-
-def test_invalid_arguments_raise() -> None:
+def test_choices_of_other_blocks_are_refused() -> None:
     batch = make_batch((130, 20), (4, 1))
-    invalid: list[tuple[dict[str, object], str]] = [
-        ({"index_q": batch.index_q[0]}, "tokens, heads, head size"),
-        ({"index_q": batch.index_q[..., :7]}, "blocks, block size, 7"),
-        ({"index_q": batch.index_q.long()}, "q must be float32"),
-        ({"index_keys": batch.index_keys[:, :8]}, "contiguous"),
-        ({"index_keys": batch.index_keys[:, :8].contiguous()}, "block size 8"),
-        ({"index_keys": batch.index_keys.long()}, "keys must be float32"),
-        ({"span": 24}, "span is 24"),
-        ({"span": 1 << 30}, "span is 1073741824"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_k": 1 << 31}, "top_k is 2147483648; it must be 1 to 65536"),
-        ({"nearest": -1}, "nearest is -1"),
-        ({"query_lens": (4, 2)}, "number of tokens|must have shape"),
-        ({"seq_lens": (3, 20)}, "seq_lens says 3"),
-        ({"block_table": batch.block_table + 99}, "names block"),
-    ]
-    for change, message in invalid:
-        with pytest.raises(RuntimeError, match=message):
-            replace(batch, **change).run()  # type: ignore[arg-type]
     chosen = batch.run()
     for wrong, message in (
-        (chosen.long(), "chosen must be int32"),
-        (chosen[:3], r"shape \(5, heads, blocks\)"),
-        (chosen[:, :0], "heads, blocks"),
         (torch.cat([chosen, chosen[:, :1]], 1), "divide 2"),
         (chosen + 30, "chosen has block"),
         (chosen.flip(2), "ascending order"),
@@ -316,5 +184,3 @@ def test_invalid_arguments_raise() -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             batch.attend(wrong.contiguous())
-    with pytest.raises(RuntimeError, match="span is 40; it must be a multiple of the cache's block size, 16"):
-        replace(batch, span=40).attend(chosen)

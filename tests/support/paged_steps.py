@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,16 +33,6 @@ class PagedSteps:
         """Block table, starts, lengths and the largest length, as the ops take them."""
         lengths = torch.tensor(self.seq_lens, dtype=torch.int32)
         return self.block_table, starts(self.query_lens), lengths, max(self.seq_lens, default=0)
-
-    def part(self, number: int, token: int | None = None) -> tuple[slice, dict[str, Any]]:
-        """The packed rows and the attributes of one sequence, or of one token as a step that ends there."""
-        first, count = sum(self.query_lens[:number]), self.query_lens[number]
-        length = self.seq_lens[number]
-        if token is not None:
-            first, length, count = first + token, length - count + token + 1, 1
-        table = self.block_table[number : number + 1]
-        steps = {"block_table": table, "seq_lens": (length,), "query_lens": (count,)}
-        return slice(first, first + count), steps
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_armllm.ops import variants
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 STORED = (torch.float32, torch.bfloat16)
 """Dtypes of states."""
 RUNNABLE = variants.machine().distinct("recurrent")
@@ -41,20 +39,6 @@ class Steps:
             torch.tensor(starts, dtype=torch.int32),
             torch.tensor(lengths, dtype=torch.int32),
         )
-
-    def saves(self, seed: int) -> Tensor:
-        """Returns slots for the states after some tokens: all slots that no sequence has."""
-        found = torch.full((self.tokens,), -1, dtype=torch.int64)
-        used = self.metadata[0].tolist()
-        free = [slot for slot in range(SLOTS) if slot not in used][: self.tokens]
-        order = torch.randperm(self.tokens, generator=torch.Generator().manual_seed(seed))
-        found[order[: len(free)]] = torch.tensor(free, dtype=torch.int64)
-        return found
-
-
-STEPS = st.lists(
-    st.tuples(st.sampled_from((0, 1, 1, 2, 5, 33, 70)), st.sampled_from((0, 0, 1, 9))), max_size=5
-).map(lambda rows: Steps([new for new, _ in rows], [before for _, before in rows]))
 
 
 def assert_close(

@@ -53,7 +53,7 @@ def _kv_write(draw: Random) -> Call:
 def sequences_of(draw: Random, blocks: int, block_size: int) -> tuple[Call, int]:
     """Returns block table, starts and lengths of a few sequences, and their tokens."""
     table, starts, lengths = [], [0], []
-    columns = draw.randint(1, 4)
+    columns = draw.randint(1, 4) if draw.random() < 0.95 else draw.randint(12, 30)  # several splits
     for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
         length = draw.randint(1, columns * block_size)
         new = draw.choice((0, 1, 1, 1, min(length, 5), min(length, 40)))
@@ -71,8 +71,9 @@ def sequences_of(draw: Random, blocks: int, block_size: int) -> tuple[Call, int]
 
 
 def _paged_attention(draw: Random) -> Call:
-    heads, group = draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 3, 8))
-    size, value_size = draw.choice((1, 8, 20, 32, 64, 128)), draw.choice((1, 8, 20, 64, 128))
+    heads, group = draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 3, 5, 8, 16))
+    size = draw.choice((1, 8, 20, 32, 64, 80, 96, 112, 128, 256))
+    value_size = draw.choice((1, 8, 20, 64, 80, 128, 256))
     cache, blocks, block_size = _cache(draw, heads, size, value_size)
     sequences, tokens = sequences_of(draw, blocks, block_size)
     call = (

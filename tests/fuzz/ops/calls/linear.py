@@ -92,7 +92,7 @@ def _int4_gated_linear_q(draw: Random) -> Call:
 
 
 def _dense_linear(draw: Random) -> Call:
-    k, n = draw.choice(WIDTHS), draw.choice(WIDTHS)
+    k, n = draw.choice((*WIDTHS, 530)), draw.choice(WIDTHS)
     return {
         "x": Spec((*leading(draw), k), any_float(draw)),
         "weight": Spec((n, k), any_float(draw)),
@@ -102,7 +102,8 @@ def _dense_linear(draw: Random) -> Call:
 
 
 def _lora_linear(draw: Random) -> Call:
-    rows, k, n, dtype = leading(draw), draw.choice(WIDTHS), draw.choice(WIDTHS), any_float(draw)
+    rows, k, n = leading(draw), draw.choice((*WIDTHS, 530)), draw.choice((*WIDTHS, 300))
+    dtype = any_float(draw)
     slots, rank = draw.choice((1, 2, 3)), draw.choice((1, 3, 4, 5, 16))
     if draw.random() < 0.3:  # any bytes are integers and scales
         dtype, inputs, block = torch.int8, -(-k // 64) * 68, 68

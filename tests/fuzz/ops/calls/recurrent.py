@@ -17,7 +17,7 @@ def states_of(draw: Random) -> tuple[Call, int, int]:
     """Returns slots, starts and lengths of a few sequences, their tokens, and the number of slots."""
     starts, lengths = [0], []
     for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
-        starts.append(starts[-1] + draw.choice((0, 1, 1, 1, 2, 5, 40)))
+        starts.append(starts[-1] + draw.choice((0, 1, 1, 1, 2, 5, 40, 90)))
         lengths.append(starts[-1] - starts[-2] + draw.choice((0, 0, 1, 7)))
     count = len(lengths)
     slots = count + draw.choice((0, 0, 1, 3))

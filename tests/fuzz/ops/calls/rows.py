@@ -11,7 +11,7 @@ from tests.fuzz.ops.calls.draws import ACTIVATIONS, WIDTHS, Makers, any_float, l
 
 
 def _norm(draw: Random, weight: bool, bias: bool, residual: bool) -> Call:
-    width, dtype, of_weight = draw.choice(WIDTHS), any_float(draw), any_float(draw)
+    width, dtype, of_weight = draw.choice((*WIDTHS, 576)), any_float(draw), any_float(draw)
     shape = (*leading(draw), width)
     call: Call = {"x": Spec(shape, dtype), "eps": draw.choice((1e-5, 0.0))}
     call["weight"] = Spec((width,), of_weight) if weight else maybe(draw, Spec((width,), of_weight))

@@ -44,15 +44,15 @@ def _sample(draw: Random) -> Call:
 
 
 def _best_tokens(draw: Random) -> Call:
-    return {"logits": Spec((draw.choice(TOKENS), draw.choice((*WIDTHS, 5000))), any_float(draw))}
+    return {"logits": Spec((draw.choice(TOKENS), draw.choice((*WIDTHS, 5000, 20_000))), any_float(draw))}
 
 
 def _top_logprobs(draw: Random) -> Call:
-    rows, vocabulary = draw.choice(TOKENS), draw.choice((*WIDTHS, 300))
+    rows, vocabulary = draw.choice(TOKENS), draw.choice((*WIDTHS, 300, 9000))
     return {
         "logits": Spec((rows, vocabulary), any_float(draw)),
         "ids": Spec((rows,), torch.int64, (0, vocabulary - 1)),
-        "count": draw.randint(0, min(vocabulary, 20)),
+        "count": draw.randint(0, min(vocabulary, 100)),
     }
 
 

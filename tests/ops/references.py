@@ -1,0 +1,135 @@
+"""The slow reference of every op that has one, and how far a result may be from it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_armllm.ops  # noqa: F401  (imports the modules that have references)
+from tests.fuzz.ops.target import tensors_of
+from tests.ops.properties import ROWS, SEQUENCES, OpCall
+from torch_armllm.ops import linear, norm, rope, variants
+from torch_armllm.ops.attention import SCALED, kv_write, value_size_of
+from torch_armllm.ops.attention.cache_layout import block_size_of
+
+_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Relative to the largest number of a result."""
+_CACHES = {torch.float32: 0.0, torch.float16: 5e-3, torch.bfloat16: 2e-2, torch.int8: 3e-2, torch.uint8: 3e-2}
+"""Kernels round queries and weights as the cache is rounded."""
+_TABLES = variants.machine().tables
+_BITS = ("kv_write", "mla_write", "int8_heads_linear", "split_embedding")
+"""Ops with the bits of their references."""
+
+
+def _add_rms_norm(x: Tensor, residual: Tensor, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    return norm.reference_rms_norm(x + residual, *rest, **more), x + residual
+
+
+def _add_layer_norm(x: Tensor, residual: Tensor, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    return norm.reference_layer_norm(x + residual, *rest, **more), x + residual
+
+
+def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *options: bool, **more: bool) -> None:
+    for x in (q, k):
+        x.copy_(rope.reference_rope(x, cos, sin, *options, **more))
+
+
+def _found() -> Iterator[tuple[str, Callable[..., Any]]]:
+    names = {*ROWS, *SEQUENCES, "kv_write", "mla_write", "select_entries"} - {"sample"}
+    for module in [module for name, module in sys.modules.items() if name.startswith("torch_armllm.ops.")]:
+        for name, function in vars(module).items():
+            if name.startswith("reference_") and name.removeprefix("reference_") in names:
+                yield name.removeprefix("reference_"), function
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "add_rms_norm": _add_rms_norm,
+    "add_layer_norm": _add_layer_norm,
+    "rope_": _rope,
+    **dict(_found()),
+}
+"""A function for each op that is called like it."""
+
+
+def _unused(call: OpCall, blocks: int, block_size: int) -> Tensor:
+    """Returns the slots of a paged cache that no sequence has."""
+    tables, lengths = (call.arguments[name].tolist() for name in ("block_table", "seq_lens"))
+    used = {
+        table[position // block_size] * block_size + position % block_size
+        for table, length in zip(tables, lengths, strict=True)
+        for position in range(length)
+    }
+    return torch.tensor([slot for slot in range(blocks * block_size) if slot not in used], dtype=torch.int64)
+
+
+def poisoned(call: OpCall) -> OpCall:
+    """Returns a call whose caches hold NaN where no sequence has a position: no product may read it."""
+    own = call.copied().arguments
+    if isinstance(k_cache := own.get("k_cache"), Tensor) and "seq_lens" in own:
+        own["k_cache"], own["v_cache"] = k_cache.clone(), own["v_cache"].clone()
+        heads, sizes = k_cache.shape[1], (own["q"].shape[-1], value_size_of(own["v_cache"]))
+        slots = _unused(call, len(k_cache), block_size_of(k_cache))
+        if k_cache.is_floating_point():
+            rows = [torch.full((len(slots), heads, size), math.nan) for size in sizes]
+            kv_write(*rows, own["k_cache"], own["v_cache"], slots)
+    for name in ("cache", "keys"):
+        rows_of = own.get(name)
+        if call.name != "select_entries" and isinstance(rows_of, Tensor) and rows_of.is_floating_point():
+            own[name] = rows_of.clone()
+            own[name].flatten(0, 1)[_unused(call, *rows_of.shape[:2])] = math.nan
+    return call.replaced(**own)
+
+
+def comparable(call: OpCall) -> OpCall:
+    """Returns a call whose result does not hang on the last bit of a sum, which depends on its order."""
+    own = dict(call.arguments)
+    if call.name.startswith("select_"):  # scores of small whole numbers are exact
+        for name in {"q", "keys", "weights"} & own.keys():
+            own[name] = (2 * own[name]).round().clamp(-2, 2)
+    elif "seq_lens" in own and "scale" in own:
+        own["scale"] = own.get("q", own.get("q_latent")).shape[-1] ** -0.5
+    elif call.name == "moe_route" and own["correction_bias"] is not None:
+        own["logits"] = torch.randn(own["logits"].shape)
+    return poisoned(call.replaced(**own)) if "block_table" in own else call.replaced(**own)
+
+
+def rounds_queries(call: OpCall, variant: str) -> bool:
+    """True if a variant multiplies rows of an INT8 cache by queries that it has rounded to INT8."""
+    cache = call.arguments.get("k_cache")
+    return (
+        cache is not None and cache.dtype in SCALED and _TABLES[variant]["attention"] in ("dotprod", "i8mm")
+    )
+
+
+def reference(call: OpCall) -> list[Tensor]:
+    """Returns the results of the reference, and after them what it has written."""
+    own = call.copied()
+    if isinstance(dtype := own.arguments.get("dtype"), str):
+        own = own.replaced(dtype=getattr(torch, dtype))
+    results = list(tensors_of(REFERENCES[call.name](**own.arguments)))
+    return results + [own.arguments[name] for name in own.written]
+
+
+def assert_near(call: OpCall, found: Tensor, expected: Tensor) -> None:
+    """Asserts that a result is the reference's, up to the rounding of sums and results."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    exact = call.name in _BITS or (
+        call.name in ("int4_linear", "int8_linear") and call.arguments.get("scheme", "i8") in linear.EXACT
+    )
+    if exact or not found.is_floating_point():
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        return
+    tolerance = _ROUNDING[found.dtype]
+    for name in ("k_cache", "cache", "entries", "state"):
+        if isinstance(cache := call.arguments.get(name), Tensor):
+            tolerance = max(tolerance, _CACHES[cache.dtype])
+    if call.name.startswith("int4_moe") and call.arguments["activation"] != "relu":
+        tolerance = 1e-2  # a last bit of a sum can move an intermediate value by one INT8 step
+    size = float(expected.float().abs().nan_to_num(0, 1, 1).max()) if expected.numel() else 1.0
+    pair = found.float() / max(size, 1e-30), expected.float() / max(size, 1e-30)
+    torch.testing.assert_close(*pair, rtol=tolerance, atol=tolerance, equal_nan=True)
