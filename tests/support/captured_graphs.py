@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,13 +25,30 @@ from torch_armllm.hf.model_kind import ModelKind
 
 _MOST_GRAPHS = 256
 _MOST_WEIGHTS = 5_000_000
-_PATH = re.compile(r'"_name_or_path": "[^"]*"')
+_NOT_READ = {"_name_or_path", "architectures", "bos_token_id", "eos_token_id", "quantization_config"}
+"""Fields of a configuration that no forward of a base model reads; packed modules say how they are packed."""
+_ERROR = re.compile(r"error=[^,]*")
+_NOT_OF_GRAPHS = {"error", "name_or_path", "_is_hf_initialized"}
+"""Attributes of modules that say where their weights come from, or what rounding them has cost."""
 
 
 def _methods_of(kind: type) -> tuple[Any, ...]:
     """Returns the functions of a class, which a test may have replaced."""
     classes = [c for c in kind.__mro__ if c not in (nn.Module, object)]
     return tuple(f for c in classes for f in vars(c).values() if inspect.isfunction(f))
+
+
+def _settings_of(module: nn.Module) -> tuple[Any, ...]:
+    """Returns the attributes of a module that are plain values or functions, by name."""
+    named = [(name, value) for name, value in sorted(vars(module).items()) if name not in _NOT_OF_GRAPHS]
+    return tuple((name, value) for name, value in named if inspect.isfunction(value) or _described(value))
+
+
+def _read_fields(config: Any) -> Any:
+    """Returns a configuration, or a value in it, without fields that no forward reads."""
+    if isinstance(config, dict):
+        return {name: _read_fields(value) for name, value in config.items() if name not in _NOT_READ}
+    return config
 
 
 def _structure_of(kind: ModelKind) -> tuple[Any, ...]:
@@ -44,8 +62,8 @@ def _structure_of(kind: ModelKind) -> tuple[Any, ...]:
             m.__dict__.get("forward"),
             len(m._forward_hooks),
             len(m._forward_pre_hooks),
-            m.extra_repr(),
-            m.training,
+            _ERROR.sub("", m.extra_repr()),
+            _settings_of(m),
         )
         for name, m in base.named_modules()
     )
@@ -54,7 +72,8 @@ def _structure_of(kind: ModelKind) -> tuple[Any, ...]:
         for named in (base.named_parameters(), base.named_buffers())
         for name, t in named
     )
-    written = _PATH.sub("", config.to_json_string(use_diff=False)), config._attn_implementation
+    fields = _read_fields(json.loads(config.to_json_string(use_diff=False)))
+    written = json.dumps(fields), config._attn_implementation
     given = kind.attends_to_encoder, kind.token_input
     return modules, tensors, written, given, torch.get_default_dtype()
 
@@ -76,7 +95,7 @@ def _described(value: Any) -> str | None:
         code = value.__code__
         is_test = code.co_filename.startswith(f"{ROOT}/tests/")
         return None if is_test else f"{value.__module__}.{value.__qualname__}:{code.co_firstlineno}"
-    is_plain = value is None or isinstance(value, (str, int, torch.dtype, torch.Size))
+    is_plain = value is None or isinstance(value, (str, int, float, torch.dtype, torch.Size))
     return repr(value) if is_plain else None
 
 
