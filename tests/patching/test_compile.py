@@ -319,7 +319,7 @@ def test_export_creates_a_program_for_all_token_counts(name: str) -> None:
         {i: torch.export.Dim.AUTO for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n}
         for a, b in zip(inputs, other, strict=True)
     )
-    program = torch.export.export(call, tuple(inputs), dynamic_shapes=(dynamic,), strict=True)
+    program = torch.export.export(call, tuple(inputs), dynamic_shapes=(dynamic,), strict=False)
     assert call.op in {node.target for node in program.graph.nodes}
     for tensors in (inputs, other):
         assert same(program.module()(*tensors), call(*tensors))

@@ -15,7 +15,15 @@ from tests.support.models import tiny, token_ids
 IDS = token_ids(1, 9)
 
 
-@pytest.fixture(params=[torch.float64, torch.bfloat16, torch.float16], ids=str)
+DTYPES = (torch.float64, torch.bfloat16, torch.float16)
+CASES = [
+    *(("llama", "int4", dtype) for dtype in DTYPES),
+    ("gemma3_text", "int4", torch.bfloat16),
+    ("gpt2", None, torch.float16),
+]
+
+
+@pytest.fixture
 def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(request.param)
@@ -32,7 +40,7 @@ def results(model: Any, quantization: str | None) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("family", "quantization"), [("llama", "int4"), ("gemma3_text", "int4"), ("gpt2", None)]
+    ("family", "quantization", "default_dtype"), CASES, indirect=["default_dtype"], ids=str
 )
 def test_patch(family: str, quantization: str | None, default_dtype: torch.dtype) -> None:
     model, own = tiny(family), tiny(family)
@@ -42,6 +50,7 @@ def test_patch(family: str, quantization: str | None, default_dtype: torch.dtype
     assert all(map(torch.equal, found, results(own, quantization)))
 
 
+@pytest.mark.parametrize("default_dtype", DTYPES, indirect=True, ids=str)
 def test_an_engine(default_dtype: torch.dtype) -> None:
     found = []
     for dtype in (default_dtype, torch.float32):

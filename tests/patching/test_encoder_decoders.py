@@ -137,8 +137,9 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
         assert_near(ours, theirs)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "beams"), [*((name, 3) for name in MODELS), ("bart", 1), ("t5", 1), ("whisper", 1)]
+)
 def test_generated_tokens_equal_those_of_transformers(name: str, beams: int) -> None:
     model = build(name)
     inputs = inputs_of(model)

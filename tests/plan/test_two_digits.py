@@ -112,8 +112,11 @@ def test_passes_merge_layers_of_equal_digits(monkeypatch: pytest.MonkeyPatch) ->
     assert digits_of(instructions) == 2 * block
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", torch.float32), ("llama", torch.float16), ("gemma3_text", torch.bfloat16)],
+    ids=str,
+)
 def test_fused_norms_do_not_change_bits(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

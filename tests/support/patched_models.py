@@ -14,7 +14,6 @@ from tests.support.models import tiny
 from torch_armllm.hf.cache_names import cache_argument, cache_of
 
 FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
-DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
 
 
