@@ -31,9 +31,12 @@ def logits(model: Any) -> Tensor:
     return found.float()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_dense_model_loads_packed_and_computes(tmp_path: Path, tied: bool) -> None:
-    save_random_model(LlamaConfig(**SIZES, tie_word_embeddings=tied), tmp_path)
+@pytest.mark.parametrize(
+    ("scheme", "head", "tied"),
+    [("g32iz", "int8", True), ("g32iz", "int8", False), ("int5", "int6", True), ("int3", "rowz", False)],
+)
+def test_dense_model_loads_packed_and_computes(tmp_path: Path, scheme: str, head: str, tied: bool) -> None:
+    save_random_model(LlamaConfig(**SIZES, tie_word_embeddings=tied), tmp_path, scheme, head)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     linears = [m for m in model.modules() if isinstance(m, (nn.Linear, QuantLinear))]
     assert linears and all(isinstance(m, QuantLinear) for m in linears)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from torch_armllm.hf.names import TIED
-from torch_armllm.ops.linear import GROUP
+from torch_armllm.ops.linear import GROUP, PANEL
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -22,7 +22,7 @@ from torch_armllm.quant.modules.tied_embedding import can_share
 from torch_armllm.quant.packing import pack
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.base import Quantized
-from torch_armllm.quant.schemes.registry import DEFAULT
+from torch_armllm.quant.schemes.registry import DEFAULT, scheme_named
 from torch_armllm.quant.skeleton import build_skeleton
 
 _SHARD = 1 << 30
@@ -42,14 +42,15 @@ def save_random_model(
     Args:
         config: configuration of the model; its dtype defaults to bfloat16.
         folder: output folder; it is created.
-        scheme: scheme of linear layers and experts: ``g32iz``, ``g32i`` or ``row``.
-        head: scheme of the output head, ``int8`` or ``int6``; None: it stays float.
+        scheme: scheme of linear layers and experts, with one float scale a row, such as ``int4`` or ``row``.
+        head: such a scheme, of the output head; None: it stays float.
 
     Raises:
         ValueError: the scheme is not supported, or a layer cannot be quantized.
     """
-    if scheme not in ("g32iz", "g32i", "row"):
-        raise ValueError(f"random weights need scheme g32iz, g32i or row, not {scheme!r}")
+    for name in (scheme, head):
+        if name is not None and scheme_named(name).span:
+            raise ValueError(f"random weights need a scheme with one float scale a row, not {name!r}")
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
     recipe = Recipe(scheme, head, method="rtn")  # which scales no channels
@@ -113,27 +114,27 @@ def _columns(module: nn.Module, name: str) -> int:
 
 
 def _random_panels(scheme: str, columns: int, generator: torch.Generator) -> Tensor:
-    rows = 16 * _PANELS
-    values = torch.randn(rows, columns, generator=generator)
-    if scheme == "int8":
-        q, unit = (values * 32).round().clamp(-127, 127), 32.0
-    elif scheme == "int6":
-        q, unit = (values * 10).round().clamp(-32, 31), 10.0
-    else:
-        q, unit = (values * 2.5).round().clamp(-8, 7), 2.5
-    shape = (rows, -(-columns // GROUP))
+    handler = scheme_named(scheme)
+    traits, half = handler.traits, 1 << handler.traits.bits - 1
+    rows, groups = PANEL * _PANELS, -(-columns // GROUP)
+    unit = min(half / 3.2, 32.0)
+    q = (torch.randn(rows, columns, generator=generator) * unit).round().clamp(-half, half - 1)
     multipliers = zeros = None
-    if scheme in ("g32i", "g32iz"):
-        multipliers = torch.randint(8, 15, shape, dtype=torch.uint8, generator=generator)
-        unit *= 11
-    elif scheme == "int6":
-        multipliers = torch.randint(2, 5, shape, dtype=torch.uint8, generator=generator)
-        unit *= 3
-    if scheme == "g32iz":
+    if most := min(traits.largest_multiplier, 14):  # the largest of g32iz
+        least = 1 << (most - 1).bit_length() - 1  # the upper half of what its bits can tell apart
+        multipliers = torch.randint(least, most + 1, (rows, groups), dtype=torch.uint8, generator=generator)
+        unit *= (least + most) / 2
+        if traits.signed_multipliers:
+            signs = torch.randint(0, 2, (rows, groups), dtype=torch.int8, generator=generator) * 2 - 1
+            multipliers = multipliers.to(torch.int8) * signs
+    if traits.zero_points:
+        narrow = traits.has_narrow_zero_points
+        shape = (rows, groups) if narrow else (rows,)
         zeros = torch.randint(6, 10, shape, dtype=torch.uint8, generator=generator)
-        q = (q + zeros.repeat_interleave(GROUP, 1)[:, :columns]).clamp(0, 15)
+        q += zeros.repeat_interleave(GROUP, 1)[:, :columns] if narrow else zeros[:, None]
     scales = torch.full((rows,), _DEVIATION / unit)
-    return pack(Quantized(scheme, q.to(torch.int8), scales, multipliers, zeros))
+    q = q.clamp(handler.lowest, handler.highest).to(torch.int8)
+    return pack(Quantized(scheme, q, scales, multipliers, zeros))
 
 
 def _random_values(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
