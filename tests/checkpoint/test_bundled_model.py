@@ -22,7 +22,6 @@ from torch_armllm.checkpoint.source_name import DENSE
 from torch_armllm.evaluation.distributions import compare_logits
 from torch_armllm.evaluation.loading import load_variant
 from torch_armllm.evaluation.variant import Variant
-from torch_armllm.llm.loading.loader import resolve_auto
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.system.files import atomic_folder
 
@@ -148,7 +147,7 @@ def test_auto_quantizes_all_but_the_bundled_model(
     recipe, model = Recipe(head=None), tiny("llama")
 
     def resolved(model: Any, quantization: Any) -> tuple[Any, Any]:
-        found = resolve_auto(ModelRequest(model, quantization=quantization))
+        found = ModelRequest(model, quantization=quantization).resolved()
         return found.model, found.quantization
 
     assert resolved(DENSE, "auto") == ("packed", "int4")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from torch_armllm.checkpoint.bundled_model import with_own_integers
+from torch_armllm.quant.auto import resolve_auto
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +49,19 @@ class ModelRequest:
         """The options that change the weights of a folder, by name."""
         overrides = {"hf_overrides": dict(self.hf_overrides)} if self.hf_overrides else {}
         return {"dtype": self.dtype, "quantization": self.quantization, **overrides}
+
+    def resolved(self) -> ModelRequest:
+        """Returns the request with what ``auto`` stands for in models that predict tokens.
+
+        The embedded model keeps its 4-bit integers, which rounding to another scheme would change once more.
+
+        Raises:
+            FileNotFoundError: the embedded model is not installed.
+        """
+        if self.quantization != "auto":
+            return self
+        model = with_own_integers(self.model) if isinstance(self.model, str) else self.model
+        return replace(self, model=model, quantization=resolve_auto(self.quantization))
 
     def check_overrides(self) -> None:
         """Raises ValueError where fields are to be replaced of a model that is loaded already."""

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from torch_armllm._version import __version__
 from torch_armllm.benchmark.latency import weight_bytes
-from torch_armllm.checkpoint.bundled_model import smollm2_packed_dir
 from torch_armllm.checkpoint.load import load_model, load_tokenizer
+from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.checkpoint.source_name import DENSE, MOE
 from torch_armllm.cli.side_by_side import SideBySide
 from torch_armllm.cli.timed_completion import Completion, TimedStreamer
@@ -97,15 +97,14 @@ def compare(source: str, prompts: Sequence[str], max_new_tokens: int, quantizati
 
 def _quantized(model: PreTrainedModel, source: str, quantization: str) -> tuple[PreTrainedModel, str]:
     """Returns the model in INT4 and the name of what it computes from, and prints its report."""
-    if quantization == "auto" and source == DENSE:
-        folder = str(smollm2_packed_dir())
-        start = time.perf_counter()
-        model = load_model(folder, model.dtype)
+    request = ModelRequest(source, quantization=quantization).resolved()
+    start = time.perf_counter()
+    if request.source != source:
+        model = load_model(request.source, model.dtype)
         report, done = model.hf_quantizer.report, f"the 4-bit integers of {source}'s own file, loaded"
         name = "patched, the file's own INT4"
     else:
-        scheme = "int4" if quantization == "auto" else quantization
-        start = time.perf_counter()
+        scheme = str(request.quantization)
         report, done, name = patch(model, scheme), "patched", f"patched, {scheme.upper()}"
     seconds = time.perf_counter() - start
     print(f"\n{done} in {seconds:.1f} s:\n{textwrap.indent(str(report), '  ')}")

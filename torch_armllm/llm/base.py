@@ -30,7 +30,6 @@ from torch_armllm.llm.loading.loader import (
     load_engine,
     load_patched,
     load_pooling_engine,
-    resolve_auto,
     verify_checksums,
 )
 from torch_armllm.llm.ranks.loader import load_on_ranks, with_ranks
@@ -115,7 +114,7 @@ class LLMBase:
         if pooling.pooler_config:
             raise ValueError("pooler_config is for pooling models: give runner='pooling'")
         with collection_paused():  # it imports transformers
-            request = resolve_auto(request)
+            request = request.resolved()
         if how.verify:
             verify_checksums(request.model)
 

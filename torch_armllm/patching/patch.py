@@ -89,20 +89,19 @@ def patch(
     check_cache_dtype(kind, kv_cache_dtype)
     records = None
     quantized = quantization is not None
-    if quantization == "auto" and is_packed(model):
-        quantization = None
-    quantization = resolve_auto(quantization, kind.predicts_tokens)
+    packed = is_packed(model)
+    quantization = resolve_auto(quantization, kind.predicts_tokens, packed)
     if quantization is not None:
         recipe = Recipe.of(quantization)
-        if not is_packed(model):
+        if not packed:
             if adapter_slots is not None:
                 check_recipe(recipe)  # before minutes are spent on the weights
             records = quantize(
                 model, recipe, keep_original=keep_original, progress=progress, calibration=calibration
             )
         elif quantization != "int4" or model.config.quantization_config.source is None:
-            packed = model.config.quantization_config
-            recipe.check_packed(packed.recipe, packed.source)
+            own = model.config.quantization_config
+            recipe.check_packed(own.recipe, own.source)
     if adapter_slots is not None:
         add_slots(model, adapter_slots)
     report = fuse(kind, kv_cache_dtype, records)

@@ -144,9 +144,8 @@ def _patch(model: Any, quantization: str | Recipe | None, progress: bool) -> Non
         kind_of(model).check()
     except ValueError as error:
         logger.warning("%s; it runs module by module", error)
-        if quantization is not None and not is_packed(model):
-            chosen = resolve_auto(quantization, predicts_tokens=False)
-            assert chosen is not None
+        chosen = resolve_auto(quantization, predicts_tokens=False)
+        if chosen is not None and not is_packed(model):
             quantize(model, chosen, progress=progress)
         return
     patch(model, quantization, progress=progress)

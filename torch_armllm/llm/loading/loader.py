@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_armllm.checkpoint.bundled_model import with_own_integers
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
@@ -20,7 +19,6 @@ from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.llm.calls.foreign_settings import check_names
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.pooling.pooling_engine import PoolingEngine
-from torch_armllm.quant import auto
 from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.logs import show_messages
 
@@ -46,7 +44,7 @@ def load_engine(request: ModelRequest, config: EngineConfig | None = None) -> Lo
     """Loads a model and its tokenizer, patches the model if needed, and builds an engine.
 
     Args:
-        request: what to load; see `resolve_auto` for ``quantization="auto"``.
+        request: what to load; see `ModelRequest.resolved` for ``quantization="auto"``.
         config: of the engine.
 
     Raises:
@@ -54,7 +52,7 @@ def load_engine(request: ModelRequest, config: EngineConfig | None = None) -> Lo
         OSError: the checkpoint is not found.
     """
     config = config or EngineConfig()
-    request = resolve_auto(request)
+    request = request.resolved()
     own_tokenizer = None if request.skip_tokenizer_init else _tokenizer(request)
     loaded = load_patched(request, config.kv_cache_dtype, adapter_slots_of(config))
     if config.speculative_config == "auto" and isinstance(request.model, str):
@@ -96,21 +94,6 @@ def load_pooling_engine(
     show_messages()
     loaded = load_pooling(request, pooler_config)
     return PoolingEngine(loaded, config), loaded.model.model, loaded.tokenizer
-
-
-def resolve_auto(request: ModelRequest) -> ModelRequest:
-    """Returns a request with what ``quantization="auto"`` stands for; every other choice as it is.
-
-    It keeps the embedded model's 4-bit integers, which rounding to another scheme would change once more, and
-    quantizes other models to ``int4``.
-
-    Raises:
-        FileNotFoundError: the embedded model is not installed.
-    """
-    if request.quantization != "auto":
-        return request
-    model = with_own_integers(request.model) if isinstance(request.model, str) else request.model
-    return replace(request, model=model, quantization=auto.resolve_auto(request.quantization))
 
 
 def load_patched(
