@@ -9,15 +9,10 @@ from torch import Tensor, nn
 
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
-from torch_armllm.quant.methods.calibrated.channel_scaling import (
-    MAX_EXPONENT,
-    AppliedScaling,
-    ChannelScaling,
-)
+from torch_armllm.quant.methods.calibrated.channel_scaling import MAX_EXPONENT, ChannelScaling
 from torch_armllm.quant.methods.calibrated.hessian import DAMPING, Hessian
 from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs
 from torch_armllm.quant.methods.calibrated.smoothing import energy_of
-from torch_armllm.quant.methods.calibrated.stage_scaling import StageScaling
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Search
 
@@ -48,7 +43,6 @@ class Awq(CalibratedMethod):
         """Prepares to run the model."""
         super().__init__(model, layers, tokens, on_meta, rotate=rotate)
         self._roundings: dict[str, Rounding] = {}
-        self._scaling = StageScaling(model, self.stages, layers, self._stage_of)
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
         stage = self._stage_of.get(layer.name)
@@ -58,18 +52,12 @@ class Awq(CalibratedMethod):
         seen = self.sees_inputs(layer, scheme, weight)
         return self._roundings.get(layer.name, Search()) if seen else Search()
 
-    @property
-    def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102
-        return self._scaling.scaled
-
-    def abandon(self) -> None:  # noqa: D102
-        self._scaling.undo()
-
     def finish(self, stage: int) -> None:  # noqa: D102
         if self._stage < stage:
             self._stage = stage
             self.stages.run_float(stage)
-        self._scaling.scaled, self._roundings = [], {}
+        self._scaling.forget()
+        self._roundings = {}
 
     def _scale(self, stage: int, scheme: Scheme) -> None:
         """Scales the channels of a stage, and creates the roundings of its layers."""

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.base import Method
+from torch_armllm.quant.methods.calibrated.channel_scaling import AppliedScaling
 from torch_armllm.quant.methods.calibrated.layerwise import Stages, batch_size_for
+from torch_armllm.quant.methods.calibrated.stage_scaling import StageScaling
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +52,19 @@ class CalibratedMethod(Method):
             )
         self._stage_of = self.stages.stage_indices(layers)
         self._layers = list(layers)
+        self._scaling = StageScaling(model, self.stages, layers, self._stage_of)
         self._stage = self._advanced = -1
 
     def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:  # noqa: D102
         last = len(self.stages.modules)
         return sorted(layers, key=lambda x: self._stage_of.get(x.name, last))
+
+    @property
+    def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102
+        return self._scaling.scaled
+
+    def abandon(self) -> None:  # noqa: D102
+        self._scaling.undo()
 
     def finish(self, stage: int) -> None:
         """Runs a quantized stage, for the inputs of the next one; its weights are not needed again."""

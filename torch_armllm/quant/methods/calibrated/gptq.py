@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch_armllm.ops.linear import rotate_groups
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
-from torch_armllm.quant.methods.calibrated.channel_scaling import AppliedScaling
 from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
 from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
 from torch_armllm.quant.methods.calibrated.hessian import Hessian
 from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs, record_inputs
 from torch_armllm.quant.methods.calibrated.resume_cache import ResumeCache
-from torch_armllm.quant.methods.calibrated.smoothing import Smoothing
+from torch_armllm.quant.methods.calibrated.smoothing import smoothing_powers
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import SHARED_SCHEMES
@@ -33,8 +32,8 @@ _NARROW = 4096
 class Gptq(CalibratedMethod):
     """GPTQ (arXiv 2210.17323) on calibration texts; layers outside of the decoder layers search their scales.
 
-    If each stage runs alone, its channels are scaled first: see `Smoothing`.  Linear layers are rotated: see
-    `QuantLinear.rotated`.
+    If each stage runs alone, its channels are scaled first: see `smoothing_powers`.  Linear layers are
+    rotated: see `QuantLinear.rotated`.
 
     A stage is entered when the rounding of its first layer is requested.  It then runs once in floats, on the
     outputs of the float stages before it.  For each of its layers it runs again on the outputs of the
@@ -66,8 +65,7 @@ class Gptq(CalibratedMethod):
             rotate: see `Method`.
         """
         super().__init__(model, layers, tokens, on_meta, rotate=rotate)
-        smooth = smooth and self.stages.streamed
-        self._smoothing = Smoothing(model, self.stages, layers, self._stage_of) if smooth else None
+        self._smooth = smooth = smooth and self.stages.streamed
         self._inputs: dict[str, FloatInputs] = {}
         self._roundings: dict[tuple[int, bool], Rounding] = {}
         self._experts: dict[str, ExpertInputs] = {}
@@ -126,12 +124,7 @@ class Gptq(CalibratedMethod):
 
     def abandon(self) -> None:  # noqa: D102
         self._use(False)
-        if self._smoothing is not None:
-            self._smoothing.undo()
-
-    @property
-    def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102
-        return [] if self._smoothing is None else self._smoothing.scaled
+        super().abandon()
 
     def _use(self, packed: bool) -> None:
         """Makes the quantized layers compute with their packed weights, or with their float weights."""
@@ -144,8 +137,7 @@ class Gptq(CalibratedMethod):
     def finish(self, stage: int) -> None:  # noqa: D102
         self._enter(stage)
         self._advance()
-        if self._smoothing is not None:
-            self._smoothing.forget()
+        self._scaling.forget()
 
     def _enter(self, stage: int) -> None:
         """Advances to a stage, and records the inputs of its layers in the float model."""
@@ -162,8 +154,8 @@ class Gptq(CalibratedMethod):
 
     def _run_float(self) -> dict[str, FloatInputs]:
         """Runs the current stage in the float model, and returns the inputs of its layers."""
-        if self._smoothing is not None:
-            return self._smoothing.run(self._stage)
+        if self._smooth:
+            return self._scaling.run(self._stage, smoothing_powers)
         inside = [x for x in self._layers if self._stage_of.get(x.name) == self._stage]
         return record_inputs(inside, lambda: self.stages.run_float(self._stage))
 

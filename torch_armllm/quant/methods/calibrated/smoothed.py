@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
-from torch_armllm.quant.methods.calibrated.channel_scaling import AppliedScaling
 from torch_armllm.quant.methods.calibrated.layerwise import NotByLayersError
-from torch_armllm.quant.methods.calibrated.smoothing import Smoothing, energy_of
+from torch_armllm.quant.methods.calibrated.smoothing import energy_of, smoothing_powers
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Search
 
@@ -19,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class Smoothed(CalibratedMethod):
-    """Scales channels (see `Smoothing`), and searches scales with errors weighted by what channels carry.
+    """Scales channels, and searches scales with errors weighted by what channels carry.
 
-    Random tokens are enough for both.
+    See `smoothing_powers`.  Random tokens are enough for both.
     """
 
     name = "mse"
@@ -37,12 +36,7 @@ class Smoothed(CalibratedMethod):
         """Prepares to run the model."""
         super().__init__(model, layers, tokens, on_meta, batch=1, rotate=rotate)
         self._unstreamable = False
-        self._smoothing = Smoothing(model, self.stages, layers, self._stage_of)
         self._energies: dict[str, Tensor] = {}
-
-    @property
-    def scaled(self) -> Sequence[AppliedScaling]:  # noqa: D102
-        return self._smoothing.scaled
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
         stage = self._stage_of.get(layer.name, -1)
@@ -56,18 +50,15 @@ class Smoothed(CalibratedMethod):
         if self._unstreamable:
             return {}
         try:
-            inputs = self._smoothing.run(stage)
+            inputs = self._scaling.run(stage, smoothing_powers)
         except NotByLayersError as error:
             self._unstreamable = True
             logger.warning("%s: weights are rounded without input statistics", error)
             return {}
         return {name: energy_of(entry.inputs) for name, entry in inputs.items() if entry.inputs}
 
-    def abandon(self) -> None:  # noqa: D102
-        self._smoothing.undo()
-
     def finish(self, stage: int) -> None:  # noqa: D102
         if self._stage < stage:
             self._stage = stage
             self._smooth(stage)
-        self._smoothing.forget()
+        self._scaling.forget()

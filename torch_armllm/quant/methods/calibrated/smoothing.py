@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_armllm.hf.expert_layout import parameter
-from torch_armllm.quant.layers import Layer
-from torch_armllm.quant.methods.calibrated.channel_scaling import (
-    MAX_EXPONENT,
-    AppliedScaling,
-    ChannelScaling,
-)
+from torch_armllm.quant.methods.calibrated.channel_scaling import MAX_EXPONENT, ChannelScaling
 from torch_armllm.quant.methods.calibrated.expert_inputs import down_inputs
 from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs
-from torch_armllm.quant.methods.calibrated.layerwise import Stages
-from torch_armllm.quant.methods.calibrated.stage_scaling import StageScaling
 
 _POWER = 0.25
 """A channel is scaled by its root mean square to this power: measured best on several models."""
@@ -26,43 +19,6 @@ _FLOOR = 1e-3
 
 _TOKENS_INSIDE = 64
 """Tokens that run through every expert's gate and up projection, for the sizes of the channels inside."""
-
-
-class Smoothing:
-    """Scales the channels of a model's stages by the fourth root of their size, as powers of two.
-
-    A token's inputs share one INT8 scale, so loud channels cost the others precision; and a weight of a loud
-    channel loses more by rounding than its neighbors do.  Scaling helps against both, and the float model
-    computes the same bits as before: see `StageScaling`.  SmoothQuant (arXiv 2211.10438) scales for the
-    first, AWQ (arXiv 2306.00978) for the second.
-    """
-
-    def __init__(
-        self, model: nn.Module, stages: Stages, layers: Sequence[Layer], stage_of: Mapping[str, int]
-    ) -> None:
-        """Prepares to scale; see `StageScaling`."""
-        self._scaling = StageScaling(model, stages, layers, stage_of)
-
-    @property
-    def scaled(self) -> Sequence[AppliedScaling]:
-        """The scalings that were applied, in order."""
-        return self._scaling.scaled
-
-    def run(self, stage: int) -> dict[str, FloatInputs]:
-        """Runs a stage in the float model and scales its channels.
-
-        Returns:
-            The inputs of its layers, as the scaled layers read them, by layer name.
-        """
-        return self._scaling.run(stage, _choose)
-
-    def undo(self) -> None:
-        """Restores the float model."""
-        self._scaling.undo()
-
-    def forget(self) -> None:
-        """Keeps the scalings for good."""
-        self._scaling.scaled = []
 
 
 def energy_of(inputs: Sequence[Tensor], floor: float = _FLOOR) -> Tensor:
@@ -88,7 +44,14 @@ def powers_for(energy: Tensor) -> Tensor:
     return torch.exp2(exponents.round().clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
 
-def _choose(scaling: ChannelScaling, read: FloatInputs) -> Tensor:
+def smoothing_powers(scaling: ChannelScaling, read: FloatInputs) -> Tensor:
+    """Returns powers of two (written,), float32: the fourth root of the size of each channel.
+
+    A token's inputs share one INT8 scale, so loud channels cost the others precision; and a weight of a loud
+    channel loses more by rounding than its neighbors do.  Scaling helps against both, and the float model
+    computes the same bits as before: see `StageScaling`.  SmoothQuant (arXiv 2211.10438) scales for the
+    first, AWQ (arXiv 2306.00978) for the second.
+    """
     experts = scaling.writer
     if experts.layout is None:
         return powers_for(scaling.gathered(energy_of(read.inputs)))

@@ -100,6 +100,10 @@ class StageScaling:
     def undo(self) -> None:
         """Restores the float model."""
         undo_scalings(self.scaled)
+        self.forget()
+
+    def forget(self) -> None:
+        """Keeps the scalings for good."""
         self.scaled = []
 
     def _parameters_elsewhere(self, stage: int) -> set[int]:
