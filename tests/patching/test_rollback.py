@@ -18,8 +18,8 @@ from torch_armllm.patching import install, patch
 from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.state import STATE, patched_forward
 from torch_armllm.quant.inspection import is_packed
-from torch_armllm.quant.layer_quantizer import LayerQuantizer
 from torch_armllm.quant.layers import Layer
+from torch_armllm.quant.quantization import Quantization
 
 
 def replaced(model: Any) -> list[str]:
@@ -144,16 +144,16 @@ def test_slots_are_refused_before_weights_are_quantized() -> None:
 def test_an_interruption_leaves_all_weights_quantized_or_none(
     monkeypatch: pytest.MonkeyPatch, sigint_enabled: None
 ) -> None:
-    own, model = LayerQuantizer.commit, tiny("llama")
+    own, model = Quantization.commit, tiny("llama")
     done: list[str] = []
 
-    def commit(self: LayerQuantizer, layer: Layer) -> Any:
+    def commit(self: Quantization, layer: Layer) -> Any:
         done.append(layer.name)
         if len(done) == 2:
             signal.raise_signal(signal.SIGINT)
         return own(self, layer)
 
-    monkeypatch.setattr(LayerQuantizer, "commit", commit)
+    monkeypatch.setattr(Quantization, "commit", commit)
     with pytest.raises(KeyboardInterrupt):
         torch_armllm.patch(model, progress=False)
     assert len(done) == 15 and is_packed(model) and replaced(model) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,6 +26,7 @@ class Journal:
     """Records the finished blocks of a run, so that an interrupted run can resume.
 
     Attributes:
+        folder: the folder of the new model.
         records: the records of the finished layers.
         modules: their entries in `config.json`, see `describe_modules`.
         overrides: the overrides that were chosen for the run, or None; see `Recipe.bits`.
@@ -37,13 +37,13 @@ class Journal:
 
         Args:
             folder: the folder of the new model; it is created.
-            source: the inputs of the run, as JSON types: see `fingerprint`.
+            source: the inputs of the run, as JSON types.
             restart: discards an unfinished run in the folder.
 
         Raises:
             ValueError: the folder holds something else, or an unfinished run from another source.
         """
-        self._folder = folder
+        self.folder = folder
         self._file = folder / NAME
         self._waiting: dict[str, Tensor] = {}
         self._blocks: set[str] = set()
@@ -68,17 +68,17 @@ class Journal:
         self.overrides: dict[str, str | None] | None = self._content.get("overrides")
 
     def _open(self, restart: bool) -> None:
-        for scratch in self._folder.glob(".tmp*"):  # of safetensors, in a run that was killed
+        for scratch in self.folder.glob(".tmp*"):  # of safetensors, in a run that was killed
             scratch.unlink()
         content = json.loads(self._file.read_text())
         if restart:
-            for shard in self._folder.glob("model-*.safetensors"):
+            for shard in self.folder.glob("model-*.safetensors"):
                 shard.unlink()
             return
         for key in ("version", "source"):
             if content[key] != self._content[key]:
                 raise ValueError(
-                    f"{self._folder} holds an unfinished run of another checkpoint or method, or with other "
+                    f"{self.folder} holds an unfinished run of another checkpoint or method, or with other "
                     "calibration tokens, or the checkpoint has changed since: start over with restart=True "
                     "(--restart), or name another folder"
                 )
@@ -117,7 +117,7 @@ class Journal:
         if self._waiting:
             name = f"model-{len(set(content['tensors'].values())) + 1:05d}.safetensors"
             record = make_record(self._waiting, self._new_modules)
-            write_shard(self._waiting, self._folder / name, {"format": "pt", **record})
+            write_shard(self._waiting, self.folder / name, {"format": "pt", **record})
             content["bytes"] += sum(tensor.nbytes for tensor in self._waiting.values())
             content["tensors"].update(dict.fromkeys(self._waiting, name))
         content["blocks"] += sorted(self._blocks)
@@ -134,15 +134,9 @@ class Journal:
         self.write()
         total: int = self._content["bytes"]
         index = {"metadata": {"total_size": total}, "weight_map": self._content["tensors"]}
-        (self._folder / INDEX).write_text(json.dumps(index, indent=1))
+        (self.folder / INDEX).write_text(json.dumps(index, indent=1))
         return total
 
     def close(self) -> None:
         """Removes the journal: the model is complete."""
         self._file.unlink(missing_ok=True)
-
-
-def fingerprint(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """Returns the identity of a checkpoint: a hash of its configuration, and its files' sizes and times."""
-    stats = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
-    return {"config": hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(), "files": stats}

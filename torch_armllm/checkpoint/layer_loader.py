@@ -10,16 +10,14 @@ from torch import Tensor, nn
 
 from torch_armllm.checkpoint.incoming import Incoming, check_incoming
 from torch_armllm.quant.config import ArmInt4Config
-from torch_armllm.quant.layer_quantizer import LayerQuantizer
-from torch_armllm.quant.layers import Layer, check_finite, find_layers
+from torch_armllm.quant.layers import Layer, check_finite
 from torch_armllm.quant.methods.registry import make_method
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
-from torch_armllm.quant.outliers import refuse_outliers
+from torch_armllm.quant.quantization import Quantization
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.skeleton import placeholder
 from torch_armllm.quant.spill_file import SpillFile
-from torch_armllm.quant.wide_activations import wide_layers
 from torch_armllm.system.allocator import release_free_memory
 
 
@@ -31,20 +29,13 @@ class LayerLoader:
     """
 
     def __init__(self, model: nn.Module, config: ArmInt4Config) -> None:
-        self._model = model
-        recipe = config.recipe
-        self._layers, self._schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
-        self._allow_outliers = recipe.allow_outliers
-        self._method = make_method(recipe.method, model, self._layers, rotate=recipe.rotate)
-        memory = SpillFile(in_memory=None)
-        self._wide = wide_layers(recipe, self._layers, self._schemes)
-        self._quantizer = LayerQuantizer(model, self._schemes, self._method, spill=memory, wide=self._wide)
+        self._run = run = Quantization(model, config.recipe, loading=True, spill=SpillFile(in_memory=None))
+        run.method = make_method(config.recipe, model, run.selected)
         self._layer_of: dict[str, Layer] = {}
-        self._records: dict[str, LayerRecord] = {}
         self._error: ValueError | None = None
         tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-        for layer in self._layers:
-            if layer.reason is None and not any(id(weight) in tied for weight in layer.weights()):
+        for layer in run.selected:
+            if not any(id(weight) in tied for weight in layer.weights()):
                 self._layer_of.update({f"{layer.name}.{name}": layer for name in layer.weight_names})
 
     def wants(self, name: str) -> bool:
@@ -70,7 +61,7 @@ class LayerLoader:
             if any(part.is_meta for part in layer.weights()):
                 return
             check_finite([layer])
-            self._records[layer.name] = self._quantizer.run(layer)
+            self._run.pack(layer)
         except ValueError as error:
             self._error = error
         for part in layer.weight_names:
@@ -86,23 +77,16 @@ class LayerLoader:
         """
         if self._error is not None:
             raise self._error
-        if not self._allow_outliers:
-            refuse_outliers(list(self._records.values()))
-        records = []
-        for layer in self._layers:
-            if layer.reason is not None:
-                records.append(LayerRecord.unquantized(layer))
-            elif layer.name in self._records:
-                _take_biases(self._quantizer.commit(layer), layer)
-                records.append(self._records[layer.name])
+        run = self._run
+        run.refuse_outliers()
+        for layer in run.layers:
+            if layer.name in run.finished:
+                _take_biases(run.commit(layer), layer)
             else:
                 check_finite([layer])
-                quantizer = LayerQuantizer(self._model, self._schemes, self._method, wide=self._wide)
-                records.append(quantizer.run(layer))
-                quantizer.commit(layer)
-        if not self._allow_outliers:
-            refuse_outliers(records)
-        return records
+                run.replace(layer, SpillFile())  # with the float weights, all of a large head is in memory
+        run.refuse_outliers()
+        return run.records
 
 
 def _take_biases(new: QuantLinear | QuantExperts, layer: Layer) -> None:

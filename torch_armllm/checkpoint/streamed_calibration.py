@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ from torch import Tensor
 
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.journal import Journal
-from torch_armllm.hf.base_model import base_model_of
-from torch_armllm.quant.layers import Layer
-from torch_armllm.quant.methods.base import CALIBRATED, Method
+from torch_armllm.checkpoint.stage_blocks import load_around_stages, stage_blocks
+from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
-from torch_armllm.quant.methods.calibrated.layerwise import decoder_layers
+from torch_armllm.quant.methods.calibrated.layerwise import NotByLayersError
 from torch_armllm.quant.methods.registry import make_method
-from torch_armllm.quant.recipe import Recipe
+from torch_armllm.quant.quantization import Quantization
 from torch_armllm.system.tensor_files import save_tensors
 
 logger = logging.getLogger(__name__)
@@ -29,55 +28,38 @@ _STATES = "calibrating-{}.pt"
 _TOKENS = "calibrating-tokens.pt"
 
 
-class NoCalibration:
-    """Stands in for `StreamedCalibration` where the method does not calibrate.
+class Calibration:
+    """Does nothing as blocks are read: the method of `Quantization` needs no run of the model.
 
     Attributes:
-        method: the method.
-        fingerprint: empty: no input of the run beside the checkpoint.
+        fingerprint: inputs of the run beside the checkpoint, for the journal.
     """
 
-    def __init__(self, method: Method) -> None:
-        self.method = method
-        self.fingerprint: dict[str, Any] = {}
+    fingerprint: Mapping[str, Any] = {}
 
     def resume(self, finished: Sequence[str]) -> None:
-        """Does nothing."""
+        """Continues after the blocks that an earlier run has finished."""
 
     def finish_block(self, block: str) -> None:
-        """Does nothing."""
+        """Called when the layers of a block are quantized, before it is written."""
 
     def commit_block(self, block: str, journal: Journal) -> None:
-        """Does nothing."""
+        """Called when a block is in the journal."""
 
 
-class StreamedCalibration:
+class StreamedCalibration(Calibration):
     """Runs a calibrating method over the blocks of a checkpoint as they are read.
 
     The output of the last finished decoder layer is saved in the folder of the new model, from which an
     interrupted run resumes.
-
-    Attributes:
-        method: the calibrating method.
-        fingerprint: the hash of the calibration tokens, for the journal.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        reader: BlockReader,
-        layers: Sequence[Layer],
-        recipe: Recipe,
-        tokens: Tensor | None,
-        out: Path,
-    ) -> None:
-        """Prepares a method.
+    def __init__(self, run: Quantization, reader: BlockReader, tokens: Tensor | None, out: Path) -> None:
+        """Prepares the method of a run.
 
         Args:
-            model: a model on the meta device.
+            run: of a model on the meta device.
             reader: loads its blocks.
-            layers: the layers to quantize.
-            recipe: names the method.
             tokens: token ids ``(sequences, length)``; None for a method that measures random tokens.
             out: the folder of the new model.
 
@@ -87,35 +69,33 @@ class StreamedCalibration:
         self._out = out
         self._tokens = tokens
         self.fingerprint = {} if tokens is None else {"calibration": tokens_hash(tokens)}
-        self._stages = stage_blocks(model, reader)
-        load_around_stages(model, reader)
-        statistics = recipe.importance is not False
-        method = make_method(
-            recipe.method, model, layers, statistics, tokens, on_meta=True, rotate=recipe.rotate
-        )
+        self._stages = stage_blocks(run.model, reader)
+        load_around_stages(run.model, reader)
+        statistics = run.recipe.importance is not False
+        method = make_method(run.recipe, run.model, run.selected, tokens, statistics=statistics, on_meta=True)
         reader.release()
         assert isinstance(method, CalibratedMethod)
-        self.method = method
+        run.method = self._method = method
         self._started: float | None = None
         self._last = len(method.stages.modules) - 1
 
     def resume(self, finished: Sequence[str]) -> None:
-        """Saves the tokens, and continues after the blocks that an earlier run has finished."""
+        """Saves the tokens, too."""
         if self._tokens is not None:
             save_tensors(self._tokens, self._out / _TOKENS)
         last = max((self._stages[block] for block in finished if block in self._stages), default=-1)
         if 0 <= last < self._last:
-            self.method.stages.restore(torch.load(self._out / _STATES.format(last)))
-        self.method.resume(last)
+            self._method.stages.restore(torch.load(self._out / _STATES.format(last)))
+        self._method.resume(last)
         self._started = time.monotonic()
 
     def finish_block(self, block: str) -> None:
-        """Runs a quantized decoder layer and saves its output; called before the block is written."""
+        """Runs a quantized decoder layer and saves its output."""
         stage = self._stages.get(block)
         if stage is not None and stage < self._last:
-            self.method.finish(stage)
+            self._method.finish(stage)
             file = self._out / _STATES.format(stage)
-            save_tensors(self.method.stages.state(), file)
+            save_tensors(self._method.stages.state(), file)
 
     def commit_block(self, block: str, journal: Journal) -> None:
         """Writes the block's shard, and removes the output of the layer before it."""
@@ -135,26 +115,24 @@ class StreamedCalibration:
                 seconds,
                 rest / 60,
                 self._last - stage,
-                " (quantize --fast takes seconds)" if self.method.name in CALIBRATED else "",
+                " (quantize --fast takes seconds)" if self._method.name in CALIBRATED else "",
             )
 
 
-def stage_blocks(model: Any, reader: BlockReader) -> dict[str, int]:
-    """Returns the index of the decoder layer that a block is, by the block's name; others have none."""
-    stages = decoder_layers(model)
-    inside = {id(module): index for index, stage in enumerate(stages) for module in stage.modules()}
-    modules = {block: model.get_submodule(block) for block in reader.blocks}
-    return {block: inside[id(module)] for block, module in modules.items() if id(module) in inside}
-
-
-def load_around_stages(model: Any, reader: BlockReader, head: bool = False) -> None:
-    """Loads the embeddings and norms around the decoder layers, and the ``head`` if told to."""
-    stages = stage_blocks(model, reader)
-    base_model = {id(module) for module in base_model_of(model).modules()}
-    _compute_buffers(model)
-    for block in reader.blocks:
-        if block not in stages and (head or id(model.get_submodule(block)) in base_model):
-            reader.load(block)
+def choose_method(run: Quantization, reader: BlockReader, tokens: Tensor | None, out: Path) -> Calibration:
+    """Sets the method of a run, and returns what it does as blocks are read: see `StreamedCalibration`."""
+    recipe = run.recipe
+    if run.calibrated and tokens is not None:
+        return StreamedCalibration(run, reader, tokens, out)
+    measures = recipe.method == "mse" and recipe.importance is not False
+    if measures and (tokens is None or recipe.bits is not None):
+        try:
+            return StreamedCalibration(run, reader, None, out)
+        except NotByLayersError as error:
+            logger.warning("%s: weights are rounded without input statistics", error)
+    given = tokens if run.calibrated or recipe.bits is None else None  # otherwise, they are for the bits
+    run.method = make_method(recipe, run.model, run.selected, given)
+    return Calibration()
 
 
 def saved_tokens(out: Path) -> Tensor | None:
@@ -172,24 +150,3 @@ def remove_calibration_files(out: Path) -> None:
 def tokens_hash(tokens: Tensor) -> str:
     """Returns a hash of token ids."""
     return hashlib.sha256(tokens.contiguous().numpy().tobytes()).hexdigest()
-
-
-def _compute_buffers(module: Any, owner: Any = None) -> None:
-    """Computes the buffers that no checkpoint holds, as transformers' loader does.
-
-    Args:
-        module: with its children.
-        owner: the innermost model that holds it, which knows how; None: it is itself the first.
-    """
-    owner = module if hasattr(module, "_init_weights") else owner
-    empty = {
-        name: buffer
-        for name, buffer in module._buffers.items()
-        if name in module._non_persistent_buffers_set and buffer is not None and buffer.is_meta
-    }
-    for name, buffer in empty.items():
-        module._buffers[name] = torch.empty_like(buffer, device="cpu")
-    if empty:
-        owner._init_weights(module)
-    for child in module.children():
-        _compute_buffers(child, owner)

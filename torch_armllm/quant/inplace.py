@@ -10,19 +10,15 @@ from transformers import PreTrainedModel
 
 from torch_armllm.quant.attach import attach
 from torch_armllm.quant.config import ArmInt4Config
-from torch_armllm.quant.layer_quantizer import LayerQuantizer
-from torch_armllm.quant.layers import check_finite, find_layers
-from torch_armllm.quant.methods.base import CALIBRATED
+from torch_armllm.quant.inspection import is_packed
+from torch_armllm.quant.layers import check_finite
 from torch_armllm.quant.methods.importance import random_tokens
 from torch_armllm.quant.methods.registry import make_method
 from torch_armllm.quant.mixed_bits import budget, candidates, measured, with_bits
-from torch_armllm.quant.modules.experts import QuantExperts
-from torch_armllm.quant.modules.linear import QuantLinear
-from torch_armllm.quant.outliers import refuse_outliers
+from torch_armllm.quant.quantization import Quantization
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.restore import remember_scalings
-from torch_armllm.quant.wide_activations import wide_layers
 from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.progress import progress_bar
 from torch_armllm.system.sigint import interrupts_held
@@ -68,38 +64,31 @@ def quantize(
             finite, or quantized already; or a layer's error is out of line: see `find_outliers`.
     """
     recipe = Recipe.of(quantization)
-    if any(isinstance(module, (QuantLinear, QuantExperts)) for module in model.modules()):
+    if is_packed(model):
         raise ValueError("the model is quantized already; call torch_armllm.unpatch(model) first")
-    layers, schemes = recipe.assign(find_layers(model, recipe.ignore))
-    check_finite(layers)
+    run = Quantization(model, recipe, keep_original=keep_original)
+    check_finite(run.layers)
     if recipe.bits is not None:
-        room = budget(recipe, model, layers, schemes)
+        room = budget(run)
         tokens = random_tokens(model) if calibration is None else calibration
-        sensitivities = measured(model, candidates(recipe, layers, schemes), tokens)
-        recipe = with_bits(recipe, sensitivities, room)
-        layers, schemes = recipe.assign(layers)
-        calibration = calibration if recipe.method in CALIBRATED else None
-    wide = wide_layers(recipe, layers, schemes)
-    selected = [layer for layer in layers if layer.name in schemes]
+        run.assign(with_bits(recipe, measured(model, candidates(run), tokens), room))
+        calibration = calibration if run.calibrated else None
     statistics = recipe.importance is not False
-    method = make_method(
-        recipe.method, model, selected, statistics, calibration, resume, rotate=recipe.rotate
-    )
-    quantizer = LayerQuantizer(model, schemes, method, keep_original, wide=wide)
-    bar = progress_bar(method.order(selected), show=progress, desc="Quantizing", unit="layer")
+    run.method = make_method(recipe, model, run.selected, calibration, statistics=statistics, resume=resume)
     try:
-        quantized = {layer.name: quantizer.run(layer) for layer in bar}
-        records = [quantized.get(layer.name) or LayerRecord.unquantized(layer) for layer in layers]
-        if not recipe.allow_outliers:
-            refuse_outliers(records, calibrated=recipe.method in CALIBRATED)
+        order = run.method.order(run.selected)
+        for layer in progress_bar(order, show=progress, desc="Quantizing", unit="layer"):
+            run.pack(layer)
+        run.refuse_outliers()
     except BaseException:
-        method.abandon()
+        run.method.abandon()
         raise
+    records = run.records
     with interrupts_held():  # the float weights are freed one by one: half of them would be neither
-        method.commit()
-        remember_scalings(model, method.scaled)
-        for layer in selected:
-            quantizer.commit(layer)
+        run.method.commit()
+        remember_scalings(model, run.method.scaled)
+        for layer in run.selected:
+            run.commit(layer)
         if isinstance(model, PreTrainedModel):
-            attach(model, ArmInt4Config(recipe))
+            attach(model, ArmInt4Config(run.recipe))
     return records

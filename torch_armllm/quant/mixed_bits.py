@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ from torch_armllm.quant.bit_allocation import Choice, allocate, joined
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.sensitivity import LayerSensitivity, Sensitivity
 from torch_armllm.quant.model_size import packed_bytes, saved_bytes
+from torch_armllm.quant.quantization import Quantization
 from torch_armllm.quant.recipe import Recipe, fits, kind_of
-from torch_armllm.quant.schemes.base import Scheme
 from torch_armllm.quant.schemes.registry import DEFAULT
 from torch_armllm.system.files import parse_bytes
 
@@ -24,14 +24,13 @@ _LARGER = (DEFAULT, "int6", "int8")
 """More bits for some layers at the price of 3 for others did not pay on stories15M."""
 
 
-def candidates(recipe: Recipe, layers: Sequence[Layer], schemes: Mapping[str, Scheme]) -> list[Layer]:
+def candidates(run: Quantization) -> list[Layer]:
     """Returns the layers whose schemes `Recipe.bits` may choose."""
     return [
         layer
-        for layer in layers
-        if layer.name in schemes
-        and layer.kind in ("linear", "experts")
-        and not any(fits(layer, pattern) for pattern in recipe.overrides)
+        for layer in run.selected
+        if layer.kind in ("linear", "experts")
+        and not any(fits(layer, pattern) for pattern in run.recipe.overrides)
     ]
 
 
@@ -47,26 +46,21 @@ def measured(model: nn.Module, layers: Sequence[Layer], tokens: Tensor) -> list[
     return sensitivity.result()
 
 
-def budget(
-    recipe: Recipe, model: nn.Module, layers: Sequence[Layer], schemes: Mapping[str, Scheme], files: int = 0
-) -> float:
+def budget(run: Quantization, files: int = 0) -> float:
     """Returns how many bits the layers whose schemes `Recipe.bits` may choose can have together.
 
     Args:
-        recipe: a recipe with `Recipe.bits`.
-        model: the float model; it may be on the meta device.
-        layers: all layers of the model.
-        schemes: the schemes that the recipe assigns, by layer name.
+        run: of a float model, which may be on the meta device, by a recipe with `Recipe.bits`.
         files: bytes of the files that are saved with the model's, such as its tokenizer's.
 
     Raises:
         ValueError: the smallest schemes need more bits, or the largest do not fill the size.
     """
-    chosen = candidates(recipe, layers, schemes)
+    recipe, schemes, chosen = run.recipe, run.schemes, candidates(run)
     sizes = [[8.0 * packed_bytes(x, name) for name in CANDIDATES] for x in chosen]
     least, most = sum(map(min, sizes)), sum(map(max, sizes))
     if isinstance(recipe.bits, str) and (size := parse_bytes(recipe.bits)) is not None:
-        rest = files + saved_bytes(model, layers, schemes, chosen)
+        rest = files + saved_bytes(run.model, run.layers, schemes, chosen)
         room = 8.0 * (size - rest)
         if not least <= room <= most:
             smallest, largest = math.ceil(rest + least / 8), math.floor(rest + most / 8)
@@ -77,7 +71,7 @@ def budget(
             )
         return room
     chosen_names = {x.name for x in chosen}
-    counted = [x for x in layers if x.name in schemes and x.kind != "head"]
+    counted = [x for x in run.selected if x.kind != "head"]
     weights = sum(weight.numel() for layer in counted for weight in layer.weights())
     fixed = sum(8.0 * packed_bytes(x, schemes[x.name].name) for x in counted if x.name not in chosen_names)
     if isinstance(recipe.bits, str):

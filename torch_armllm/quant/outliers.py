@@ -63,9 +63,7 @@ def find_outliers(
     return sorted(outliers, key=lambda pair: pair[0].error or 0.0, reverse=True)
 
 
-def refuse_outliers(
-    records: Sequence[LayerRecord], state: str = "nothing was changed", calibrated: bool = False
-) -> None:
+def refuse_outliers(records: Sequence[LayerRecord], state: str, calibrated: bool = False) -> None:
     """Raises ValueError for outliers; the message names them and the remedies.
 
     Args:

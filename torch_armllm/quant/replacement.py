@@ -23,19 +23,21 @@ from torch_armllm.quant.spill_file import SpillFile
 
 @dataclass(frozen=True)
 class Replacement:
-    """A packed layer, its buffers still in a `SpillFile`.
+    """A packed layer that waits for its place in the model.
 
     Attributes:
         module: the module of packed weights.
         op: the op that it calls.
         sharer: replaces an embedding that is tied to the layer, and shares the packed weights.
         keep: True if the layer keeps its float weights.
+        spill: holds the buffers of both modules; None: the modules do.
     """
 
     module: QuantLinear | QuantExperts
     op: str
     sharer: TiedEmbedding | None = None
     keep: bool = False
+    spill: SpillFile | None = None
 
     def record(self, layer: Layer) -> LayerRecord:
         """Returns the report's record; to be called while the layer still has its float weights."""
@@ -77,7 +79,7 @@ def make_replacement(
     except ValueError as error:
         raise ValueError(f"{layer.name}: {error}") from error
     new.train(layer.module.training)
-    return Replacement(new, op, sharer, keep or (bool(tied) and not share))
+    return Replacement(new, op, sharer, keep or (bool(tied) and not share), spill)
 
 
 def _quantize_linear(

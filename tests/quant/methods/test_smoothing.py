@@ -300,7 +300,7 @@ def test_a_model_that_does_not_run_layer_by_layer_is_not_scaled(monkeypatch: pyt
     monkeypatch.setattr(type(model.model), "forward", again)
     layers = [x for x in find_layers(model) if x.reason is None]
     with torch.no_grad():
-        assert type(make_method("mse", model, layers, statistics=True)) is Mse
+        assert type(make_method(Recipe(), model, layers, statistics=True)) is Mse
     assert not changed(model, before)
 
 
@@ -315,5 +315,5 @@ def test_a_model_that_needs_more_than_tokens_is_rounded_without_statistics(
     monkeypatch.setattr(type(model.model), "forward", refuse)
     layers = [x for x in find_layers(model) if x.reason is None]
     with caplog.at_level(logging.INFO), pytest.warns(UserWarning, match="pixels are missing"):
-        assert type(make_method("mse", model, layers, statistics=True)) is Mse
+        assert type(make_method(Recipe(), model, layers, statistics=True)) is Mse
     assert "channels are not scaled: pixels are missing" in caplog.text

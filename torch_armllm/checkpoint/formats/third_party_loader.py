@@ -41,7 +41,7 @@ class ThirdPartyLoader(LayerLoader):
         self._integers: dict[str, dict[str, IntegerWeight]] = {}
         self._unquantized: dict[str, str] = {}
         self._plain: dict[str, nn.Module] = {}
-        for layer in self._layers:
+        for layer in self._run.layers:
             if layer.reason is not None and layer.kind != "experts":
                 self._plain[f"{layer.name}.weight"] = layer.module
         for name, module in model.named_modules():
@@ -67,8 +67,9 @@ class ThirdPartyLoader(LayerLoader):
 
     @torch.no_grad()
     def finish(self) -> list[LayerRecord]:  # noqa: D102
-        self._layers = [
-            replace(layer, reason=self._unquantized.get(layer.name, layer.reason)) for layer in self._layers
+        self._run.layers = [
+            replace(layer, reason=self._unquantized.get(layer.name, layer.reason))
+            for layer in self._run.layers
         ]
         return super().finish()
 
@@ -101,7 +102,7 @@ class ThirdPartyLoader(LayerLoader):
             if weight.shape != expected.shape:
                 raise _misfit(f"{layer.name}.{attribute}", weight, expected)
             if len(integers) == len(layer.weights()):
-                self._records[layer.name] = self._quantizer.add(layer, _packed(layer, integers))
+                self._run.add(layer, _packed(layer, integers))
         except ValueError as error:
             self._error = error
         release_free_memory()

@@ -25,7 +25,7 @@ METHODS = (*UNCALIBRATED, *CALIBRATED)
 class Method:
     """Chooses the integers of all layers of one model.
 
-    `LayerQuantizer` visits the layers in the method's `order`.  For each it requests a `rounding`, packs
+    `Quantization` packs the layers in the method's `order`.  For each it requests a `rounding`, packs
     the layer and calls `on_packed`.  When all layers are packed and nothing can fail any more, the caller
     calls `commit`; until then the model must stay as it is, or be restored by `abandon`.
     """

@@ -15,36 +15,37 @@ from torch_armllm.quant.methods.calibrated.awq import Awq
 from torch_armllm.quant.methods.calibrated.gptq import Gptq
 from torch_armllm.quant.methods.calibrated.smoothed import Smoothed
 from torch_armllm.quant.methods.importance import input_energies, random_tokens
+from torch_armllm.quant.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
 
 def make_method(
-    name: str,
+    recipe: Recipe,
     model: nn.Module,
     layers: Sequence[Layer],
-    statistics: bool = False,
     calibration: Tensor | None = None,
+    *,
+    statistics: bool = False,
     resume: Path | None = None,
     on_meta: bool = False,
-    rotate: bool = True,
 ) -> Method:
     """Creates a method for the layers of a model.
 
     Args:
-        name: one of `METHODS`.
+        recipe: names the method, and says whether it rotates.
         model: the model that is quantized.
         layers: the layers to quantize.
+        calibration: token ids ``(sequences, length)`` for calibrating methods.
         statistics: ``mse`` measures the inputs of layers on random tokens, scales channels and weights
             errors by what it sees; ``gptq`` scales channels by the inputs of its calibration.
-        calibration: token ids ``(sequences, length)`` for calibrating methods.
         resume: a folder in which ``gptq`` stores finished layers, for a run after an interruption.
         on_meta: decoder layers are on the meta device, and get their weights one after the other.
-        rotate: see `Method`.
 
     Raises:
         ValueError: the method needs calibration tokens and there are none, or cannot use them.
     """
+    name, rotate = recipe.method, recipe.rotate
     if name in CALIBRATED:
         if calibration is None:
             raise ValueError(f"method {name!r} needs calibration texts: pass their token ids as calibration=")
