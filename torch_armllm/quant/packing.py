@@ -34,16 +34,6 @@ def pack(quantized: Quantized) -> Tensor:
     )
 
 
-def quantize_matrix(weight: Tensor, scheme: Scheme, rounding: Rounding | None = None) -> tuple[Tensor, float]:
-    """Quantizes and packs a float matrix (N, K); without a ``rounding`` by searching scales.
-
-    Returns:
-        The panels, uint8 (⌈N/16⌉, bytes), and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
-    """
-    packed, error = quantize_matrices([weight], scheme, None if rounding is None else [rounding])
-    return packed[0], error
-
-
 def quantize_matrices(
     weights: Sequence[Tensor],
     scheme: Scheme,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from torch_armllm.quant.packing import dequantize_matrix, quantize_matrix
+from torch_armllm.quant.packing import dequantize_matrix, quantize_matrices
 from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.group_multipliers import Multiplied
 from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
@@ -206,8 +206,8 @@ def test_packed_weights_dequantize_to_the_same_values() -> None:
     weight = random_weight(40, 200)
     for name in ALL:
         found, error = SCHEMES[name].quantize(weight)
-        packed, packed_error = quantize_matrix(weight, SCHEMES[name])
-        assert torch.equal(dequantize_matrix(packed, 40, 200, name), SCHEMES[name].dequantize(found))
+        packed, packed_error = quantize_matrices([weight], SCHEMES[name])
+        assert torch.equal(dequantize_matrix(packed[0], 40, 200, name), SCHEMES[name].dequantize(found))
         assert packed_error == pytest.approx(error, rel=1e-5)
 
 

@@ -16,7 +16,7 @@ from torch_armllm.checkpoint.formats.gguf_types import decode
 from torch_armllm.checkpoint.formats.integer_weight import CHUNK, IntegerWeight, LazyRows, stacked
 from torch_armllm.quant.packing import in_scale_range
 from torch_armllm.quant.parallel import each
-from torch_armllm.quant.schemes.base import Quantized, joined_rows, row_chunks
+from torch_armllm.quant.schemes.base import Quantized, joined, row_chunks
 from torch_armllm.system.extras import install_command
 
 _ALL = slice(None)
@@ -182,7 +182,7 @@ class GgufFile:
 
         if data.ndim == 2:
             rows, columns = self.shape(name)
-            return IntegerWeight(joined_rows(each(part, row_chunks(rows, columns, CHUNK))))
+            return IntegerWeight(joined(each(part, row_chunks(rows, columns, CHUNK))))
         return stacked([IntegerWeight(one) for one in each(part, range(len(data)))])
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_armllm.quant.parallel import each
-from torch_armllm.quant.schemes.base import Quantized, row_chunks
+from torch_armllm.quant.schemes.base import Quantized, joined, row_chunks
 from torch_armllm.quant.schemes.registry import scheme_named
 
 CHUNK = 1 << 20
@@ -65,21 +65,18 @@ class IntegerWeight:
 
     def unbind(self) -> list[IntegerWeight]:
         """Returns the experts' matrices."""
-        parts = {name: part.unbind() for name, part in _tensors(self.quantized).items()}
         count = self.quantized.q.shape[0]
         orders = [None] * count if self.permutation is None else list(self.permutation)
-        experts = [
-            _with(self.quantized, {name: part[e] for name, part in parts.items()}) for e in range(count)
-        ]
         return [
-            IntegerWeight(one, order, self.transposed) for one, order in zip(experts, orders, strict=True)
+            IntegerWeight(self.quantized.mapped(itemgetter(expert)), order, self.transposed)
+            for expert, order in enumerate(orders)
         ]
 
     def rows(self, part: slice | Tensor) -> IntegerWeight:
         """Returns some rows of the integers, which are outputs of the layer."""
         index = (slice(None),) * self._row_axis + (part,)
-        chosen = {name: tensor[index].contiguous() for name, tensor in _tensors(self.quantized).items()}
-        return IntegerWeight(_with(self.quantized, chosen), self.permutation, self.transposed)
+        chosen = self.quantized.mapped(lambda tensor: tensor[index].contiguous())
+        return IntegerWeight(chosen, self.permutation, self.transposed)
 
     def __getitem__(self, index: Any) -> IntegerWeight:
         assert index is Ellipsis, "transformers reads a weight as a whole"
@@ -147,12 +144,8 @@ class LazyWeight:
         return self._read()
 
 
-def stacked(matrices: Sequence[IntegerWeight]) -> IntegerWeight:
+def stacked(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:
     """Stacks experts' matrices into one weight."""
-    return _stack(matrices)
-
-
-def _stack(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:
     _check_same_kind(weights)
     if dim != 0:
         raise ValueError(f"integer matrices stack along axis 0, not {dim}")
@@ -161,8 +154,8 @@ def _stack(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:
     if permutations and len(permutations) < len(orders):
         columns = weights[0].quantized.q.shape[-1]
         permutations = [torch.arange(columns) if order is None else order for order in orders]
-    joined = _join([weight.quantized for weight in weights], torch.stack)
-    return IntegerWeight(joined, torch.stack(permutations) if permutations else None, weights[0].transposed)
+    whole = joined([weight.quantized for weight in weights], torch.stack)
+    return IntegerWeight(whole, torch.stack(permutations) if permutations else None, weights[0].transposed)
 
 
 def _cat(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:
@@ -183,8 +176,8 @@ def _cat(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:
             raise ValueError(
                 "two weights that the model merges have different act-order permutations (desc_act)"
             )
-    joined = _join([weight.quantized for weight in weights], lambda parts: torch.cat(parts, first._row_axis))
-    return IntegerWeight(joined, first.permutation, first.transposed)
+    whole = joined([weight.quantized for weight in weights], lambda parts: torch.cat(parts, first._row_axis))
+    return IntegerWeight(whole, first.permutation, first.transposed)
 
 
 def _transpose(weight: IntegerWeight, dim0: int, dim1: int) -> IntegerWeight:
@@ -203,7 +196,7 @@ def _chunk(weight: IntegerWeight, chunks: int, dim: int = 0) -> list[IntegerWeig
 
 
 _TORCH_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    torch.stack: _stack,
+    torch.stack: stacked,
     torch.cat: _cat,
     torch.transpose: _transpose,
     torch.chunk: _chunk,
@@ -214,18 +207,3 @@ def _check_same_kind(weights: Sequence[Any]) -> None:
     kinds = {weight.scheme if isinstance(weight, IntegerWeight) else str(weight.dtype) for weight in weights}
     if len(kinds) > 1:
         raise ValueError(f"weights that the model merges have different formats: {', '.join(sorted(kinds))}")
-
-
-def _join(several: Sequence[Quantized], join: Callable[[list[Tensor]], Tensor]) -> Quantized:
-    """Joins several quantized weights, tensor by tensor."""
-    parts = [_tensors(one) for one in several]
-    return _with(several[0], {name: join([part[name] for part in parts]) for name in parts[0]})
-
-
-def _tensors(quantized: Quantized) -> dict[str, Tensor]:
-    values = {field.name: getattr(quantized, field.name) for field in fields(quantized)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-def _with(quantized: Quantized, tensors: dict[str, Any]) -> Quantized:
-    return replace(quantized, **tensors)

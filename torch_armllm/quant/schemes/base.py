@@ -41,6 +41,16 @@ class Quantized:
     zeros: Tensor | None = None
     offsets: Tensor | None = None
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def mapped(self, change: Callable[[Tensor], Any]) -> Quantized:
+        """Returns the weight with changed tensors."""
+        return replace(self, **{name: change(tensor) for name, tensor in self.tensors.items()})
+
 
 class Rounding(ABC):
     """Chooses the integers of one matrix, some of its rows at a time and on several threads."""
@@ -172,7 +182,7 @@ class Scheme(ABC):
         """
         chunks = row_chunks(shape[0], shape[1], CHUNK if rounding is None else rounding.chunk)
         parts = each(lambda rows: self.quantize_chunk(read(rows), rounding), chunks)
-        quantized = joined_rows([part[0] for part in parts])
+        quantized = joined([part[0] for part in parts])
         return quantized, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
 
 
@@ -181,15 +191,10 @@ def op_name(scheme: str) -> str:
     return "i8" if scheme == "int8" else scheme
 
 
-def joined_rows(parts: Sequence[Quantized]) -> Quantized:
-    """Concatenates the rows of quantized weights."""
-    if len(parts) == 1:
-        return parts[0]
-    tensors: dict[str, Any] = {}
-    for field in fields(Quantized):
-        own = [getattr(part, field.name) for part in parts]
-        if isinstance(own[0], Tensor):
-            tensors[field.name] = torch.cat(own)
+def joined(parts: Sequence[Quantized], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Quantized:
+    """Joins quantized weights tensor by tensor: by default, it concatenates their rows."""
+    several = [part.tensors for part in parts]
+    tensors: dict[str, Any] = {name: join([one[name] for one in several]) for name in several[0]}
     return replace(parts[0], **tensors)
 
 

@@ -12,22 +12,10 @@ from torch_armllm.quant.schemes.scale_search import regroup
 
 
 class Int8(Scheme):
-    """One float scale per row, q in −127…127: for the output head, or for all layers."""
+    """A float scale for every ``span`` columns (0: for a whole row), q in −127…127.
 
-    lowest, highest = -127, 127
-
-    def quantize_rows(  # noqa: D102
-        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
-    ) -> Quantized:
-        flat = weight.flatten(1)
-        scale = flat.abs().amax(dim=1) / 127
-        scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
-        q = torch.round(flat / scale[:, None]).clamp_(-127, 127)
-        return Quantized(self.name, q.to(torch.int8), scale)
-
-
-class Int8Groups(Scheme):
-    """A float scale for every ``span`` columns, q in −127…127: GGUF's Q8_0."""
+    By rows, it is for the output head, or for all layers; by groups of 32, it is GGUF's Q8_0.
+    """
 
     lowest, highest = -127, 127
 
@@ -38,7 +26,8 @@ class Int8Groups(Scheme):
         scale = value.abs().amax(dim=2) / 127
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
         q = torch.round(value / scale[..., None]).clamp_(-127, 127)
-        return Quantized(self.name, q.flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8), scale)
+        q = q.flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8)
+        return Quantized(self.name, q, scale if self.span else scale[:, 0])
 
 
 class Int8Offset(Offset):

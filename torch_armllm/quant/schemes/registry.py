@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch_armllm.quant.schemes.base import Scheme
 from torch_armllm.quant.schemes.float_scales import Asymmetric, Offset, Symmetric
 from torch_armllm.quant.schemes.group_multipliers import Multiplied, MultipliedWithZeros, Unclipped
-from torch_armllm.quant.schemes.int8 import Int8, Int8Groups, Int8Offset
+from torch_armllm.quant.schemes.int8 import Int8, Int8Offset
 
 
 def _by_span(kind: Callable[[str], Scheme], name: str) -> tuple[Scheme, ...]:
@@ -35,7 +35,7 @@ _HANDLERS: tuple[Scheme, ...] = (
     *_by_span(Symmetric, "g#b"),
     *_by_span(Asymmetric, "g#zb"),
     *_by_span(Offset, "g#m"),
-    *_by_span(Int8Groups, "int8g#"),
+    *_by_span(Int8, "int8g#"),
     *_by_span(Int8Offset, "int8g#m"),
 )
 SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in _HANDLERS}
