@@ -14,14 +14,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import torch_armllm
-from tests.support.models import tiny, token_ids
+from tests.support.models import logits, tiny
 from torch_armllm import LLM, ArmInt4Config
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.recipe import LEFT, Recipe, kind_of
 from torch_armllm.quant.report import LayerRecord
+from torch_armllm.quant.schemes.base import Peak
 from torch_armllm.quant.schemes.registry import SCHEMES
-from torch_armllm.quant.schemes.search import Peak
 
 OVERRIDES: dict[str, str | None] = {
     "attention": "int8",
@@ -34,12 +34,6 @@ OVERRIDES: dict[str, str | None] = {
 
 def schemes(records: list[LayerRecord]) -> dict[str, str]:
     return {r.name.removeprefix("model.layers."): r.scheme if r.quantized else "-" for r in records}
-
-
-def logits(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        out: torch.Tensor = model(token_ids(2, 9)).logits
-    return out
 
 
 def test_last_matching_override_applies_and_ignore_wins() -> None:

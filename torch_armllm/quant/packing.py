@@ -10,8 +10,15 @@ from torch import Tensor
 from torch_armllm.ops import linear
 from torch_armllm.ops.linear import PANEL
 from torch_armllm.quant.parallel import each
-from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme, op_name, relative_error, row_chunks
-from torch_armllm.quant.schemes.search import Search
+from torch_armllm.quant.schemes.base import (
+    Quantized,
+    Rounding,
+    Scheme,
+    Search,
+    op_name,
+    relative_error,
+    row_chunks,
+)
 from torch_armllm.system.allocator import release_free_memory
 
 _PIECE = 1 << 24

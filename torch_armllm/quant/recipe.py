@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -102,10 +102,9 @@ class Recipe:
             _check_patterns(field_name, getattr(self, field_name))
         if not isinstance(self.overrides, Mapping) or not all(isinstance(x, str) for x in self.overrides):
             raise ValueError(f"overrides must be a dictionary of schemes by pattern, not {self.overrides!r}")
-        if not isinstance(self.allow_outliers, bool):
-            raise ValueError(f"allow_outliers must be true or false, not {self.allow_outliers!r}")
-        if not isinstance(self.rotate, bool):
-            raise ValueError(f"rotate must be true or false, not {self.rotate!r}")
+        for field_name in ("allow_outliers", "rotate"):
+            if not isinstance(value := getattr(self, field_name), bool):
+                raise ValueError(f"{field_name} must be true or false, not {value!r}")
         if not (self.importance is None or isinstance(self.importance, bool)):
             raise ValueError(f"importance must be true, false or null, not {self.importance!r}")
         _check_bits(self.bits)
@@ -126,16 +125,12 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as JSON types, as a saved ``quantization_config`` holds them."""
         return {
+            **{one.name: getattr(self, one.name) for one in fields(self)},
             "scheme": str(self.scheme),
-            "head": self.head,
             "ignore": list(self.ignore),
             "overrides": dict(self.overrides),
-            "method": self.method,
-            "allow_outliers": self.allow_outliers,
             "importance": bool(self.importance),
-            "bits": self.bits,
             "int16_activations": list(self.int16_activations),
-            "rotate": self.rotate,
         }
 
     def assign(self, layers: Sequence[Layer]) -> tuple[list[Layer], dict[str, Scheme]]:

@@ -19,9 +19,8 @@ from torch_armllm.quant.methods.calibrated.gptq import Gptq
 from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
 from torch_armllm.quant.methods.calibrated.hessian import DAMPING, Hessian
 from torch_armllm.quant.methods.calibrated.layerwise import Stages
-from torch_armllm.quant.schemes.base import Quantized, Scheme
+from torch_armllm.quant.schemes.base import Quantized, Scheme, Search
 from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
-from torch_armllm.quant.schemes.search import Search
 
 
 def correlated(columns: int, count: int = 2048, seed: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.importance import input_energies
 from torch_armllm.quant.schemes import registry
-from torch_armllm.quant.schemes.search import Search
+from torch_armllm.quant.schemes.base import Search
 
 SEARCHED = ["g32i", "g32iz", "int3", "g32", "row"]
 

@@ -12,8 +12,8 @@ from torch_armllm.quant.layers import Layer, find_layers
 from torch_armllm.quant.methods.calibrated import sensitivity
 from torch_armllm.quant.methods.calibrated.layerwise import NotByLayersError, Stages
 from torch_armllm.quant.methods.calibrated.sensitivity import LayerSensitivity, Sensitivity
+from torch_armllm.quant.schemes.base import Search
 from torch_armllm.quant.schemes.registry import scheme_named
-from torch_armllm.quant.schemes.search import Search
 
 SCHEMES = ("g32i", "int6", "int8")
 

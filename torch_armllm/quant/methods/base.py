@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from torch_armllm.quant.schemes.base import Rounding, Scheme
-from torch_armllm.quant.schemes.search import Peak, Search
+from torch_armllm.quant.schemes.base import Peak, Rounding, Scheme, Search
 
 if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
     from torch_armllm.quant.layers import Layer

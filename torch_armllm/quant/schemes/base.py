@@ -63,6 +63,26 @@ class Rounding(ABC):
         """Rounds rows, float32 (r, K), to integers of a scheme."""
 
 
+class Peak(Rounding):
+    """Scales from the largest values, so that nothing is clipped; values are rounded to nearest."""
+
+    def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:  # noqa: D102
+        return scheme.round_rows(weight, search=False)
+
+
+class Search(Rounding):
+    """Scales with the least squared error, weighted by ``importance`` (K,) if given."""
+
+    def __init__(self, importance: Tensor | None = None) -> None:
+        self._importance = importance
+
+    def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:  # noqa: D102
+        return scheme.round_rows(weight, self._importance)
+
+
+_SEARCH = Search()
+
+
 class Scheme(ABC):
     """A weight format: quantizes float weights to integers and dequantizes them."""
 
@@ -142,10 +162,8 @@ class Scheme(ABC):
         quantized = self.quantize_rows(padded, importance, search)
         return replace(quantized, q=quantized.q[:, :columns].contiguous())
 
-    def quantize_chunk(
-        self, weight: Tensor, rounding: Rounding | None = None
-    ) -> tuple[Quantized, float, float]:
-        """Quantizes a few rows (r, K) of any float type; without a ``rounding`` by searching scales.
+    def quantize_chunk(self, weight: Tensor, rounding: Rounding) -> tuple[Quantized, float, float]:
+        """Quantizes a few rows (r, K) of any float type.
 
         Returns:
             The integers, Σ(W − Ŵ)² and ΣW².
@@ -162,11 +180,11 @@ class Scheme(ABC):
         energy = float(value.square().sum())
         if not math.isfinite(energy) and not bool(value.isfinite().all()):
             raise ValueError("the weight holds a NaN or an infinity: the checkpoint is damaged")
-        quantized = self.round_rows(value) if rounding is None else rounding.rows(value, self)
+        quantized = rounding.rows(value, self)
         return quantized, float((value - self.dequantize(quantized)).square().sum()), energy
 
-    def quantize(self, weight: Tensor, rounding: Rounding | None = None) -> tuple[Quantized, float]:
-        """Quantizes a float matrix (N, K); without a ``rounding`` by searching scales.
+    def quantize(self, weight: Tensor, rounding: Rounding = _SEARCH) -> tuple[Quantized, float]:
+        """Quantizes a float matrix (N, K), by default by searching scales.
 
         Returns:
             The integers, and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
@@ -174,13 +192,13 @@ class Scheme(ABC):
         return self.quantize_parts(lambda rows: weight[rows], weight.shape, rounding)
 
     def quantize_parts(
-        self, read: Callable[[slice], Tensor], shape: Sequence[int], rounding: Rounding | None = None
+        self, read: Callable[[slice], Tensor], shape: Sequence[int], rounding: Rounding = _SEARCH
     ) -> tuple[Quantized, float]:
         """Quantizes a matrix that is not in memory as a whole; see `quantize`.
 
         ``read`` returns some of its rows, and is called on several threads.
         """
-        chunks = row_chunks(shape[0], shape[1], CHUNK if rounding is None else rounding.chunk)
+        chunks = row_chunks(shape[0], shape[1], rounding.chunk)
         parts = each(lambda rows: self.quantize_chunk(read(rows), rounding), chunks)
         quantized = joined([part[0] for part in parts])
         return quantized, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))

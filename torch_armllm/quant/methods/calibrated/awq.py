@@ -13,8 +13,7 @@ from torch_armllm.quant.methods.calibrated.channel_scaling import MAX_EXPONENT, 
 from torch_armllm.quant.methods.calibrated.hessian import DAMPING, Hessian
 from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs
 from torch_armllm.quant.methods.calibrated.smoothing import energy_of
-from torch_armllm.quant.schemes.base import Rounding, Scheme
-from torch_armllm.quant.schemes.search import Search
+from torch_armllm.quant.schemes.base import Rounding, Scheme, Search
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Exponents to try: a channel is scaled by its root mean square to this power."""

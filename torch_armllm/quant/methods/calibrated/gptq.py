@@ -21,8 +21,7 @@ from torch_armllm.quant.methods.calibrated.smoothing import smoothing_powers
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import SHARED_SCHEMES
-from torch_armllm.quant.schemes.base import Rounding, Scheme
-from torch_armllm.quant.schemes.search import Search
+from torch_armllm.quant.schemes.base import Rounding, Scheme, Search
 from torch_armllm.quant.spill_file import SpillFile
 
 _NARROW = 4096

@@ -13,9 +13,8 @@ from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.input_capture import record_inputs
 from torch_armllm.quant.methods.calibrated.layerwise import NotByLayersError, Stages
 from torch_armllm.quant.methods.calibrated.smoothing import energy_of
-from torch_armllm.quant.schemes.base import Scheme
+from torch_armllm.quant.schemes.base import Scheme, Search
 from torch_armllm.quant.schemes.registry import scheme_named
-from torch_armllm.quant.schemes.search import Search
 
 _LENGTH = 256
 """Most tokens of a sequence."""

@@ -11,8 +11,7 @@ from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.layerwise import NotByLayersError
 from torch_armllm.quant.methods.calibrated.smoothing import energy_of, smoothing_powers
-from torch_armllm.quant.schemes.base import Rounding, Scheme
-from torch_armllm.quant.schemes.search import Search
+from torch_armllm.quant.schemes.base import Rounding, Scheme, Search
 
 logger = logging.getLogger(__name__)
 
