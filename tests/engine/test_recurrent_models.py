@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import torch_armllm
 from tests.support.engines import drain, submit
 from tests.support.exact_outputs import (
-    CROWDED,
     GREEDY,
     OPTIONS,
     check_forked,
@@ -104,14 +103,11 @@ def test_batched_and_chunked_bits_equal_those_alone(
     assert found == [alone(family, length, seed) for seed, length in enumerate(lengths)]
 
 
-@pytest.mark.parametrize("swap", [0, 1 << 20], ids=["recomputed", "swapped"])
 @pytest.mark.parametrize(
     "family", [f for f in FAMILIES if not any(kind in f for kind in ("mamba", "int8", "zamba"))]
 )  # models without attention need no blocks, and memory for the states holds all keys of the others
-def test_preempted_bits_equal_those_alone(family: str, swap: int) -> None:
-    small = memory_of(family, blocks=5, slots=3)
-    make = functools.partial(engine, family)
-    check_preempted(make(kv_cache_memory=small, swap_space=swap, **CROWDED), make)
+def test_preempted_bits_equal_those_alone(family: str) -> None:
+    check_preempted(functools.partial(engine, family), memory_of(family, blocks=5, slots=3))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

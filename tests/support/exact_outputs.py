@@ -23,7 +23,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"enable_chunked_prefill": False, "max_num_batched_tokens": 512, "max_model_len": 512},
 )
 """Settings of engines that compute the same prompts in other batches and chunks."""
-CROWDED = {"max_num_seqs": 3, "max_model_len": 101}
+_CROWDED = {"max_num_seqs": 3, "max_model_len": 101}
 """Settings with which the prompts of `check_preempted` need more than five blocks."""
 
 MakeEngine = Callable[..., LLMEngine]
@@ -62,18 +62,26 @@ def prompt_lengths(*lengths: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.sampled_from(lengths), min_size=1, max_size=7)
 
 
-def check_preempted(running: LLMEngine, make: MakeEngine) -> None:
-    """Asserts that an engine with few blocks preempts, and answers as engines with a single request do.
+def check_preempted(make: MakeEngine, memory: int, **settings: Any) -> list[LLMEngine]:
+    """Asserts that engines with few blocks preempt, and answer as engines with a single request do.
 
     Args:
-        running: an engine with `CROWDED` settings, and memory for three sequences of five blocks together.
-        make: builds engines with room.
+        make: builds engines, which by themselves have room.
+        memory: for three sequences of five blocks together.
+        settings: of the engines with few blocks.
+
+    Returns:
+        The engines with few blocks.
     """
     lengths = [28, 61, 29, 30, 31, 60]  # soon each needs one more block
     prompts = [prompt(length, seed) for seed, length in enumerate(lengths)]
     expected = [exact_outputs(make(), [each], LONGER)[0] for each in prompts]
-    assert exact_outputs(running, prompts, LONGER) == expected
-    assert running.scheduler.preemptions > 0
+    few = {**_CROWDED, "kv_cache_memory": memory, **settings}
+    crowded = [make(swap_space=size, **few) for size in (0, 1 << 20)]  # recomputed, and swapped
+    for running in crowded:
+        assert exact_outputs(running, prompts, LONGER) == expected
+        assert running.scheduler.preemptions > 0
+    return crowded
 
 
 def check_forked(make: MakeEngine) -> None:
