@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -48,10 +49,12 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ARMLLM_PLAN_CACHE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.fixture(scope="module", autouse=True)
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARMLLM_PLAN_CACHE", "1")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def saved(family: str, place: Path, **sizes: Any) -> Path:
@@ -84,8 +87,17 @@ def counts(llm: LLM) -> ExpertCounts:
     return experts.counts()
 
 
-def split(folder: Path) -> tuple[int, int, int]:
-    """Returns the bytes of weights that stay in memory, of experts in memory, and of the largest layer."""
+class Stored(NamedTuple):
+    """A model whose plan is stored: bytes of weights that stay, of its experts, and of the largest layer."""
+
+    folder: Path
+    fixed: int
+    experts: int
+    layer: int
+
+
+def stored(folder: Path) -> Stored:
+    """Describes a model that has been loaded before."""
     key = plan_key(str(folder), {"dtype": "'auto'", "quantization": "'int4'", "kv": "auto"})
     assert key is not None
     found = entry.read(key)
@@ -94,7 +106,14 @@ def split(folder: Path) -> tuple[int, int, int]:
     on_disk = disk_experts(decode([], **metadata["program"]), metadata["constants"], folder)
     assert on_disk is not None
     total = total_bytes(metadata["constants"], values, folder)
-    return total - on_disk.nbytes, sum(on_disk.layer_bytes()), max(on_disk.layer_bytes())
+    return Stored(folder, total - on_disk.nbytes, sum(on_disk.layer_bytes()), max(on_disk.layer_bytes()))
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    folder = saved("qwen3_moe", tmp_path_factory.mktemp("moe"))
+    load(folder)
+    return stored(folder)
 
 
 @pytest.mark.parametrize("family", SIZES)
@@ -103,7 +122,7 @@ def test_experts_on_disk_give_the_same_bits(family: str, tmp_path: Path) -> None
     whole = load(folder)
     assert store(whole) is None
     expected = results(whole)
-    fixed, experts, layer = split(folder)
+    _, fixed, experts, layer = stored(folder)
     for budget in (layer, (layer + experts) // 2):
         llm = load(folder, max_memory=KV + fixed + budget)
         assert results(llm) == expected
@@ -113,31 +132,31 @@ def test_experts_on_disk_give_the_same_bits(family: str, tmp_path: Path) -> None
         assert 0 < found.resident <= found.budget == budget < experts
 
 
-def test_prompts_batches_and_drafts_within_the_budget(tmp_path: Path) -> None:
-    folder = saved("qwen3_moe", tmp_path / "model")
+def test_prompts_batches_and_drafts_within_the_budget(moe: Stored) -> None:
+    folder, fixed, experts, layer = moe
     prompts = [[(7 * i + j) % 90 + 3 for j in range(5 + 3 * i)] for i in range(12)]
     expected = results(load(folder), prompts)
-    fixed, experts, layer = split(folder)
     for settings in ({}, {"max_num_seqs": 3}, {"speculative_config": None, "threads": 1}):
         llm = load(folder, max_memory=KV + fixed + layer + experts // 8, **settings)
         assert results(llm, prompts) == expected
         assert results(llm, prompts[::-1]) == expected[::-1]
 
 
-def test_model_that_fits_stays_in_memory(tmp_path: Path) -> None:
-    folder = saved("qwen3_moe", tmp_path / "model")
-    expected = results(load(folder))
-    llm = load(folder, max_memory=1 << 30)
+def test_model_that_fits_stays_in_memory(moe: Stored) -> None:
+    expected = results(load(moe.folder))
+    llm = load(moe.folder, max_memory=1 << 30)
     assert store(llm) is None and results(llm) == expected
 
 
-def test_first_start_needs_no_stored_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = saved("qwen3_moe", tmp_path / "model")
+def test_first_start_needs_no_stored_plan(
+    moe: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, fixed, _, layer = moe
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "small"))
     with pytest.raises(MemoryLimitError):
         load(folder, max_memory=KV + 1000)
-    fixed, experts, layer = split(folder)
-    for file in entry.folder().iterdir():
-        file.unlink()
+    assert stored(folder) == moe
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with caplog.at_level("INFO", "torch_armllm"):
         llm = load(folder, max_memory=KV + fixed + layer)
     assert "are kept in memory" in caplog.text
@@ -146,9 +165,8 @@ def test_first_start_needs_no_stored_plan(tmp_path: Path, caplog: pytest.LogCapt
     assert results(load(folder)) == expected
 
 
-def test_too_small_budget_names_what_is_needed(tmp_path: Path) -> None:
-    folder = saved("qwen3_moe", tmp_path / "model")
-    load(folder)
+def test_too_small_budget_names_what_is_needed(moe: Stored) -> None:
+    folder = moe.folder
     for settings in ({}, {"kv_cache_memory": None}, {"kv_cache_memory": 0.5}):
         with pytest.raises(MemoryLimitError, match="is too little .* at least") as caught:
             load(folder, max_memory=200_000, **settings)
@@ -165,11 +183,10 @@ def test_too_small_budget_names_what_is_needed(tmp_path: Path) -> None:
 
 
 def test_weights_beyond_the_free_memory_stay_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    moe: Stored, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = saved("qwen3_moe", tmp_path / "model")
+    folder, fixed, experts, layer = moe
     expected = results(load(folder))
-    fixed, experts, layer = split(folder)
     weights = tensor_files.weight_bytes(folder)
     free = int((KV + fixed + layer + experts // 3) / 0.9)
     monkeypatch.setattr(cached_loader, "weight_bytes", lambda _: free + weights)
@@ -206,7 +223,7 @@ def test_other_weights_are_not_limited(caplog: pytest.LogCaptureFixture) -> None
 def test_a_damaged_file_fails_the_step_only(tmp_path: Path) -> None:
     folder = saved("qwen3_moe", tmp_path / "model")
     expected = results(load(folder))
-    fixed, _, layer = split(folder)
+    _, fixed, _, layer = stored(folder)
     llm = load(folder, max_memory=KV + fixed + layer)
     assert results(llm) == expected
     (file,) = folder.glob("*.safetensors")
@@ -222,12 +239,10 @@ def test_a_damaged_file_fails_the_step_only(tmp_path: Path) -> None:
     assert counts(llm).resident <= layer
 
 
-def test_loads_leave_nothing_behind(tmp_path: Path) -> None:
-    folder = saved("qwen3_moe", tmp_path / "model")
-    load(folder)
-    fixed, _, layer = split(folder)
+def test_loads_leave_nothing_behind(moe: Stored) -> None:
+    folder, fixed, _, layer = moe
     found = []
-    for _ in range(9):
+    for _ in range(7):
         llm = load(folder, max_memory=KV + fixed + layer)
         results(llm, PROMPTS[:1])
         del llm
@@ -251,10 +266,8 @@ def maps() -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def test_log_line_and_rates(tmp_path: Path) -> None:
-    folder = saved("qwen3_moe", tmp_path / "model")
-    load(folder)
-    fixed, _, layer = split(folder)
+def test_log_line_and_rates(moe: Stored) -> None:
+    folder, fixed, _, layer = moe
     llm = load(folder, max_memory=KV + fixed + layer)
     stats: EngineStats = llm.llm_engine.stats
     before = counts(llm)
@@ -268,10 +281,8 @@ def test_log_line_and_rates(tmp_path: Path) -> None:
     assert llm.promised_bytes == KV + after.unfilled
 
 
-def test_metrics_of_a_server(tmp_path: Path) -> None:
-    folder = saved("qwen3_moe", tmp_path / "model")
-    load(folder)
-    fixed, _, layer = split(folder)
+def test_metrics_of_a_server(moe: Stored) -> None:
+    folder, fixed, _, layer = moe
     llm = AsyncLLM(str(folder), progress=False, kv_cache_memory=KV, max_memory=KV + fixed + layer)
     with live(llm) as server:
         body = {"prompt": "abc", "max_tokens": 7, "ignore_eos": True}

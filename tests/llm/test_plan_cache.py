@@ -52,6 +52,11 @@ def saved(
     return place
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("llama", tmp_path_factory.mktemp("llama"))
+
+
 def load(folder: Path, **settings: Any) -> LLM:
     return LLM(str(folder), progress=False, **settings)
 
@@ -119,10 +124,9 @@ def test_norms_with_float32_weights_are_restored(tmp_path: Path) -> None:
 
 
 def test_restored_plan_that_computes_other_values_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = saved("llama", tmp_path / "model")
-    expected = tokens(load(folder))
+    expected = tokens(load(llama))
     rebuild = constants.rebuild
     with monkeypatch.context() as patches:
         patches.setattr(
@@ -130,7 +134,7 @@ def test_restored_plan_that_computes_other_values_is_not_used(
             "rebuild",
             lambda *given: [t * 2 if t.is_floating_point() else t for t in rebuild(*given)],
         )
-        second = load(folder)
+        second = load(llama)
     assert not is_stored(second)
     assert "its hidden states differ from the stored ones" in caplog.text
     assert tokens(second) == expected
@@ -145,14 +149,13 @@ def test_float_lm_heads(dtype: torch.dtype, tmp_path: Path) -> None:
     assert tokens(again) == expected
 
 
-def test_other_settings_have_other_plans(tmp_path: Path) -> None:
-    folder = saved("llama", tmp_path / "model")
+def test_other_settings_have_other_plans(llama: Path) -> None:
     for _ in range(2):
-        found = [load(folder, kv_cache_dtype=kind) for kind in ("auto", "int8", "float32")]
+        found = [load(llama, kv_cache_dtype=kind) for kind in ("auto", "int8", "float32")]
         kinds = [llm.llm_engine.runner.executor.shape.dtype for llm in found]  # type: ignore[attr-defined]
         assert kinds == [torch.bfloat16, torch.int8, torch.float32]
     assert all(map(is_stored, found))
-    assert not is_stored(load(folder, dtype="float32"))
+    assert not is_stored(load(llama, dtype="float32"))
 
 
 def test_changed_weights_invalidate_the_plan(tmp_path: Path) -> None:
@@ -171,10 +174,9 @@ def test_changed_weights_invalidate_the_plan(tmp_path: Path) -> None:
 
 
 def test_damaged_entry_is_reported_and_rewritten(
-    plans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    plans: Path, llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = saved("llama", tmp_path / "model")
-    expected = tokens(load(folder))
+    expected = tokens(load(llama))
     (file,) = plans.glob("*.safetensors")
     whole = file.read_bytes()
     place = whole.index(b'\\"integers\\": [') + 20
@@ -183,11 +185,11 @@ def test_damaged_entry_is_reported_and_rewritten(
         file.write_bytes(damaged)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "torch_armllm"):
-            llm = load(folder)
+            llm = load(llama)
         assert not is_stored(llm)
         assert "no cached plan can be used" in caplog.text
         assert tokens(llm) == expected
-        again = load(folder)
+        again = load(llama)
         assert is_stored(again)
         assert tokens(again) == expected
 
@@ -213,9 +215,8 @@ def test_checkpoints_quantized_while_loading_are_not_cached(plans: Path, tmp_pat
 
 
 def test_weights_are_compared_a_few_at_a_time(
-    plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plans: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = saved("llama", tmp_path / "model")
     rebuild, sizes, damaged = constants.rebuild, [], [True]
 
     def counted(*arguments: Any) -> list[Tensor]:
@@ -227,65 +228,63 @@ def test_weights_are_compared_a_few_at_a_time(
 
     monkeypatch.setattr(constants, "rebuild", counted)
     monkeypatch.setattr(cache, "_COMPARED_AT_ONCE", most := 20_000)
-    load(folder)
+    load(llama)
     assert len(sizes) == 4 and not plans.exists()
     damaged[0] = False
     sizes.clear()
-    load(folder)
+    load(llama)
     assert len(sizes) == 4 and all(len(few) == 1 or sum(few) <= most for few in sizes)
-    assert is_stored(load(folder))
+    assert is_stored(load(llama))
 
 
-def test_cache_can_be_disabled(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = saved("llama", tmp_path / "model")
+def test_cache_can_be_disabled(plans: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARMLLM_PLAN_CACHE", "0")
-    assert not is_stored(load(folder))
-    assert not is_stored(load(folder))
+    assert not is_stored(load(llama))
+    assert not is_stored(load(llama))
     assert not plans.exists()
 
 
-def test_unwritable_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = saved("llama", tmp_path / "model")
+def test_unwritable_cache_folder_is_ignored(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert tokens(load(folder)) == tokens(load(folder))
+    assert tokens(load(llama)) == tokens(load(llama))
 
 
 def test_full_disk_leaves_the_model_usable(
-    plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    plans: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = saved("llama", tmp_path / "model")
 
     def full(*_: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(entry, "save_file", full)
     with caplog.at_level(logging.INFO, "torch_armllm"):
-        assert tokens(load(folder))
+        assert tokens(load(llama))
     assert "the plan is not cached" in caplog.text and "No space left" in caplog.text
     assert not list(plans.iterdir())
 
 
-def test_scratch_files_of_killed_processes_are_deleted(plans: Path, tmp_path: Path) -> None:
+def test_scratch_files_of_killed_processes_are_deleted(plans: Path, llama: Path) -> None:
     plans.mkdir(parents=True)
     old, new = plans / "tmpold", plans / "tmpnew"
     for file in (old, new):
         file.write_text("half an entry")
     os.utime(old, (0, 0))
-    load(saved("llama", tmp_path / "model"))
+    load(llama)
     assert not old.exists() and new.exists()
 
 
-def test_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = saved("llama", tmp_path / "model")
+def test_no_home_folder(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
     monkeypatch.delenv("XDG_CACHE_HOME")
-    first = load(folder)
-    assert not is_stored(first) and tokens(first) == tokens(load(folder))
+    first = load(llama)
+    assert not is_stored(first) and tokens(first) == tokens(load(llama))
 
 
 def served(folder: Path) -> tuple[bool, str, bool, list[float], bool]:
@@ -302,9 +301,8 @@ def served(folder: Path) -> tuple[bool, str, bool, list[float], bool]:
         return stored[0], text, stored[1], vector, llm.has_model
 
 
-def test_server_loads_the_model_on_demand(tmp_path: Path) -> None:
-    folder = saved("llama", tmp_path / "model")
-    first, again = served(folder), served(folder)
+def test_server_loads_the_model_on_demand(llama: Path) -> None:
+    first, again = served(llama), served(llama)
     assert first[0] and not again[0]
     assert first[1] == again[1]
     assert not again[2]
@@ -321,11 +319,10 @@ print(sorted({"torch._dynamo", "torch.distributed.tensor", "transformers.modelin
 """
 
 
-def test_cached_plan_needs_no_import_of_transformers(tmp_path: Path) -> None:
-    folder = saved("llama", tmp_path / "model")
-    load(folder)
+def test_cached_plan_needs_no_import_of_transformers(llama: Path) -> None:
+    load(llama)
     shown = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, str(folder)],
+        [sys.executable, "-c", _WITHOUT, str(llama)],
         env=os.environ,
         check=True,
         capture_output=True,
