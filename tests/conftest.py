@@ -6,6 +6,8 @@ import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ os.environ.setdefault("ARMLLM_PLAN_CACHE", "0")
 _FAMILIES = Path(__file__).parents[1] / "docs" / "models.md"
 _exports_anew = False
 _began = time.monotonic()
+_popen = subprocess.Popen
 
 
 def pytest_collection_finish() -> None:
@@ -129,6 +132,25 @@ def _kept_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
     )(kind, reason)
     yield
     export._exported, export._exported_with_own_attention = own
+
+
+@pytest.fixture(scope="module")
+def warm_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Starts Python processes as copies of one that has imported; on Linux, and without ``--thorough``."""
+    if request.config.getoption("thorough") or sys.platform != "linux":
+        yield
+        return
+    from tests.support.warm_processes import WarmPopen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", WarmPopen)
+        yield
+
+
+@pytest.fixture
+def cold_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts Python processes as users do, in a file whose other tests start warm ones."""
+    monkeypatch.setattr(subprocess, "Popen", _popen)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ _ALWAYS = ("quantize mse", "plan cache", "server")
 _PACKAGES = {"eval": "lm_eval", "server": "fastapi"}
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize(
     "work", [pytest.param(work, marks=[pytest.mark.thorough] * (work not in _ALWAYS)) for work in _WORK]
 )

@@ -18,6 +18,7 @@ from torch_armllm import LLM, LoRARequest, SamplingParams
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.execution.rank_leader import RankLeader
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60)), [5, 6, 7] * 9 + [9]]
 SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
 KINDS: list[dict[str, Any]] = [

@@ -20,6 +20,7 @@ from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.model_survey.tiny_models import tiny_model
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 CHAT = prompt(150, 1)
 LONGER = [*CHAT, 5, 6]
 FULL = 128

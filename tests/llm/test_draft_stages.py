@@ -12,6 +12,7 @@ from tests.support.models import tiny
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.model_survey.tiny_models import tiny_model
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60)), [5, 6, 7] * 9 + [9], [8, 9] * 20]
 OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "progress": False, "threads": 1}
 

@@ -17,6 +17,7 @@ from tests.support.models import tiny
 from torch_armllm import LLM, LoRARequest, SamplingParams
 from torch_armllm.llm.ranks.network import launched_ranks
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 SIZES = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
 PROMPTS = [[5, 6, 7] * 9, [11], list(range(20, 60))]
 SCRIPT = """

@@ -20,6 +20,7 @@ from tests.support.picture_folders import (  # noqa: E402
 )
 from torch_armllm import LLM, SamplingParams  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 OPTIONS: dict[str, Any] = {
     **{"quantization": "int8", "dtype": "bfloat16", "kv_cache_memory": 4 << 20, "speculative_config": None},
     **{"progress": False, "threads": 1, "max_num_batched_tokens": 24, "max_num_seqs": 8},

@@ -14,6 +14,7 @@ from tests.support.rank_processes import ended
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.errors import ReplicaFailedError
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 OPTIONS: dict[str, Any] = {
     **{"skip_tokenizer_init": True, "progress": False, "threads": 1, "kv_cache_memory": 1 << 20},
 }
@@ -28,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_two_replicas_return_the_tokens_and_logprobs_of_one_engine(folder: Path) -> None:
+def test_two_replicas_return_the_tokens_and_logprobs_of_one_engine(
+    folder: Path, cold_processes: None
+) -> None:
     one, two = LLM(str(folder), **OPTIONS), LLM(str(folder), data_parallel_size=2, **OPTIONS)
     # requests without seeds draw theirs in the order of their submission, as in one engine
     for settings in ({"temperature": 0}, {"temperature": 0.9, "logprobs": 2, "n": 2, "prompt_logprobs": 1}):

@@ -15,6 +15,8 @@ from tests.support.server_live import NAME, Live, live, until
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.errors import ApiError
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 ENGINE: dict[str, Any] = {
     **{"kv_cache_memory": 4 << 20, "progress": False, "threads": 1},
     "tensor_parallel_size": 2,

@@ -18,6 +18,8 @@ import pytest
 from tests.support.server_live import until
 from torch_armllm.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 # Steps that take their time, in a process of its own.
 SLOW = """
 import sys, time

@@ -10,7 +10,12 @@ from pathlib import Path
 
 def pids() -> list[int]:
     """Returns the processes of the other ranks: the children that run the program of a rank."""
-    return [process for process in children() if "rank_process" in _read(Path(f"/proc/{process}/cmdline"))]
+    return [each for each in children() if any("rank_process" in _read(file) for file in _names(each))]
+
+
+def _names(process: int) -> list[Path]:
+    """Returns the files that name the program of a process: its command, and what a warm one is called."""
+    return [Path(f"/proc/{process}/{name}") for name in ("cmdline", "comm")]
 
 
 def children(parent: int | None = None) -> list[int]:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 SCRIPT = """
 import sys
 import torch

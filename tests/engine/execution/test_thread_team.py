@@ -22,6 +22,7 @@ from torch_armllm.engine.execution.thread_team import (
 from torch_armllm.ops.threads import team_threads
 from torch_armllm.system.host import physical_cores
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 ALONE = [(0,), (1,), (2,), (3,)]
 SHARED = [(0, 4), (1, 5), (2, 6), (3, 7)]
 

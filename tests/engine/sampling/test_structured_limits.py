@@ -12,6 +12,8 @@ import pytest
 from torch_armllm.engine.sampling_params import StructuredOutputsParams
 from torch_armllm.engine.structured_limits import MAX_CHOICES, MAX_NESTING, MAX_RULES
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 
 def chain(rules: int) -> str:
     return (
