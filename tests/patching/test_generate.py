@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -46,6 +47,10 @@ def patched(family: str = "llama", **changes: Any) -> Any:
     report = torch_armllm.patch(model, progress=False)
     assert report.captured, report.capture_reason
     return model
+
+
+shared = functools.cache(patched)
+"""Returns a patched model of the tests that do not change it."""
 
 
 def both(model: Any, *args: Any, seed: int = 0, **settings: Any) -> tuple[Any, Any]:
@@ -95,7 +100,7 @@ class Odd(LogitsProcessor):  # type: ignore[misc]
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_greedy_tokens(family: str, rows: int, steps: Counts) -> None:
-    model = patched(family)
+    model = shared(family)
     ids, mask = left_padded(rows, 8)
     ours, expected = both(
         model, ids, attention_mask=mask, max_new_tokens=40, do_sample=False, eos_token_id=None
@@ -127,13 +132,13 @@ def test_settings(settings: dict[str, Any], rows: int, steps: Counts) -> None:
     ids, mask = left_padded(rows, 8)
     if not {"max_length", "generation_config"} & settings.keys():
         settings = {"max_new_tokens": 20, "do_sample": False, **settings}
-    ours, expected = both(patched(), ids, attention_mask=mask, **settings)
+    ours, expected = both(shared(), ids, attention_mask=mask, **settings)
     assert torch.equal(ours, expected)
     assert steps
 
 
 def test_rows_end_by_themselves_and_are_padded(steps: Counts) -> None:
-    model, ids = patched(), token_ids(4, 6)
+    model, ids = shared(), token_ids(4, 6)
     free = model.generate(ids, max_new_tokens=30, do_sample=False, eos_token_id=None)[:, 6:]
     ends = [int(free[0, 4]), int(free[1, 9])]
     steps.clear()
@@ -145,7 +150,7 @@ def test_rows_end_by_themselves_and_are_padded(steps: Counts) -> None:
 
 @pytest.mark.parametrize("sample", [False, True])
 def test_scores_logits_and_cache(sample: bool) -> None:
-    model, (ids, mask) = patched("gpt2"), left_padded(2, 7)
+    model, (ids, mask) = shared("gpt2"), left_padded(2, 7)
     settings = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
     ours, expected = both(
         model, ids, attention_mask=mask, max_new_tokens=6, do_sample=sample, temperature=0.5, **settings
@@ -161,7 +166,7 @@ def test_scores_logits_and_cache(sample: bool) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_a_cache_is_kept_over_turns(family: str, steps: Counts) -> None:
-    model, ids = patched(family), token_ids(1, 6)
+    model, ids = shared(family), token_ids(1, 6)
     texts = []
     for generate in (model.generate, lambda *a, **k: type(model).generate(model, *a, **k)):
         text, cache = ids, None
@@ -184,7 +189,7 @@ def test_a_cache_is_kept_over_turns(family: str, steps: Counts) -> None:
 
 
 def test_streamer() -> None:
-    model, ids, seen = patched(), token_ids(1, 5), []
+    model, ids, seen = shared(), token_ids(1, 5), []
     for generate in (model.generate, lambda *a, **k: type(model).generate(model, *a, **k)):
         streamer = Record()
         generate(ids, max_new_tokens=6, do_sample=False, streamer=streamer)
@@ -237,7 +242,7 @@ def test_past_the_tokens_of_a_plan(ended: bool, steps: Counts) -> None:
     ids=str,
 )
 def test_other_calls_keep_transformers_loop(settings: dict[str, Any], steps: Counts) -> None:
-    ours, expected = both(patched(), token_ids(1, 9), max_new_tokens=6, do_sample=False, **settings)
+    ours, expected = both(shared(), token_ids(1, 9), max_new_tokens=6, do_sample=False, **settings)
     if not isinstance(ours, Tensor):
         ours, expected = ours.sequences, expected.sequences
     assert torch.equal(ours, expected) and not steps
@@ -246,7 +251,7 @@ def test_other_calls_keep_transformers_loop(settings: dict[str, Any], steps: Cou
 def test_padding_on_the_right_keeps_transformers_loop(steps: Counts) -> None:
     ids, mask = token_ids(2, 9), torch.ones(2, 9, dtype=torch.int64)
     ids[0, 7:], mask[0, 7:] = 0, 0
-    ours, expected = both(patched(), ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    ours, expected = both(shared(), ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
     assert torch.equal(ours, expected) and not steps
 
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import torch_armllm
-from torch_armllm.model_survey.tiny_models import tiny_config, tiny_ids
+from torch_armllm.model_survey.tiny_models import build_tiny, tiny_config, tiny_ids
 from torch_armllm.patching.state import patched_forward
 
 CLASSES = {
@@ -35,13 +35,9 @@ def no_grad() -> Iterator[None]:
 
 
 def tiny(family: str, task: str, **overrides: Any) -> Any:
-    torch.manual_seed(0)
     config = tiny_config(family, **overrides)
     config.num_labels, config.pad_token_id = 3, 0
-    model = CLASSES[task].from_config(config, dtype=torch.float32).eval()
-    for parameter in model.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return build_tiny(CLASSES[task], config)
 
 
 def results(model: Any, padded_left: bool) -> list[Tensor]:

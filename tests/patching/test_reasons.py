@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from torch import fx, nn
@@ -17,20 +15,10 @@ from torch_armllm.plan.missing_operators import describe_missing
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        (
-            "zaya",
-            r"conv_qk_grouped \(Conv1d\) mixes tokens and channels, which no fused op does: causal_conv",
-        ),
-    ],
-)
-def test_reason_of_a_model_that_is_not_captured(family: str, reason: str) -> None:
-    report = torch_armllm.patch(tiny_model(family), Recipe(importance=False), progress=False)
-    assert not report.captured
-    assert report.capture_reason is not None
-    assert re.search(reason, report.capture_reason), report.capture_reason
+def test_reason_of_a_model_that_is_not_captured() -> None:
+    report = torch_armllm.patch(tiny_model("zaya"), Recipe(importance=False), progress=False)
+    reason = "conv_qk_grouped (Conv1d) mixes tokens and channels, which no fused op does: causal_conv"
+    assert not report.captured and reason in str(report.capture_reason)
 
 
 def test_note_names_every_kind_of_layer_without_instructions() -> None:

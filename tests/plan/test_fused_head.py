@@ -66,17 +66,18 @@ def test_fused_head_equals_separate_head_bitwise(head: str | None, dtype: torch.
     assert runner.compute(step).best is None
 
 
-SCALED = {"granite": ("logits_scaling", 6.0), "cohere": ("logit_scale", 0.13)}
-"""Families that divide, and that multiply, their logits by a setting."""
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("family", "scheme"), [("granite", "int8"), ("cohere", "int6")])
+@pytest.mark.parametrize(
+    ("family", "setting", "scheme", "dtype"),
+    [
+        ("granite", {"logits_scaling": 6.0}, "int8", torch.bfloat16),
+        ("cohere", {"logit_scale": 0.13}, "int6", torch.float32),
+    ],
+    ids=["divided", "multiplied"],
+)
 def test_scaled_logits_are_fused_with_the_bits_of_the_model(
-    family: str, scheme: str, dtype: torch.dtype
+    family: str, setting: dict[str, float], scheme: str, dtype: torch.dtype
 ) -> None:
-    setting, number = SCALED[family]
-    model = tiny_model(family, dtype, **{setting: number})
+    model = tiny_model(family, dtype, **setting)
     assert torch_armllm.patch(model, Recipe(head=scheme), progress=False).captured
     runner = plan_runner(model, 8)
     step = decoding(runner, 3)

@@ -149,7 +149,7 @@ class KeptGraphs:
         self._graphs: OrderedDict[Any, Kept | CaptureError] = OrderedDict()
 
     def exported(self, kind: ModelKind) -> CapturedGraph:
-        """Returns the graph of a model; raises the error of its structure if another way has served that."""
+        """Returns the graph of a model; raises the error of its structure, also if another way serves it."""
         return self._kept(_structure_of(kind), kind.base, lambda: self._exported(kind))
 
     def with_own_attention(self, kind: ModelKind, reason: CaptureError) -> CapturedGraph:
@@ -167,7 +167,11 @@ class KeptGraphs:
         if kept is not None:
             named = _named_tensors(base)
             return _copy(kept.captured, {attribute: named[name] for attribute, name in kept.own.items()})
-        captured = export()
+        try:
+            captured = export()
+        except CaptureError as error:
+            self._keep(key, CaptureError(str(error)))  # without the frames of its causes
+            raise
         if sum(p.numel() for p in base.parameters()) < _MOST_WEIGHTS:
             own = _own_names(captured, base)
             self._keep(key, Kept(_copy(captured, dict.fromkeys(own, torch.empty(0))), own))

@@ -12,7 +12,7 @@ SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _SIZES: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", SPARSE, HEAVY, SPARSE],
-    "mlp_layer_types": ["hash_moe", "moe", "moe", "hash_moe"],
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
     "compress_rates": {SPARSE: 4, HEAVY: 40},
     "sliding_window": 9,
     "index_topk": 5,

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import transformers
 
@@ -45,6 +46,15 @@ def _state() -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
+def _pickler() -> Any:
+    """Returns torch's module that pickles graphs, without `dill`: that is written in Python, and slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils._import_utils.import_dill", lambda: None, raising=False)
+        from torch.fx import _graph_pickler
+    return _graph_pickler
+
+
 class GraphFolder:
     """A folder with a file for each structure of a model.
 
@@ -62,7 +72,6 @@ class GraphFolder:
     def load(self, name: str) -> Kept | CaptureError | None:
         """Returns the graph of a structure, the error of its export, or None if there is neither."""
         from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx._graph_pickler import GraphPickler
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         try:
@@ -70,7 +79,7 @@ class GraphFolder:
         except FileNotFoundError:
             return None
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        found: Any = GraphPickler.loads(data, mode)
+        found: Any = _pickler().GraphPickler.loads(data, mode)
         if isinstance(found, str):
             return CaptureError(found)
         module, fields, own = found
@@ -78,15 +87,14 @@ class GraphFolder:
 
     def store(self, name: str, kept: Kept | CaptureError) -> None:
         """Writes the graph of a structure, or the error of its export, if it can be written."""
-        from torch.fx._graph_pickler import GraphPickler, Options
-
         content: Any = str(kept)
         if isinstance(kept, Kept):
             fields = {**vars(replace(kept.captured, sample=None))}
             content = fields.pop("graph_module"), fields, kept.own
         try:
-            options = Options(ops_filter=None, node_metadata_key_filter=_KEPT_META.__contains__)
-            data = GraphPickler.dumps(content, options)
+            pickler = _pickler()
+            options = pickler.Options(ops_filter=None, node_metadata_key_filter=_KEPT_META.__contains__)
+            data = pickler.GraphPickler.dumps(content, options)
         except Exception:  # noqa: BLE001 - constants without values, or a torch that has no such options
             return
         handle, path = tempfile.mkstemp(dir=self._folder)

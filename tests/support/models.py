@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from torch_armllm.model_survey.tiny_models import build_tiny
+
 COMMON: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -90,37 +92,55 @@ MORE: dict[str, dict[str, Any]] = {
     },
 }
 """Configuration of families that only some tests use."""
+_LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "head_dim": 16,
+}
+_GROUPED: dict[str, Any] = {
+    **_LATENTS,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
+LATENT: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {**_GROUPED, "topk_method": "greedy"},
+    "deepseek_v3": _GROUPED,
+    "glm4_moe_lite": {**_GROUPED, "n_group": 1},
+    "minicpm3": _LATENTS,
+    "youtu": _LATENTS,
+    "axk1": _GROUPED,
+}
+"""Configuration of families that cache latents, whose sizes are all different."""
 
 
 def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """Builds a random model of ``family`` (a transformers ``model_type`` in `FAMILIES`).
+    """Builds a random model of ``family`` (a transformers ``model_type`` in one of the tables above).
 
     The weights are scaled up from transformers' tiny initial ones so that attention, routing and logits are
     far from uniform: a wrong expert or a wrong position changes the output by much more than rounding does.
 
     Args:
-        family: key of `FAMILIES`.
+        family: key of `FAMILIES`, `MORE` or `LATENT`.
         dtype: dtype of the parameters.
         seed: seed of the weights; the global random state has no influence.
         overrides: configuration values.
     """
-    known = FAMILIES | MORE
+    known = FAMILIES | MORE | LATENT
     if family not in known:
         raise ValueError(f"unknown family {family!r}; there are {sorted(known)}")
     config = AutoConfig.for_model(family, **{**COMMON, **known[family], **overrides})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() >= 2:
-                    parameter.normal_(0.0, 0.08)
-                elif "bias" in name:
-                    parameter.normal_(0.0, 0.02)
-                else:
-                    parameter.add_(torch.randn_like(parameter) * 0.05)
+    model: PreTrainedModel = build_tiny(AutoModelForCausalLM, config, dtype, seed)
     model.generation_config.pad_token_id = 0
-    return model.to(dtype).eval()
+    return model
 
 
 def token_ids(batch: int = 1, length: int = 12, vocab: int = 97, seed: int = 1) -> torch.Tensor:
