@@ -38,20 +38,17 @@ Tensor packed(const std::string& scheme, const std::vector<int64_t>& leading, in
                 .tensor();
   } else {
     Call call("pack_int4");
-    const bool six_bits = scheme == "int6", three_bits = scheme == "int3", narrow = scheme == "g32iz";
-    const int64_t levels = six_bits ? 64 : three_bits ? 8 : 16;
+    const bool narrow = scheme == "g32iz", signs = scheme == "int3";
+    const int64_t bits = scheme.rfind("int", 0) == 0 ? std::stoll(scheme.substr(3)) : 4, levels = 1 << bits;
     const int64_t low = has_zero_points(scheme) ? 0 : -levels / 2, high = low + levels - 1;
     call.with("q", bytes({kPanel, in_features}, low, high, ScalarType::Char)).with("scheme", scheme);
     call.with("scales", values(scale_sizes, ScalarType::Float));
     const std::vector<int64_t> group_sizes{kPanel, (in_features + kGroup - 1) / kGroup};
-    if (scheme == "g32i" || narrow || six_bits || three_bits)
-      call.with("multipliers",
-                bytes(group_sizes, 1,
-                      six_bits ? 4
-                      : narrow ? 14
-                               : 16,
-                      three_bits ? ScalarType::Char : ScalarType::Byte),
+    if (scheme == "g32i" || narrow || bits != 4) {
+      const int64_t most = bits > 4 ? 256 / levels : narrow ? 14 : 16;
+      call.with("multipliers", bytes(group_sizes, 1, most, signs ? ScalarType::Char : ScalarType::Byte),
                 true);
+    }
     if (narrow) {
       call.with("zeros", bytes(group_sizes, 6, 9, ScalarType::Byte), true);
     } else if (has_zero_points(scheme)) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +21,13 @@ __all__ = [
 ]
 
 _LINE = 64
-_ranks: dict[int, int] = {}
-"""Number of this process in each open communicator."""
-_shared: dict[int, int] = {}
-"""Bytes of the shared arena of each open communicator that has one."""
+_open: dict[int, _Opened] = {}
+"""Open communicators by handle."""
+
+
+class _Opened(NamedTuple):
+    rank: int
+    shared_bytes: int
 
 
 def communicator_bytes(ranks: int, buffer_bytes: int, shared_bytes: int = 0) -> int:
@@ -71,27 +75,25 @@ def open_communicator(
     handle: int = torch.ops.armllm.communicator_open(
         memory, rank, ranks, buffer_bytes, int(timeout * 1000), list(sockets)
     )
-    _ranks[handle] = rank
-    if not sockets:
-        _shared[handle] = memory.numel() - communicator_bytes(ranks, buffer_bytes)
+    _open[handle] = _Opened(rank, 0 if sockets else memory.numel() - communicator_bytes(ranks, buffer_bytes))
     return handle
 
 
 def rank_of(communicator: int) -> int:
     """Returns the number of this process in a communicator."""
-    return _ranks[communicator]
+    return _open[communicator].rank
 
 
 def shared_bytes_of(communicator: int) -> int:
     """Returns the size of the arena that the ranks of a communicator share; 0 if they share none."""
-    return _shared.get(communicator, 0)
+    opened = _open.get(communicator)
+    return opened.shared_bytes if opened else 0
 
 
 def close_communicator(communicator: int) -> None:
     """Closes a communicator; plans that use it keep it alive."""
     torch.ops.armllm.communicator_close(communicator)
-    _ranks.pop(communicator, None)
-    _shared.pop(communicator, None)
+    _open.pop(communicator, None)
 
 
 @op(lambda a: a.x.new_empty((*a.x.shape[:-1], sum(a.columns))))

@@ -7,9 +7,9 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_armllm.ops.linear.schemes import GROUP, PANEL, group_span, traits_of
+from torch_armllm.ops.untraced import untraced
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
         ValueError: if the scheme is unknown.
     """
     span = group_span(scheme)
-    with _disable_current_modes():  # a graph that is traced holds no layouts
+    with untraced():  # a graph that is traced holds no layouts
         groups, *sections = torch.ops.armllm.panel_sections(scheme, in_features)
     return PanelLayout(groups, span, *sections)
 

@@ -69,7 +69,8 @@ def int4_linear_q(
     """Computes :func:`int4_linear` from activations that are quantized already.
 
     Args:
-        q: int8 ``(..., round_up(K, 32))``, zeros past K, as ``rms_norm_int8`` returns it.
+        q: int8 ``(..., round_up(K, 32))`` in −127 … 127, zeros past K, as ``rms_norm_int8`` returns it.  With
+            −128, a row's bits depend on the number of rows.
         scales: float32 ``(...)``.
         weight: as in :func:`int4_linear`, or as in :func:`int8_linear` for scheme ``i8``.
         out_features: N.

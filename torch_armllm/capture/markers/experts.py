@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_armllm.hf.expert_detection import is_decorated, is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
 from torch_armllm.ops.activation import FUNCTIONS
 from torch_armllm.ops.declare import reference
+from torch_armllm.ops.untraced import untraced
 
 IMPLEMENTATION = "armllm"
 _FALLBACK = "grouped_mm"
@@ -103,7 +103,7 @@ def experts_function(
 
     Experts that the marker op cannot express are traced as transformers computes them.
     """
-    with _disable_current_modes():  # detection runs the module's activation, which must not be traced
+    with untraced():  # detection runs the module's activation, which must not be traced
         layout = read_layout(module)
     if isinstance(layout, str):
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS

@@ -1,0 +1,22 @@
+"""Code that calls ops within what is traced, and is not traced."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch.utils import _python_dispatch
+
+
+def untraced() -> AbstractContextManager[None]:
+    """Returns a context without the modes that trace or replace calls of ops; those of its caller come back.
+
+    Raises:
+        RuntimeError: torch has no such context any more: it has no public name.
+    """
+    disable = getattr(_python_dispatch, "_disable_current_modes", None)
+    if disable is None:
+        version = torch.__version__
+        raise RuntimeError(f"torch {version} has no way to leave a call untraced; install an older one")
+    untraced: AbstractContextManager[None] = disable()
+    return untraced
