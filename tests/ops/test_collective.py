@@ -23,7 +23,7 @@ from torch_armllm.quant.packing import quantize_matrices
 from torch_armllm.quant.schemes.registry import scheme_named
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     rows=st.sampled_from((0, 1, 2, 7, 130)),
     columns=st.lists(st.sampled_from((1, 16, 33, 400)), min_size=1, max_size=4),
@@ -48,7 +48,7 @@ def test_every_rank_gets_the_columns_of_all(
             assert torch.equal(third, expected.unsqueeze(0))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     rows=st.sampled_from((0, 1, 7, 130)),
     columns=st.lists(st.sampled_from((1, 16, 33, 4000)), min_size=2, max_size=4),
@@ -196,7 +196,7 @@ def _experts(
     return gate_up, down, biases
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     ranks=st.sampled_from((2, 3)),
     tokens=st.sampled_from((1, 2, 9, 60)),
@@ -245,7 +245,7 @@ def test_ranks_compute_the_bits_of_whole_experts(
         assert torch.equal(torch.cat(at_once(ranks, work), 1), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     ranks=st.sampled_from((1, 2, 3, 5)),
     tokens=st.sampled_from((0, 1, 2, 9, 60, 200)),
