@@ -172,9 +172,10 @@ class OpCall:
             cut = end if ahead else draw.randint(first, end)
             for tokens in (slice(first, cut), slice(cut, end)):
                 if tokens.start < tokens.stop:
-                    yield tokens, self._sequence(number, tokens, end)
+                    yield tokens, self.sequence(number, tokens, end)
 
-    def _sequence(self, number: int, tokens: slice, end: int) -> OpCall:
+    def sequence(self, number: int, tokens: slice, end: int) -> OpCall:
+        """Returns a call of some tokens of a sequence that ends before token ``end``."""
         own = {
             name: self.arguments[name][number : number + 1] for name in _BY_SEQUENCE if name in self.arguments
         }

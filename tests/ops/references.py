@@ -15,13 +15,15 @@ from tests.fuzz.ops.target import tensors_of
 from tests.ops.properties import ROWS, SEQUENCES, OpCall
 from torch_armllm.ops import linear, norm, rope, variants
 from torch_armllm.ops.attention import SCALED, kv_write, value_size_of
-from torch_armllm.ops.attention.cache_layout import block_size_of
+from torch_armllm.ops.attention.cache_layout import block_size_of, rotated, rotation_of
 
 _ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the largest number of a result."""
 _CACHES = {torch.float32: 0.0, torch.float16: 5e-3, torch.bfloat16: 2e-2, torch.int8: 3e-2, torch.uint8: 3e-2}
 """Kernels round queries and weights as the cache is rounded."""
 _TABLES = variants.machine().tables
+_INT8_QUERIES = ("dotprod", "i8mm")
+"""Kernels of attention that multiply INT8 by INT8."""
 _BITS = ("kv_write", "mla_write", "int8_heads_linear", "split_embedding")
 """Ops with the bits of their references."""
 
@@ -98,20 +100,31 @@ def comparable(call: OpCall) -> OpCall:
     return poisoned(call.replaced(**own)) if "block_table" in own else call.replaced(**own)
 
 
-def rounds_queries(call: OpCall, variant: str) -> bool:
-    """True if a variant multiplies rows of an INT8 cache by queries that it has rounded to INT8."""
-    cache = call.arguments.get("k_cache")
-    return (
-        cache is not None and cache.dtype in SCALED and _TABLES[variant]["attention"] in ("dotprod", "i8mm")
-    )
+def rounded(call: OpCall, variant: str) -> OpCall:
+    """Returns the call that a variant computes: Arm's INT8 dot products round queries as keys are rounded."""
+    given = call.arguments
+    k_cache, q = given.get("k_cache"), given.get("q")
+    if call.name == "kv_write" or k_cache is None or k_cache.dtype not in SCALED:
+        return call
+    biased = any(given.get(name) is not None for name in ("alibi_slopes", "relative", "biases"))
+    if _TABLES[variant]["attention"] not in _INT8_QUERIES or biased or value_size_of(given["v_cache"]) % 8:
+        return call
+    padded = torch.nn.functional.pad(q.float(), (0, -q.shape[-1] % 8))
+    rotation = rotation_of(padded.shape[-1]) if k_cache.dtype == torch.int8 else 1
+    rows = rotated(padded, rotation)
+    step = rows.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127.0
+    rows = rotated((rows / step).round() * step, rotation)[..., : q.shape[-1]] / rotation
+    return call.replaced(q=rows)
 
 
-def reference(call: OpCall) -> list[Tensor]:
-    """Returns the results of the reference, and after them what it has written."""
-    own = call.copied()
+def reference(call: OpCall, variant: str = "scalar") -> list[Tensor]:
+    """Returns the results of the reference for a variant, and after them what it has written."""
+    own = rounded(call, variant).copied()
     if isinstance(dtype := own.arguments.get("dtype"), str):
         own = own.replaced(dtype=getattr(torch, dtype))
     results = list(tensors_of(REFERENCES[call.name](**own.arguments)))
+    if call.name == "paged_attention":
+        results = [result.to(call.arguments["q"].dtype) for result in results]
     return results + [own.arguments[name] for name in own.written]
 
 

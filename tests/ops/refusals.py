@@ -23,6 +23,8 @@ from tests.ops.properties import TESTED, OpCall
 
 FILE = Path(__file__).with_suffix(".txt")
 _SEEDS = 300
+_DECIDE = (("pack_int4", "scheme"), ("int4_moe", "activation"))
+"""Arguments on which it depends what others may be, beside the dtype of a cache."""
 _LEAST = {"query_start": 3, "logits": 2}
 """Sizes: some faults need two sequences or rows."""
 _DTYPES = (torch.complex64, torch.int64, torch.int32, torch.int8, torch.float16, torch.float32)
@@ -39,8 +41,8 @@ def calls(name: str) -> Iterator[OpCall]:
     for seed in range(_SEEDS):
         drawn = CALLS[name](Random(seed))
         given = {key for key, value in drawn.items() if value is not None}
-        if name in ("pack_int4", "int4_moe"):
-            given |= {str(drawn["scheme"]) if name == "pack_int4" else str(drawn["activation"])}
+        given |= {f"{key} {drawn[key]}" for op, key in _DECIDE if op == name}
+        given |= {f"cache of {value.dtype}" for key, value in drawn.items() if key == "k_cache"}
         tensors = [value for value in drawn.values() if isinstance(value, Spec)]
         small = any(name in drawn and drawn[name].shape[0] < least for name, least in _LEAST.items())
         if not given <= seen and not small and all(0 not in tensor.shape for tensor in tensors):

@@ -1,219 +1,193 @@
-"""`paged_attention` against its reference."""
+"""`paged_attention`: what of its cache it reads, heads that ranks share out, threads, and rounded caches."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+import math
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from tests.support.attention_batch import RUNNABLE, Batch, make_batch
+from tests.ops.paged_calls import latent_call, paged_call
+from tests.ops.properties import OpCall
+from tests.ops.references import reference
 from torch_armllm.ops import attention, variants
-from torch_armllm.ops.attention.cache_layout import rotated, rotation_of
 
-TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-# Kernels that multiply in the cache's dtype round queries and attention weights to that dtype or to 16 bits.
-CACHE_TOLERANCE = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 1e-2, torch.int8: 2e-4}
-CACHE_TOLERANCE[torch.uint8] = 2e-4
-if "dotprod" in variants.machine().runnable:
-    CACHE_TOLERANCE[torch.float16] = 5e-3  # Arm kernels accumulate 32 products in float16
-    CACHE_TOLERANCE[torch.int8] = CACHE_TOLERANCE[torch.uint8] = 4e-3  # and have a shorter polynomial for exp
-MACHINE = variants.machine()
-INT8_QUERIES = {name for name in RUNNABLE if MACHINE.tables[name]["attention"] in ("dotprod", "i8mm")}
-"""Variants whose attention kernels multiply INT8 caches by queries rounded to INT8."""
+CACHES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8)
+RUNNABLE = variants.machine().distinct("attention")
 
 
-def with_int8_queries(batch: Batch) -> Batch:
-    """Rounds queries to INT8 with one scale per row, rotated like keys, as Arm's INT8 dot products do."""
-    size = batch.q.shape[-1]
-    padded = torch.nn.functional.pad(batch.q.float(), (0, -size % 8))
-    rotation = rotation_of(padded.shape[-1]) if batch.cache.k.dtype == torch.int8 else 1
-    q = rotated(padded, rotation)
-    largest = q.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    q = (q * (127.0 / largest)).round() * (largest / 127.0)
-    return replace(batch, q=rotated(q, rotation)[..., :size] / rotation)
+def result_of(call: OpCall) -> Tensor:
+    return call.run()[0]
 
 
-def check(batch: Batch) -> None:
-    """Asserts that every variant matches the reference, bit-identically if all compute in float32."""
-    exact = batch.reference()
-    may_round_queries = (
-        batch.cache.k.dtype in attention.SCALED
-        and attention.value_size_of(batch.cache.v) % 8 == 0
-        and batch.slopes is None
-        and batch.relative is None
-        and batch.biases is None
-    )
-    if may_round_queries and INT8_QUERIES:
-        rounded = with_int8_queries(batch).reference().to(exact.dtype)
-    results = []
-    for name in RUNNABLE:
-        with variants.use(name):
-            results.append(batch.run())
-    for name, result in zip(RUNNABLE, results, strict=True):
-        assert result.dtype == batch.q.dtype
-        assert result.is_contiguous()
-        tolerance = max(TOLERANCE[result.dtype], CACHE_TOLERANCE[batch.cache.k.dtype])
-        expected = rounded if may_round_queries and name in INT8_QUERIES else exact
-        torch.testing.assert_close(
-            result, expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
-        if CACHE_TOLERANCE[batch.cache.k.dtype] == 0.0:
-            assert torch.equal(result, results[-1]), f"{name} and {RUNNABLE[-1]} differ in bits"
+def shared_out(call: OpCall, begin: int, end: int) -> OpCall:
+    """Returns a call of some query heads, and of the KV heads that they read."""
+    given = call.arguments
+    group = given["q"].shape[1] // given["k_cache"].shape[1]
+    read = slice(begin // group, -(-end // group))
+    axes = {"q": 1, "sinks": -1, "alibi_slopes": 0, "relative": 1, "biases": 0}
+    own: dict[str, Any] = {
+        name: given[name].narrow(axis, begin, end - begin) for name, axis in axes.items() if name in given
+    }
+    for name in ("k_cache", "v_cache", "k_scales", "v_scales"):
+        own[name] = None if given[name] is None else given[name][:, read].contiguous()
+    return call.replaced(**own, group_size=group, skipped_heads=begin % group)
 
 
-CASES = {
-    "one token": make_batch((1,), (1,)),
-    "prompt": make_batch((37,), (37,), heads=(3, 1)),
-    "long decode": make_batch((600,), (1,), heads=(4, 2), cache_dtype=torch.bfloat16, dtype=torch.bfloat16),
-    "mixed": make_batch(
-        (300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache_dtype=torch.bfloat16, dtype=torch.bfloat16
-    ),
-    "chunk": make_batch((330,), (60,), heads=(6, 2), block_size=64),
-    "window": make_batch((300, 280), (290, 1), window=33),
-    "window over splits": make_batch((700,), (5,), window=300, cache_dtype=torch.float16),
-    "softcap": make_batch((50,), (20,), softcap=2.0),
-    "sinks": make_batch((280, 3), (2, 3), heads=(4, 2), sinks=True),
-    "slopes": make_batch((280, 3), (20, 3), heads=(4, 2), slopes=True),
-    "slopes, everything": make_batch(
-        *((700, 290), (5, 1)), window=300, softcap=3.0, cache_dtype=torch.float16, sinks=True, slopes=True
-    ),
-    "slopes, int8": make_batch((300, 40), (1, 40), heads=(9, 3), cache_dtype=torch.int8, slopes=True),
-    "slopes, bf16": make_batch(
-        *((600, 40), (3, 40)), heads=(6, 1), cache_dtype=torch.bfloat16, dtype=torch.bfloat16, slopes=True
-    ),
-    "sinks of each token": make_batch((280, 3), (2, 3), heads=(4, 2), sinks="by token"),
-    "profiles": make_batch((280, 3), (20, 3), heads=(4, 2), extent=70),
-    "profiles longer than texts": make_batch((80, 3), (80, 3), heads=(4, 2), extent=1000),
-    "profiles of one distance": make_batch((300,), (40,), extent=1),
-    "profiles, everything": make_batch(
-        *((700, 290), (5, 1)),
-        window=300,
-        softcap=3.0,
-        cache_dtype=torch.float16,
-        sinks="by token",
-        slopes=True,
-        extent=311,
-    ),
-    "profiles, int8": make_batch((300, 40), (1, 40), heads=(9, 3), cache_dtype=torch.int8, extent=33),
-    "profiles, bf16": make_batch(
-        *((600, 40), (3, 40)), heads=(6, 1), cache_dtype=torch.bfloat16, dtype=torch.bfloat16, extent=300
-    ),
-    "head size 80": make_batch(
-        (70,), (30,), head_sizes=(80, 80), cache_dtype=torch.float16, dtype=torch.float16
-    ),
-    "odd sizes": make_batch((70,), (30,), head_sizes=(33, 20), cache_dtype=torch.bfloat16),
-    "int8": make_batch((300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache_dtype=torch.int8),
-    "int8 decode": make_batch(
-        (600, 513), (1, 2), heads=(4, 1), head_sizes=(128, 128), cache_dtype=torch.int8, block_size=32
-    ),
-    "int8 window": make_batch((700,), (5,), window=300, softcap=3.0, cache_dtype=torch.int8, sinks=True),
-    "int4": make_batch((300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache_dtype=torch.uint8),
-    "int4 decode": make_batch(
-        (600, 513), (1, 2), heads=(4, 1), head_sizes=(128, 64), cache_dtype=torch.uint8, block_size=32
-    ),
-    "int4 window": make_batch((700,), (5,), window=300, softcap=3.0, cache_dtype=torch.uint8, sinks=True),
-    "int4, profiles": make_batch((300, 40), (1, 40), heads=(9, 3), cache_dtype=torch.uint8, extent=33),
-    "int4, large blocks": make_batch(
-        (1200, 30), (70, 30), heads=(4, 2), head_sizes=(96, 192), cache_dtype=torch.uint8, block_size=256
-    ),
-    "bf16 window": make_batch(
-        (700,), (50,), window=301, softcap=3.0, cache_dtype=torch.bfloat16, block_size=64
-    ),
-    "window smaller than a key group": make_batch((9, 301), (1, 1), window=2, cache_dtype=torch.int8),
-    "int8, heads of 80": make_batch((70, 300), (30, 1), head_sizes=(80, 80), cache_dtype=torch.int8),
-    "int8, not rotated": make_batch((40,), (9,), head_sizes=(1032, 16), cache_dtype=torch.int8),
-    "int8, odd sizes": make_batch((70,), (30,), head_sizes=(33, 20), cache_dtype=torch.int8),
-    "odd sizes, few rows": make_batch((300,), (2,), head_sizes=(33, 71), cache_dtype=torch.float16),
-    "latent sizes": make_batch(
-        (40,), (1,), heads=(20, 1), head_sizes=(576, 512), cache_dtype=torch.bfloat16, dtype=torch.bfloat16
-    ),
-    "one block per split": make_batch((270,), (12,), block_size=256),
-    "many query heads per KV head": make_batch((40,), (2,), heads=(16, 1), head_sizes=(64, 64)),
-    "ahead": make_batch((37, 1, 300), (37, 1, 300), heads=(3, 3), ahead=1 << 30),
-    "ahead, chunk": make_batch((330, 20), (60, 4), heads=(6, 2), block_size=64, ahead=7),
-    "ahead, symmetric window": make_batch(
-        (700, 5, 40), (700, 5, 40), window=9, ahead=8, cache_dtype=torch.float16
-    ),
-    "ahead, window over splits": make_batch((700,), (700,), window=300, ahead=299, softcap=3.0, sinks=True),
-    "later, chunk": make_batch((330, 20), (60, 20), heads=(6, 2), spans=((5, 40), (60, 61), (63, 80))),
-    "later, window over splits": make_batch((700,), (690,), window=300, spans=((3, 400),), softcap=3.0),
-    "later, short window": make_batch(
-        (300, 1), (300, 1), window=9, spans=((250, 290),), cache_dtype=torch.int8
-    ),
-    "later, bf16": make_batch(
-        *((600, 129), (600, 129)),
-        heads=(4, 2),
-        head_sizes=(64, 64),
-        cache_dtype=torch.bfloat16,
-        dtype=torch.bfloat16,
-        spans=((100, 356), (610, 700)),
-    ),
-    "ahead, bf16": make_batch(
-        *((300, 129, 7), (300, 129, 7)),
-        heads=(2, 2),
-        head_sizes=(64, 64),
-        cache_dtype=torch.bfloat16,
-        dtype=torch.bfloat16,
-        ahead=1 << 30,
-    ),
-    "ahead, int8": make_batch(
-        (300, 40), (300, 40), heads=(2, 2), head_sizes=(64, 64), cache_dtype=torch.int8, ahead=1 << 30
-    ),
-    "biases": make_batch((300, 5), (40, 5), heads=(4, 2), reach=9, softcap=3.0, sinks=True),
-    "biases, ahead": make_batch((300, 5, 40), (300, 5, 40), heads=(3, 3), reach=7, ahead=1 << 30),
-    "biases, window": make_batch(
-        (300,), (300,), window=33, ahead=32, reach=64, head_sizes=(64, 64), cache_dtype=torch.bfloat16
-    ),
-    "biases, int8": make_batch(
-        (300, 40), (300, 40), reach=40, head_sizes=(64, 64), cache_dtype=torch.int8, ahead=1 << 30
-    ),
-    "biases, int4": make_batch((600, 40), (70, 40), heads=(4, 2), reach=40, cache_dtype=torch.uint8, ahead=9),
-    "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=(2, 2)),
-}
+def biases(kind: str, tokens: int, heads: int) -> dict[str, Tensor]:
+    """Returns arguments that each query head has its own of."""
+    return {
+        "sinks": {"sinks": torch.randn(heads)},
+        "slopes": {"alibi_slopes": 2.0 ** -torch.linspace(0.5, 8, heads)},
+        "profiles": {"relative": torch.randn(tokens, heads, 5), "profiles": torch.randn(5, 9)},
+        "biases": {"biases": torch.randn(heads, 19)},
+    }[kind]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_matches_reference(name: str) -> None:
-    check(CASES[name])
+@settings(max_examples=20, deadline=None)
+@given(
+    texts=st.lists(st.tuples(st.integers(0, 600), st.integers(0, 40)), max_size=3),
+    copies=st.sampled_from([1, 1, 8]),
+    groups=st.tuples(st.integers(1, 5), st.integers(1, 4)),
+    bounds=st.tuples(st.integers(0, 19), st.integers(1, 20)),
+    bias=st.sampled_from(["sinks", "slopes", "profiles", "biases"]),
+    cache_dtype=st.sampled_from(CACHES),
+    variant=st.sampled_from(RUNNABLE),
+)
+def test_some_heads_of_groups_have_the_bits_of_all(
+    texts: list[tuple[int, int]],
+    copies: int,
+    groups: tuple[int, int],
+    bounds: tuple[int, int],
+    bias: str,
+    cache_dtype: torch.dtype,
+    variant: str,
+) -> None:
+    size, kv_heads = groups
+    heads = size * kv_heads
+    begin = bounds[0] % heads
+    end = begin + 1 + bounds[1] % (heads - begin)
+    new = tuple(new for _, new in texts) * copies
+    lengths = tuple(old + new for old, new in texts) * copies
+    more = biases(bias, sum(new), heads)
+    whole = paged_call(lengths, new, (heads, kv_heads), cache_dtype=cache_dtype, window=30, **more)
+    part = shared_out(whole, begin, end)
+    with variants.use(variant):
+        assert torch.equal(result_of(part), result_of(whole)[:, begin:end])
+    expected = reference(whole)[0][:, begin:end]
+    torch.testing.assert_close(reference(part)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "skipped"), [(3, -1), (3, 3), (6, 0), (2, 0), (-3, 0), (1 << 40, 5), (0, 1)]
+)
+def test_groups_that_do_not_fit_the_heads_are_refused(size: int, skipped: int) -> None:
+    call = paged_call((9,), (9,), (6, 2))
+    assert torch.equal(result_of(call.replaced(group_size=3)), result_of(shared_out(call, 0, 6)))
+    message = f"6 q heads in groups of {size} without the first {skipped} do not"
+    with pytest.raises(RuntimeError, match=message):
+        call.replaced(group_size=size, skipped_heads=skipped).run()
+
+
+@pytest.mark.parametrize("cache_dtype", CACHES)
+@pytest.mark.parametrize(
+    ("lengths", "new", "kind"),
+    [
+        ((900, 300) + (17,) * 20, (1, 100) + (1,) * 20, "paged"),
+        ((1, 129, 300, 32, 31, 700, 2), (1,) * 7, "paged"),
+        ((900, 300) + (17,) * 20, (1, 50) + (1,) * 20, "latent"),
+        ((129,), (1,), "latent, many heads"),
+    ],
+)
+def test_threads_and_other_texts_do_not_change_bits(
+    lengths: tuple[int, ...], new: tuple[int, ...], kind: str, cache_dtype: torch.dtype
+) -> None:
+    if kind == "paged":
+        call = paged_call(lengths, new, (6, 2), 64, cache_dtype)
+    elif cache_dtype == torch.uint8:
+        return
+    else:
+        call = latent_call(lengths, new, 21 if "many" in kind else 4, cache_dtype)
+    threads, ends = torch.get_num_threads(), torch.tensor(new).cumsum(0).tolist()
+    texts = [
+        (number, slice(end - n, end), end) for number, (n, end) in enumerate(zip(new, ends, strict=True))
+    ]
+    try:
+        for variant, count in zip(RUNNABLE, itertools.cycle((2, 5, 3)), strict=False):
+            with variants.use(variant):
+                torch.set_num_threads(1)
+                alone = [result_of(call.sequence(*text)) for text in texts]
+                torch.set_num_threads(count)
+                assert torch.equal(result_of(call), torch.cat(alone))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_int8_cache_error_is_bounded() -> None:
     """The error is relative to the output with unrounded keys and values."""
-    errors = {}
-    for cache_dtype in (torch.bfloat16, torch.int8):
-        exact, rounded = (
-            make_batch(
-                (300,), (40,), heads=(4, 1), head_sizes=(128, 128), cache_dtype=dtype, dtype=torch.bfloat16
-            )
-            for dtype in (torch.float32, cache_dtype)
-        )
-        expected = replace(exact, q=exact.q.float()).run()
-        errors[cache_dtype] = float(
-            (replace(rounded, q=rounded.q.float()).run() - expected).norm() / expected.norm()
-        )
-    assert errors[torch.int8] < 0.015, errors
-    assert errors[torch.bfloat16] < 0.006, errors
+    calls = [
+        paged_call((300,), (40,), (4, 1), 128, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)
+    ]
+    expected, *found = (result_of(call) for call in calls)
+    bfloat16, int8 = (float((each - expected).norm() / expected.norm()) for each in found)
+    assert int8 < 0.015 and bfloat16 < 0.006, (int8, bfloat16)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [paged_call((600,), (3,), window=40), latent_call((600,), (3,), window=40)],
+    ids=["paged", "latent"],
+)
+def test_blocks_before_the_window_are_not_read(call: OpCall) -> None:
+    table = call.arguments["block_table"].clone()
+    table[0, : (600 - 3 - 40) // 16] = -1
+    for variant in RUNNABLE:
+        with variants.use(variant):
+            assert torch.equal(result_of(call.replaced(block_table=table)), result_of(call))
+
+
+def test_nan_key_affects_later_tokens_only() -> None:
+    call = paged_call((300,), (300,))
+    expected = result_of(call)
+    call.arguments["k_cache"][call.arguments["block_table"][0, 100 // 16], 0, 0, 100 % 16] = math.nan
+    found = result_of(call)
+    assert found[100:].isnan().all() and torch.equal(found[:100], expected[:100])
 
 
 def test_no_row_reads_another_text() -> None:
     lengths = (40, 17, 64)
-    batch = make_batch(lengths, lengths, ahead=1 << 30)
-    expected = batch.run().split(lengths)
-    slots = batch.block_table[1, :2].long()
-    batch.cache.k[slots] = float("nan")
-    batch.cache.v[slots] = float("inf")
-    found = batch.run().split(lengths)
+    call = paged_call(lengths, lengths, ahead=1 << 30)
+    expected = result_of(call).split(lengths)
+    slots = call.arguments["block_table"][1, :2].long()
+    call.arguments["k_cache"][slots] = math.nan
+    call.arguments["v_cache"][slots] = math.inf
+    found = result_of(call).split(lengths)
     assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2])
     assert not bool(found[1].isfinite().any())
 
 
-def test_large_scores_match_reference() -> None:
-    batch = make_batch((300,), (2,))
-    check(replace(batch, q=batch.q * 1e4))
+@pytest.mark.parametrize(
+    "call", [paged_call((300,), (2,)), latent_call((300,), (2,))], ids=["paged", "latent"]
+)
+def test_large_scores_match_reference(call: OpCall) -> None:
+    name = "q" if "q" in call.arguments else "q_latent"
+    large = call.replaced(**{name: call.arguments[name] * 1e4})
+    for variant in RUNNABLE:
+        with variants.use(variant):
+            torch.testing.assert_close(result_of(large), reference(large)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_large_sink_zeroes_the_output() -> None:
-    batch = make_batch((20,), (1,), sinks=True)
-    result = replace(batch, sinks=torch.full((2,), 1e30)).run()
-    assert torch.equal(result, torch.zeros_like(result))
+    assert not result_of(paged_call((20,), (1,), sinks=torch.full((2,), 1e30))).any()
+
+
+def test_other_block_sizes_and_dtypes_of_caches_are_refused() -> None:
+    with pytest.raises(ValueError, match="block size 24"):
+        attention.new_kv_cache(1, 1, 8, 8, 24, torch.float32)
+    with pytest.raises(ValueError, match="int32"):
+        attention.new_kv_cache(1, 1, 8, 8, 16, torch.int32)

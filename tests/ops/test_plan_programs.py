@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from typing import Literal
 
 import pytest
@@ -48,24 +47,6 @@ def test_valid_program_runs() -> None:
     (best,) = torch.ops.armllm.plan_run(plan, [torch.arange(5)], 5)
     torch.ops.armllm.plan_free(plan)
     assert best.shape == (5, 1)
-
-
-def test_damaged_programs_raise_or_run() -> None:
-    """A float or a constant of any number was read, wherever that is: the process ended by a signal."""
-    draw = random.Random(0)
-    values = [-1, 0, 1, 3, 7, 9, 10**6, 2**31, 2**40, 2**62, -(2**63), 2**63 - 1]
-    refused = 0
-    for _ in range(3000):
-        constants, integers, floats = program()
-        for _ in range(draw.choice((1, 1, 2, 4))):
-            integers[draw.randrange(len(integers))] = draw.choice(values)
-        try:
-            plan = create(constants, integers[: draw.choice((None, None, -1, -9))], floats)
-        except RuntimeError:
-            refused += 1
-            continue
-        torch.ops.armllm.plan_free(plan)
-    assert refused > 1500
 
 
 @pytest.mark.parametrize(("remove", "message"), [("floats", "no float 0 of 0"), ("constants", "no constant")])

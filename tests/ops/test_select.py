@@ -1,9 +1,8 @@
-"""`select_tokens`, and `mla_attention` of selected tokens, against their references, on every variant."""
+"""`select_tokens` and `select_blocks`: the order of any scores, and attention to all that may be selected."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,145 +10,103 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.paged_steps import PagedPlaces, PagedSteps, starts
-from torch_armllm.ops import mla, select, variants
+from tests.ops.paged_calls import latent_call, paged_call
+from tests.ops.properties import OpCall
+from torch_armllm.ops import select, variants
+from torch_armllm.ops.select.blocks import block_scores
+from torch_armllm.ops.select.reference import highest
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 5e-3, torch.int8: 1e-2}
-RUNNABLE = variants.machine().distinct("select", "attention")
-
-
-@dataclass(frozen=True)
-class Batch(PagedSteps):
-    """Sequences with cached keys of an indexer and latents, and the queries of their last tokens."""
-
-    q: Tensor
-    weights: Tensor
-    keys: Tensor
-    top_k: int
-    latents: Tensor
-    q_latent: Tensor
-
-    def arguments(self) -> tuple[Tensor | int | float, ...]:
-        return self.q, self.weights, self.keys, *self.steps, 0.25, self.top_k
-
-    def run(self) -> Tensor:
-        return select.select_tokens(*self.arguments())  # type: ignore[arg-type]
-
-    def reference(self) -> Tensor:
-        return select.reference_select_tokens(*self.arguments())  # type: ignore[arg-type]
-
-    def attention_arguments(self, selected: Tensor | None) -> tuple[Tensor | int | float | None, ...]:
-        queries = self.q_latent.split([24, 8], -1)
-        return *queries, self.latents, *self.steps, 0.2, None, selected
-
-    def attend(self, selected: Tensor | None) -> Tensor:
-        return mla.mla_attention(*self.attention_arguments(selected))  # type: ignore[arg-type]
-
-    def attend_reference(self, selected: Tensor | None) -> Tensor:
-        return mla.reference_mla_attention(*self.attention_arguments(selected))  # type: ignore[arg-type]
+RUNNABLE = variants.machine().distinct("select", "block_select", "attention")
+SCORES = st.sampled_from((0.0, -0.0, 1.0, -1.0, 1e-42, -1e-42, 2.5, math.inf, -math.inf, math.nan))
 
 
-def make_batch(
-    seq_lens: tuple[int, ...],
-    query_lens: tuple[int, ...],
-    *,
-    top_k: int = 16,
-    heads: int = 5,
-    head_size: int = 20,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-    cache_dtype: torch.dtype = torch.float32,
-    latent_dtype: torch.dtype | None = None,
-    seed: int = 0,
-) -> Batch:
-    """Makes a random batch with blocks in random order and NaN in unused positions.
-
-    Queries and keys of the indexer are small whole numbers: scores are exact, and many are equal.
-    """
-    random = torch.Generator().manual_seed(seed)
-    places = PagedPlaces.random(seq_lens, block_size, random)
-    keys = torch.full((places.blocks, block_size, head_size), math.nan, dtype=cache_dtype)
-    latents = mla.new_latent_cache(places.blocks, 24, 8, block_size, latent_dtype or cache_dtype)
-    latents.fill_(-1 if latent_dtype == torch.int8 else math.nan)  # scales of bytes −1 are NaN
-    for length, slots in places:
-        whole = torch.randint(-2, 3, (length, head_size), generator=random)
-        keys.view(-1, head_size)[slots] = whole.to(cache_dtype)
-        mla.mla_write(*torch.randn(length, 32, generator=random).split([24, 8], -1), latents, slots)
-    tokens = sum(query_lens)
-    q = torch.randint(-2, 3, (tokens, heads, head_size + 3), generator=random)[..., 2:-1]
-    weights = torch.randint(-3, 4, (tokens, heads + 1), generator=random)[:, 1:] / 4
-    q_latent = torch.randn(tokens, 4, 32, generator=random)
-    return Batch(
-        *(places.block_table, seq_lens, query_lens),
-        *(q.to(dtype), weights.to(dtype), keys, top_k, latents, q_latent.to(dtype)),
-    )
-
-
-def check(batch: Batch) -> None:
-    """Asserts that every variant selects what the reference does, and attends to it."""
-    expected = batch.reference()
-    attended = batch.attend_reference(expected)
-    tolerance = max(TOLERANCE[t.dtype] for t in (batch.q, batch.keys, batch.latents))
-    for name in RUNNABLE:
-        with variants.use(name):
-            selected = batch.run()
-            assert torch.equal(selected, expected), name
-            out = batch.attend(selected)
-        torch.testing.assert_close(out, attended, rtol=tolerance, atol=tolerance)
-
-
-CASES = {
-    "one token": make_batch((1,), (1,), top_k=1),
-    "fewer than top_k": make_batch((15, 16), (15, 2)),
-    "one more than top_k": make_batch((17,), (17,)),
-    "decode": make_batch((100, 700, 16, 3), (1, 1, 1, 1)),
-    "chunk": make_batch((333,), (60,), top_k=100),
-    "mixed": make_batch((300, 40, 0, 7, 9), (1, 40, 0, 3, 9), top_k=33),
-    "over splits": make_batch((900,), (3,), top_k=600),
-    "one head": make_batch((90,), (5,), heads=1, head_size=2),
-    "more heads": make_batch((90,), (5,), heads=11, head_size=129),
-    "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, top_k=17),
-    "int8 latents": make_batch((300, 40, 7), (20, 1, 3), top_k=33, latent_dtype=torch.int8),
-    "top_k of one": make_batch((50,), (50,), top_k=1),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_matches_reference(name: str) -> None:
-    check(CASES[name])
+def one_token(length: int, blocks: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Returns the steps of a text whose last token is new."""
+    table, starts = torch.arange(blocks, dtype=torch.int32)[None], torch.tensor([0, 1], dtype=torch.int32)
+    return table, starts, torch.tensor([length], dtype=torch.int32), length
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    scores=st.lists(
-        st.sampled_from((0.0, -0.0, 1.0, -1.0, 1e-42, -1e-42, 2.5, math.inf, -math.inf, math.nan)),
-        min_size=3,
-        max_size=80,
-    ),
-    top_k=st.integers(1, 80),
-)
-def test_any_scores_are_ordered(scores: list[float], top_k: int) -> None:
+@given(scores=st.lists(SCORES, min_size=3, max_size=80), top_k=st.integers(1, 80))
+def test_any_scores_of_tokens_are_ordered(scores: list[float], top_k: int) -> None:
     """With one head of one element and a weight of one, the scores of positive keys are the keys."""
-    values = torch.tensor(scores)
+    values, one = torch.tensor(scores), torch.ones(1, 1)
     keys = torch.zeros(96)
     keys[: len(scores)] = values
-    table, lengths = torch.arange(6, dtype=torch.int32)[None], torch.tensor([len(scores)], dtype=torch.int32)
-    one = torch.ones(1, 1)
-    got = select.select_tokens(
-        *(one[:, None], one, keys.view(6, 16, 1), table, starts((1,)), lengths, len(scores), 1.0, top_k)
-    )
+    steps = one_token(len(scores), 6)
+    got = select.select_tokens(one[:, None], one, keys.view(6, 16, 1), *steps, 1.0, top_k)
     count = min(top_k, len(scores))
-    expected = select.reference.highest(values.relu().nan_to_num(nan=math.inf, posinf=3e38), count)
+    expected = highest(values.relu().nan_to_num(nan=math.inf, posinf=3e38), count)
     assert got[0, :count].tolist() == expected.tolist()
     assert (got[0, count:] == -1).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(keys=st.lists(SCORES, min_size=3, max_size=112), top_k=st.integers(1, 6), nearest=st.integers(0, 2))
+def test_any_scores_of_blocks_are_ordered(keys: list[float], top_k: int, nearest: int) -> None:
+    """With one head of one element and a query of one, the products are the keys."""
+    values, one = torch.full((112,), math.nan), torch.ones(1, 1, 1)
+    values[: len(keys)] = torch.tensor(keys)
+    steps = one_token(len(keys), 7)
+    scores = block_scores(one, values[: len(keys), None], steps[2].long(), 16, nearest)[0, 0]
+    expected = highest(scores, top_k).tolist()
+    for name in RUNNABLE:
+        with variants.use(name):
+            got = select.select_blocks(one, values.view(7, 16, 1), *steps, 16, top_k, nearest)[0, 0].tolist()
+        assert got == expected + [-1] * (top_k - len(expected))
+
+
+def numbers(lengths: tuple[int, ...], new: tuple[int, ...], span: int, count: int) -> Tensor:
+    """Returns the first ``count`` spans of positions that each new token sees: int32 (tokens, count)."""
+    seen = torch.cat([torch.arange(length - n, length) + 1 for length, n in zip(lengths, new, strict=True)])
+    order = torch.arange(count, dtype=torch.int32)
+    return torch.where(order < -(-seen // span)[:, None], order, -1)
+
+
+def chosen_call(dense: OpCall, chosen: Tensor, span: int) -> OpCall:
+    """Returns the call of `block_attention` that has a call's texts."""
+    names = [argument.name for argument in torch.ops.armllm.block_attention.default._schema.arguments]
+    own = {name: value for name, value in dense.arguments.items() if name in names}
+    return OpCall("block_attention", {**own, "chosen": chosen, "span": span})
+
+
 @pytest.mark.parametrize("variant", RUNNABLE)
-def test_selecting_all_positions_has_the_bits_of_dense_attention(variant: str) -> None:
-    batch = make_batch((300, 20), (9, 20), top_k=300)
+@pytest.mark.parametrize(("lengths", "new"), [((300, 20), (9, 20)), ((301,), (4,))])
+def test_selecting_all_positions_has_the_bits_of_dense_attention(
+    variant: str, lengths: tuple[int, ...], new: tuple[int, ...]
+) -> None:
+    """The last token of 301 selects 300: tokens that select all have the same bits beside it."""
+    call = latent_call(lengths, new, 4)
     with variants.use(variant):
-        dense = batch.attend(None)
-        assert torch.equal(batch.attend(batch.run()), dense)
-        # positions of a token beside one of a longer sequence: 0 … 299 of 301
-        longer = make_batch((301,), (4,), top_k=300)
-        assert torch.equal(longer.attend(longer.run())[:3], longer.attend(None)[:3])
+        (dense,), (found,) = call.run(), call.replaced(selected=numbers(lengths, new, 1, 300)).run()
+    same = len(dense) - (lengths[0] > 300)
+    assert torch.equal(found[:same], dense[:same])
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize(("lengths", "new"), [((320, 20), (9, 20)), ((321,), (9,))])
+def test_choosing_all_blocks_has_the_bits_of_dense_attention(
+    variant: str, cache_dtype: torch.dtype, lengths: tuple[int, ...], new: tuple[int, ...]
+) -> None:
+    call = paged_call(lengths, new, (6, 2), 24, cache_dtype)
+    chosen = numbers(lengths, new, 32, 10)[:, None].expand(-1, 2, -1).contiguous()
+    with variants.use(variant):
+        (dense,), (found,) = call.run(), chosen_call(call, chosen, 32).run()
+    same = len(dense) - (lengths[0] > 320)
+    assert torch.equal(found[:same], dense[:same])
+
+
+def test_choices_of_other_blocks_are_refused() -> None:
+    lengths, new = (130, 20), (4, 1)
+    call = paged_call(lengths, new, (6, 2))
+    chosen = numbers(lengths, new, 32, 2)[:, None].expand(-1, 2, -1).contiguous()
+    chosen_call(call, chosen, 32).run()
+    for wrong, message in (
+        (torch.cat([chosen, chosen[:, :1]], 1), "divide 2"),
+        (chosen + 30, "chosen has block"),
+        (chosen.flip(2), "ascending order"),
+        (torch.full_like(chosen, -1), "chosen has block -1 for token 0 and head 0"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            chosen_call(call, wrong.contiguous(), 32).run()

@@ -53,8 +53,8 @@ def _kv_write(draw: Random) -> Call:
 def sequences_of(draw: Random, blocks: int, block_size: int) -> tuple[Call, int]:
     """Returns block table, starts and lengths of a few sequences, and their tokens."""
     table, starts, lengths = [], [0], []
-    columns = draw.randint(1, 4) if draw.random() < 0.95 else draw.randint(12, 30)  # several splits
-    for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
+    columns = draw.randint(1, 4) if draw.random() < 0.9 else draw.randint(12, 30)  # several splits
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 3)) if draw.random() < 0.97 else 21):
         length = draw.randint(1, columns * block_size)
         new = draw.choice((0, 1, 1, 1, min(length, 5), min(length, 40)))
         table += [draw.randrange(blocks) for _ in range(columns)]
@@ -74,6 +74,8 @@ def _paged_attention(draw: Random) -> Call:
     heads, group = draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 3, 5, 8, 16))
     size = draw.choice((1, 8, 20, 32, 64, 80, 96, 112, 128, 256))
     value_size = draw.choice((1, 8, 20, 64, 80, 128, 256))
+    if draw.random() < 0.04:
+        size, value_size = draw.choice(((576, 512), (1032, 16)))  # latents; keys too long to be rotated
     cache, blocks, block_size = _cache(draw, heads, size, value_size)
     sequences, tokens = sequences_of(draw, blocks, block_size)
     call = (
@@ -128,6 +130,8 @@ def _profiles(draw: Random, tokens: int, heads: int) -> Call:
 def _mla(draw: Random) -> tuple[Spec, int, int]:
     blocks, block_size = draw.choice((1, 2, 3)), draw.choice((16, 16, 32))
     rank, rope = draw.choice((1, 8, 20, 64)), draw.choice((0, 1, 4, 16, 32))
+    if draw.random() < 0.05:
+        rank, rope = 512, 64
     if draw.random() < 0.3:
         return (
             Spec((blocks, block_size, latent_width(rank + rope, torch.int8)), torch.int8, "bytes"),
@@ -151,7 +155,7 @@ def _mla_write(draw: Random) -> Call:
 def _mla_attention(draw: Random) -> Call:
     cache, rank, rope = _mla(draw)
     sequences, tokens = sequences_of(draw, cache.shape[0], cache.shape[1])
-    heads, dtype = draw.choice((1, 2, 3, 8)), any_float(draw)
+    heads, dtype = draw.choice((1, 2, 3, 8, 20)), any_float(draw)
     return sequences | {
         "q_latent": Spec((tokens, heads, rank), dtype),
         "q_rope": Spec((tokens, heads, rope), dtype),
@@ -185,7 +189,7 @@ def _select_tokens(draw: Random) -> Call:
         "weights": Spec((tokens, heads), any_float(draw)),
         "keys": Spec((blocks, block_size, size), any_float(draw)),
         "scale": draw.choice((0.125, 1.0)),
-        "top_k": draw.choice((1, 2, 5, 16, 40)),
+        "top_k": draw.choice((1, 2, 5, 16, 40, 600)),
     }
 
 
@@ -195,8 +199,8 @@ def _select_blocks(draw: Random) -> Call:
     return sequences | {
         "q": Spec((tokens, draw.choice((1, 2, 3, 5)), size), any_float(draw)),
         "keys": Spec((blocks, block_size, size), any_float(draw)),
-        "span": draw.choice((16, 16, 32, 48)),
-        "top_k": draw.choice((1, 2, 3)),
+        "span": draw.choice((16, 16, 32, 48, 640)),
+        "top_k": draw.choice((1, 2, 3, 20)),
         "nearest": draw.choice((0, 1, 2)),
     }
 
