@@ -49,7 +49,7 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
         zeros = torch.randint(6, 10, (rows, groups), dtype=torch.uint8) if traits.zero_points else None
         return linear.pack_int4(q, multipliers, torch.rand(rows), scheme, zeros)
     scales = torch.rand(rows, groups)
-    if linear.has_offsets(scheme):
+    if linear.traits_of(scheme).offsets:
         return linear.pack_int4(q, None, scales, scheme, None, torch.rand(rows, groups))
     if scheme.endswith("z"):
         zeros = torch.randint(0, 16, (rows, groups), dtype=torch.uint8)

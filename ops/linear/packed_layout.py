@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.linear.schemes import GROUP, PANEL, group_span, traits_of
+from torch_armllm.ops.linear.schemes import GROUP, PANEL, traits_of
 from torch_armllm.ops.untraced import untraced
 
 
@@ -44,7 +44,7 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     Raises:
         ValueError: if the scheme is unknown.
     """
-    span = group_span(scheme)
+    span = traits_of(scheme).span
     with untraced():  # a graph that is traced holds no layouts
         groups, *sections = torch.ops.armllm.panel_sections(scheme, in_features)
     return PanelLayout(groups, span, *sections)
@@ -219,7 +219,7 @@ def unpack_groups(weight: Tensor, out_features: int, in_features: int, scheme: s
     Raises:
         ValueError: if the scheme has no float group scales.
     """
-    span = group_span(scheme)
+    span = traits_of(scheme).span
     if not span:
         raise ValueError(f"scheme {scheme!r} has one scale per row; use unpack_int")
     q = unpack_values(weight, out_features, in_features, scheme)

@@ -104,7 +104,7 @@ def reference_int_linear(
 def reference_int4_linear(a: Any) -> Tensor:
     """Reference of :func:`int4_linear` from the packed weight; float groups agree up to rounding."""
     in_features = a.x.shape[-1]
-    if not schemes.group_span(a.scheme):
+    if not schemes.traits_of(a.scheme).span:
         w, row_scale = packed_layout.unpack_int(a.weight, a.out_features, in_features, a.scheme)
         return reference_int_linear(a.x, w, row_scale, a.bias, a.residual, a.digits, a.rotated)
     values, scales = packed_layout.unpack_groups(a.weight, a.out_features, in_features, a.scheme)
@@ -120,11 +120,11 @@ def reference_int4_linear(a: Any) -> Tensor:
 
 def _offset_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
     """Returns the offset term of int8 activations ``(..., K)``: float64 ``(..., N)``."""
-    if not schemes.has_offsets(scheme):
+    if not schemes.traits_of(scheme).offsets:
         return torch.zeros((), dtype=torch.float64)
     in_features = q.shape[-1]
     offsets = packed_layout.unpack_offsets(weight, out_features, in_features, scheme).to(torch.float64)
-    spread = offsets.repeat_interleave(schemes.group_span(scheme), 1)[:, :in_features]
+    spread = offsets.repeat_interleave(schemes.traits_of(scheme).span, 1)[:, :in_features]
     return torch.matmul(q.to(torch.float64), spread.t())
 
 
@@ -135,7 +135,7 @@ def reference_folded_linear(a: Any) -> Tensor:
     w, row_scale = packed_layout.fold_scales(
         *packed_layout.unpack_groups(a.weight, a.out_features, in_features, a.scheme)
     )
-    if not schemes.has_offsets(a.scheme):
+    if not schemes.traits_of(a.scheme).offsets:
         return reference_int_linear(
             a.x, w[:, :in_features], row_scale, a.bias, a.residual, a.digits, a.rotated
         )

@@ -112,43 +112,9 @@ def traits_of(scheme: str) -> SchemeTraits:
     return TRAITS[scheme]
 
 
-def group_span(scheme: str) -> int:
-    """Returns the columns per float scale: 32, 64 or 128, or 0 for schemes with one scale per row.
-
-    Raises:
-        ValueError: if the scheme is unknown.
-    """
-    return traits_of(scheme).span
-
-
 def same_in_any_batch(scheme: str) -> bool:
     """True if a row's bits do not depend on the number of rows: few and many rows add alike.
 
     ``int8`` is the name of scheme ``i8`` in recipes.
     """
     return scheme == "int8" or not traits_of(scheme).span or traits_of(scheme).is_int8
-
-
-def has_zero_points(scheme: str) -> bool:
-    """True if values are 0..15 minus a zero point."""
-    return traits_of(scheme).zero_points is not None
-
-
-def has_bf16_scales(scheme: str) -> bool:
-    """True if the group scales are bfloat16."""
-    return traits_of(scheme).bf16_scales
-
-
-def has_offsets(scheme: str) -> bool:
-    """True if each group has a float offset: ``scale · q + offset``."""
-    return traits_of(scheme).offsets
-
-
-def is_int8(scheme: str) -> bool:
-    """True if the values are INT8."""
-    return traits_of(scheme).is_int8
-
-
-def has_multipliers(scheme: str) -> bool:
-    """True if each group of 32 columns has an integer multiplier."""
-    return traits_of(scheme).multipliers is not None

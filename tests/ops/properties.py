@@ -139,7 +139,7 @@ class OpCall:
     def folds(self) -> bool:
         """True if the number of tokens decides how an op multiplies: groups with float scales are folded."""
         scheme = self.arguments.get("scheme", "i8")
-        return scheme not in linear.EXACT and not linear.is_int8(scheme)
+        return scheme not in linear.EXACT and not linear.traits_of(scheme).is_int8
 
     def replaced(self, **arguments: Any) -> OpCall:
         """Returns a call with other arguments."""

@@ -149,7 +149,7 @@ def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
             x = torch.randn(tokens, columns).to(dtype)
             bias, residual = torch.randn(rows), torch.randn(tokens, rows).to(dtype)
             options: Options = (x, weight, rows, scheme, bias, residual)
-            folds = tokens > FOLD_LIMIT and not linear.is_int8(scheme)
+            folds = tokens > FOLD_LIMIT and not linear.traits_of(scheme).is_int8
             folded = linear.reference_folded_linear(*options) if folds else None
             cases.append((options, linear.reference_int4_linear(*options), folded))
     return cases
@@ -166,11 +166,11 @@ def test_float_groups_match_exact_and_folded_reference(
         for options, exact, folded in float_cases(scheme, rows, columns):
             x, actual = options[0], quant_linear(*options)
             rounding = 2e-6 if x.dtype == torch.float32 else 4e-3
-            may_fold = len(x) > 8 and not linear.is_int8(scheme)
+            may_fold = len(x) > 8 and not linear.traits_of(scheme).is_int8
             assert error(actual, exact) < (2e-2 if may_fold else rounding)
             if folded is None:
                 continue
-            if linear.has_offsets(scheme):
+            if linear.traits_of(scheme).offsets:
                 assert error(actual, folded) < rounding
             else:
                 assert same_bits(actual, folded)
@@ -207,10 +207,10 @@ def test_variants_are_bit_identical(scheme: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_extreme_int8_groups_are_exact(scheme: str, tokens: int) -> None:
     """The largest partial sums of either sign, in groups that cancel each other."""
-    columns, span = 256, linear.group_span(scheme)
+    columns, span = 256, linear.traits_of(scheme).span
     q = torch.full((16, columns), -128, dtype=torch.int8)
     scales = torch.tensor([1.0, -1.0]).repeat(16, columns // span // 2)
-    offsets = torch.full_like(scales, 3.0) if linear.has_offsets(scheme) else None
+    offsets = torch.full_like(scales, 3.0) if linear.traits_of(scheme).offsets else None
     weight = linear.pack_int4(q, None, scales, scheme, None, offsets)
     x = torch.full((tokens, columns), 127.0)
     expected = torch.full((tokens, 16), 3.0 * columns * 127 if offsets is not None else 0.0)

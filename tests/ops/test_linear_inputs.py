@@ -39,7 +39,7 @@ def test_float_groups_match_reference(scheme: str, digits: int, rotated: bool) -
     for tokens in (1, 4, 5, 17, 70):
         call = (torch.randn(tokens, 320), weight, 50, scheme, None, None, digits, rotated)
         expected = linear.reference_int4_linear(*call)
-        bound = 2e-2 if rotated or (tokens > 4 and not linear.is_int8(scheme)) else 2e-6
+        bound = 2e-2 if rotated or (tokens > 4 and not linear.traits_of(scheme).is_int8) else 2e-6
         for variant in VARIANTS:
             with variants.use(variant):
                 assert error(linear.int4_linear(*call), expected) < bound, (variant, tokens)

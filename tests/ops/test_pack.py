@@ -32,8 +32,8 @@ def random_parts(rows: int, columns: int, scheme: str, *leading: int) -> Parts:
             traits.zero_points, wide if traits.has_narrow_zero_points else shape, torch.uint8
         )
     scales = torch.rand(shape) + 0.1
-    offsets = torch.randn(shape) if linear.has_offsets(scheme) else None
-    return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros, offsets
+    offsets = torch.randn(shape) if traits.offsets else None
+    return q, multipliers, scales.bfloat16() if traits.bf16_scales else scales, zeros, offsets
 
 
 def pack(parts: Parts, scheme: str) -> Tensor:
@@ -52,7 +52,7 @@ def dequantized(parts: Parts, scheme: str) -> Tensor:
     def spread(t: Tensor, span: int) -> Tensor:
         return t.float().repeat_interleave(span, -1)[..., :columns] if span else t.float()[..., None]
 
-    span = linear.group_span(scheme)
+    span = linear.traits_of(scheme).span
     values = q.float() if zeros is None else q.float() - spread(zeros, 32 if scheme == "g32iz" else span)
     if multipliers is not None:
         values = values * spread(multipliers, 32)
@@ -87,7 +87,7 @@ def test_unpack_inverts_pack(scheme: str, rows: int, columns: int) -> None:
     else:
         w, group_scale = packed_layout.unpack_groups(weight, rows, columns, scheme)
         assert torch.equal((w * group_scale[..., None]).flatten(1)[:, :columns], expected)
-        if linear.is_int8(scheme):
+        if linear.traits_of(scheme).is_int8:
             return
         row_scale = packed_layout.fold_scales(w, group_scale)[1]
         assert torch.equal(weight[:, :64].contiguous().view(torch.float32).flatten()[:rows], row_scale)
@@ -172,7 +172,7 @@ def test_padding_unpacks_to_zero(scheme: str) -> None:
     weight = pack(random_parts(5, 7, scheme), scheme)
     whole = linear.unpack_weight(weight, 16, 32, scheme)
     assert not whole[5:].any()
-    if not linear.has_offsets(scheme):  # offsets may be added to padding: its activations are zero
+    if not linear.traits_of(scheme).offsets:  # offsets may be added to padding: its activations are zero
         assert not whole[:, 7:].any()
 
 

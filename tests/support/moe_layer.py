@@ -19,10 +19,8 @@ def random_experts(experts: int, rows: int, columns: int, scheme: str, generator
     span = traits.span
     q = random_integers(traits.values, (experts, rows, columns), generator=generator)
     shape = (experts, rows, -(-columns // span)) if span else (experts, rows)
-    scale = (
-        1 / 70 if linear.is_int8(scheme) else 1 / 40 if linear.has_multipliers(scheme) else 1 / 4.6
-    ) / columns**0.5
-    scales = (0.5 + torch.rand(shape, generator=generator)) * scale
+    most = 70 if traits.is_int8 else 40 if traits.multipliers else 4.6
+    scales = (0.5 + torch.rand(shape, generator=generator)) * (1 / most / columns**0.5)
     if scheme == "i8":
         return linear.pack_int8(q, scales)
     groups = (experts, rows, -(-columns // 32))
@@ -32,9 +30,9 @@ def random_experts(experts: int, rows: int, columns: int, scheme: str, generator
         zero_shape = groups if traits.has_narrow_zero_points else shape
         zeros = torch.randint(6, 10, zero_shape, generator=generator, dtype=torch.uint8)
     offsets = None
-    if linear.has_offsets(scheme):
+    if traits.offsets:
         offsets = torch.randn(shape, generator=generator) / columns**0.5 / 4
-    if linear.has_bf16_scales(scheme):
+    if traits.bf16_scales:
         scales = scales.bfloat16()
     return linear.pack_int4(q, multipliers, scales, scheme, zeros, offsets)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.ops.linear import GROUP, PANEL, group_span, quantize_activations, rotate_groups
+from torch_armllm.ops.linear import GROUP, PANEL, quantize_activations, rotate_groups, traits_of
 from torch_armllm.quant.methods.calibrated.matmul_dtype import fast_matmul_dtype
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -100,7 +100,7 @@ class _DifferentiableLinear:
         self._dtype = fast_matmul_dtype() if module.float_dtype == torch.float32 else module.float_dtype
         weight = module.dequantize()
         self._weight = (rotate_groups(weight) if module.rotated else weight).to(self._dtype)
-        tuned = tuned and not group_span(op_name(module.scheme))
+        tuned = tuned and not traits_of(op_name(module.scheme)).span
         self.gain = torch.ones(module.out_features, requires_grad=True) if tuned else None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -9,14 +9,7 @@ import torch
 from tests.fuzz.ops.arguments import Call, Spec
 from tests.fuzz.ops.calls.draws import DTYPES, WIDTHS, Makers, leading, maybe, packed
 from torch_armllm.ops.linear.packed_layout import panel_layout
-from torch_armllm.ops.linear.schemes import (
-    SCHEMES,
-    group_span,
-    has_bf16_scales,
-    has_offsets,
-    has_zero_points,
-    traits_of,
-)
+from torch_armllm.ops.linear.schemes import SCHEMES, traits_of
 
 _INT4 = [name for name in SCHEMES if name != "i8"]
 
@@ -24,14 +17,14 @@ _INT4 = [name for name in SCHEMES if name != "i8"]
 def _zeros(scheme: str, rows: tuple[int, ...], columns: tuple[int, ...], groups: int) -> Spec | None:
     if scheme == "g32iz":
         return Spec((*rows, groups), torch.uint8, (6, 9))
-    return Spec((*rows, *columns), torch.uint8, (0, 15)) if has_zero_points(scheme) else None
+    return Spec((*rows, *columns), torch.uint8, (0, 15)) if traits_of(scheme).zero_points else None
 
 
 def _pack_int4(draw: Random) -> Call:
     scheme, k = draw.choice(_INT4), draw.choice(WIDTHS)
     rows = (draw.choice(WIDTHS),) if draw.random() < 0.6 else (draw.choice((1, 2, 3)), draw.choice(WIDTHS))
     layout = panel_layout(scheme, k)
-    columns = (layout.scale_groups,) if group_span(scheme) else ()
+    columns = (layout.scale_groups,) if traits_of(scheme).span else ()
     traits = traits_of(scheme)
     factors = traits.multipliers
     if traits.signed_multipliers:
@@ -40,10 +33,10 @@ def _pack_int4(draw: Random) -> Call:
     return {
         "q": Spec((*rows, k), torch.int8, traits.values),
         "multipliers": Spec((*rows, layout.groups), kind, factors) if factors else None,
-        "scales": Spec((*rows, *columns), torch.bfloat16 if has_bf16_scales(scheme) else torch.float32),
+        "scales": Spec((*rows, *columns), torch.bfloat16 if traits_of(scheme).bf16_scales else torch.float32),
         "scheme": scheme,
         "zeros": _zeros(scheme, rows, columns, layout.groups),
-        "offsets": Spec((*rows, *columns), torch.float32) if has_offsets(scheme) else None,
+        "offsets": Spec((*rows, *columns), torch.float32) if traits_of(scheme).offsets else None,
     }
 
 
