@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -79,6 +80,12 @@ _PLAIN = GuardedMemory(0, 0)
 _RAGGED = {"prompt_offsets": "prompt_ids", "output_offsets": "output_ids"}
 
 
+@cache
+def _written_by(op: str) -> tuple[str, ...]:
+    schema = getattr(torch.ops.armllm, op).default._schema.arguments
+    return tuple(a.name for a in schema if a.alias_info is not None and a.alias_info.is_write)
+
+
 @dataclass(frozen=True)
 class OpCall:
     """A call of an op.
@@ -119,9 +126,7 @@ class OpCall:
     @property
     def written(self) -> list[str]:
         """The arguments that the op writes."""
-        schema = self.op._schema.arguments
-        marked = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
-        return [name for name in marked if isinstance(self.arguments.get(name), Tensor)]
+        return [name for name in _written_by(self.name) if isinstance(self.arguments.get(name), Tensor)]
 
     @property
     def by_token(self) -> list[str]:
