@@ -32,7 +32,7 @@ KINDS = (
     "tests/engine/test_recurrent_models.py::test_batched_and_chunked_bits_equal_those_alone[qwen3_5_moe_text]",
     "tests/patching/test_encoders.py::test_bfloat16_and_int4",
     "tests/patching/test_encoder_decoders.py::test_a_row_has_the_same_bits_alone_and_in_a_batch",
-    "tests/engine/pictures/test_pictures.py::test_chat_takes_pictures",
+    "tests/engine/images/test_pictures.py::test_chat_takes_pictures",
 )
 """A tiny model end to end of each kind: dense, experts, latent attention, hybrid, encoder, encoder and
 decoder, images."""

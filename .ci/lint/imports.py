@@ -40,7 +40,7 @@ FUNCTION_LEVEL = {
             "torch_armllm/llm/replicas/loader.py",
             "torch_armllm/llm/plan_cache/cache.py",
             "torch_armllm/engine/assembly/computing.py",
-            "torch_armllm/engine/pictures/build.py",
+            "torch_armllm/engine/images/build.py",
             "torch_armllm/patching/lm_head.py",
             "torch_armllm/patching/patched_model.py",
             "torch_armllm/engine/speculative/build.py",

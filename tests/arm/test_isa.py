@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from torch_armllm.engine import diagnostics
+from torch_armllm.engine.reports import diagnostics
 from torch_armllm.ops import variants
 
 NEEDS = {

@@ -15,9 +15,9 @@ from torch_armllm.chat_format.format import ChatFormat
 from torch_armllm.chat_format.grammar import forced_calls, triggered_calls
 from torch_armllm.chat_format.known import CALLS
 from torch_armllm.chat_format.rendering import make_parser, renderer, template_format
-from torch_armllm.engine.sampling.tag_grammar import tag_grammar
-from torch_armllm.engine.structural_tag import read_structural_tag
-from torch_armllm.engine.structured_limits import check_size
+from torch_armllm.engine.structured.limits import check_size
+from torch_armllm.engine.structured.structural_tag import read_structural_tag
+from torch_armllm.engine.structured.tag_grammar import tag_grammar
 
 llguidance = pytest.importorskip("llguidance", reason="forced calls need the extra structured")
 TOOLS: dict[str, Any] = {

@@ -16,7 +16,7 @@ from tests.support import tiny_server
 from tests.support.models import tiny
 from torch_armllm.benchmark.latency import Clock, measure, step_bytes, weight_bytes
 from torch_armllm.cli.main import main
-from torch_armllm.engine import diagnostics
+from torch_armllm.engine.reports import diagnostics
 from torch_armllm.ops import variants
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.system import host

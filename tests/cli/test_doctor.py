@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.tiny_server import tokenizer
 from torch_armllm.cli.main import main
-from torch_armllm.engine import checkup
-from torch_armllm.engine.checkup import Finding, examine, huge_pages, memory, render, verdict
-from torch_armllm.engine.diagnostics import describe
+from torch_armllm.engine.reports import checkup
+from torch_armllm.engine.reports.checkup import Finding, examine, huge_pages, memory, render, verdict
+from torch_armllm.engine.reports.diagnostics import describe
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_render() -> None:
 
 
 def test_the_command(sound: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr("torch_armllm.engine.diagnostics.describe", lambda: sound)
+    monkeypatch.setattr("torch_armllm.engine.reports.diagnostics.describe", lambda: sound)
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.endswith("\n\neverything is in order\n")
     sound["threads"] = 8

@@ -16,7 +16,7 @@ from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 
 LONGEST = 160
 TEXT: list[int] = token_ids(1, LONGEST, seed=0)[0].tolist()

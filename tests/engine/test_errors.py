@@ -12,7 +12,7 @@ from tests.support.engines import engine_with_blocks, generate_token_ids, make_e
 from tests.support.patched_models import patched
 from torch_armllm import LLM, AsyncLLM, SamplingParams
 from torch_armllm.engine.llm_engine import LLMEngine
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.llm.async_llm import StepFailedError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -18,8 +18,8 @@ from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
 from tests.support.server_live import live, until
 from torch_armllm import LLM, Recipe, SamplingParams
-from torch_armllm.engine.memory_limit import MemoryLimitError
-from torch_armllm.engine.stats import EngineStats
+from torch_armllm.engine.reports.stats import EngineStats
+from torch_armllm.engine.settings.memory_limit import MemoryLimitError
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.llm.loading import cached_loader
 from torch_armllm.llm.plan_cache import entry, tensor_files
@@ -190,7 +190,7 @@ def test_weights_beyond_the_free_memory_stay_on_disk(
     weights = tensor_files.weight_bytes(folder)
     free = int((KV + fixed + layer + experts // 3) / 0.9)
     monkeypatch.setattr(cached_loader, "weight_bytes", lambda _: free + weights)
-    monkeypatch.setattr("torch_armllm.engine.memory_limit.free_memory", lambda: free)
+    monkeypatch.setattr("torch_armllm.engine.settings.memory_limit.free_memory", lambda: free)
     llm = load(folder)
     assert store(llm) is not None
     assert "reads its experts from the disk" in caplog.text

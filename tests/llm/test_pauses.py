@@ -12,8 +12,8 @@ import pytest
 from tests.support.tiny_server import checkpoint
 from torch_armllm.engine.engine_thread import PauseMode
 from torch_armllm.engine.errors import RequestAbortedError
-from torch_armllm.engine.metrics import Counter, Gauge
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.reports.metrics import Counter, Gauge
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError
 from torch_armllm.llm.llm import LLM

@@ -22,8 +22,8 @@ from torch_armllm.checkpoint import hub_snapshot
 from torch_armllm.checkpoint.model_config import with_overrides
 from torch_armllm.engine import config
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.engine_settings import EngineSettings
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.settings.engine_settings import EngineSettings
 from torch_armllm.llm.calls.foreign_settings import CALLS, REASONS
 from torch_armllm.llm.llm import LLM
 from torch_armllm.llm.loading import load_settings

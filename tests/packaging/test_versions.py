@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from torch_armllm.engine.checkup import OLDEST
+from torch_armllm.engine.reports.checkup import OLDEST
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="needs a checkout")

@@ -17,7 +17,7 @@ from torch_armllm import Recipe
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.ops import variants
 from torch_armllm.ops.sample import best_tokens

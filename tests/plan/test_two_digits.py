@@ -20,7 +20,7 @@ from torch_armllm import LLM, Recipe, SamplingParams
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.request import Request
-from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.patching import patch
 from torch_armllm.plan import program
 from torch_armllm.plan.native import NativePlan

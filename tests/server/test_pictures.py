@@ -23,7 +23,7 @@ pytest.importorskip("PIL", reason="needs the extra vision")
 from tests.support.picture_folders import picture, picture_folder  # noqa: E402
 from tests.support.server_live import NAME, Live, live, until  # noqa: E402
 from torch_armllm import SamplingParams  # noqa: E402
-from torch_armllm.engine.pictures.media import OpenedPicture  # noqa: E402
+from torch_armllm.engine.images.media import OpenedPicture  # noqa: E402
 from torch_armllm.llm.async_llm import AsyncLLM  # noqa: E402
 from torch_armllm.llm.llm import LLM  # noqa: E402
 

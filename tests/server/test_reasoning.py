@@ -15,8 +15,8 @@ from torch_armllm.chat_format.format import ChatFormat, ReasoningFormat
 from torch_armllm.chat_format.model_format import model_format
 from torch_armllm.chat_format.parser import FormatParser
 from torch_armllm.chat_format.prompt_part import begins_in
-from torch_armllm.engine.sampling.structured import StructuredOutputs
 from torch_armllm.engine.sampling_params import FreeReasoning, StructuredOutputsParams
+from torch_armllm.engine.structured.matcher import StructuredOutputs
 from torch_armllm.engine.text.reasoning_tags import (
     PARSER_NAMES,
     REASONING_PARSERS,

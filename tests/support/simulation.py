@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.kv_cache.block_manager import BlockManager
 
 VOCABULARY = 3

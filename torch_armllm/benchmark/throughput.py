@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_armllm.benchmark.prompt_files import Messages, read_prompt_file
-from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.engine.text.preprocess import Prompt
 from torch_armllm.llm.llm import LLM
 
 

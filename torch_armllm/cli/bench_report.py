@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
     """Measures the machine and prints one line per figure."""
     from torch_armllm.benchmark.machine_report import Works, measure_shape, read_bandwidth
     from torch_armllm.benchmark.model_shapes import SHAPES, shape_of
-    from torch_armllm.engine.diagnostics import describe, warnings
+    from torch_armllm.engine.reports.diagnostics import describe, warnings
 
     names = SHAPES if options.shapes == ["all"] else options.shapes
     for name in names:

@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
     """Prints the findings and the verdict, or a chat format; returns 1 if something should be changed."""
     if options.model is not None:
         return _chat_format(options.model, options.json)
-    from torch_armllm.engine.checkup import examine, render, verdict
-    from torch_armllm.engine.diagnostics import describe
+    from torch_armllm.engine.reports.checkup import examine, render, verdict
+    from torch_armllm.engine.reports.diagnostics import describe
 
     machine = describe()
     findings = examine(machine)

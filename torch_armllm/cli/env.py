@@ -25,7 +25,7 @@ def add_parser(commands: Subcommands) -> Parser:
 
 def run(options: argparse.Namespace) -> None:
     """Prints the description of the machine and the process."""
-    from torch_armllm.engine.diagnostics import describe, render, warnings
+    from torch_armllm.engine.reports.diagnostics import describe, render, warnings
 
     machine = describe()
     print(json.dumps({**machine, "warnings": warnings(machine)}) if options.json else render(machine))

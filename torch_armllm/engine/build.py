@@ -17,16 +17,16 @@ from torch_armllm.engine.assembly.texts import output_texts
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.build import build_disk_cache
 from torch_armllm.engine.execution.step_features import step_features
+from torch_armllm.engine.images.build import picture_reader
+from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.engine.llm_engine import EngineFeatures, LLMEngine
-from torch_armllm.engine.memory_limit import with_bytes
-from torch_armllm.engine.pictures.build import picture_reader
-from torch_armllm.engine.pictures.reader import PictureReader
-from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.sampling.custom_processors import load_processors
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling.thinking_budget import find_reasoning
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from torch_armllm.engine.settings.memory_limit import with_bytes
 from torch_armllm.engine.speculative.build import load_drafter
+from torch_armllm.engine.text.preprocess import Preprocessor
 from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.system.logs import show_messages
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal, get_args
 
-from torch_armllm.engine.config_check import (
+from torch_armllm.engine.reports.trace import Trace
+from torch_armllm.engine.scheduling.policy import Policy
+from torch_armllm.engine.settings.checks import (
     are_drafts,
     check_limits,
     check_policy,
@@ -16,8 +18,6 @@ from torch_armllm.engine.config_check import (
     is_list,
     is_trace,
 )
-from torch_armllm.engine.scheduling.policy import Policy
-from torch_armllm.engine.trace import Trace
 from torch_armllm.kv_cache.dtype_names import KvCacheDtype, StateDtype
 from torch_armllm.lora.dtypes import LoraDtype
 from torch_armllm.system.dtypes import full_dtype_name

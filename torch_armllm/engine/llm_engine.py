@@ -16,18 +16,18 @@ from torch import Tensor
 from torch_armllm.engine.disk.arrivals import Arrivals
 from torch_armllm.engine.errors import OnFailure, RankFailedError, StepFailedError
 from torch_armllm.engine.execution.message import Message
-from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
-from torch_armllm.engine.preprocess import Preprocessor, Prompt
+from torch_armllm.engine.reports.stats import EngineStats, Gauges
+from torch_armllm.engine.reports.trace import NO_TRACE, Trace
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.scheduler import Scheduler
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.engine.speculative.drafting import SpeculativeDecoder
-from torch_armllm.engine.stats import EngineStats, Gauges
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.text.output_builder import OutputBuilder
+from torch_armllm.engine.text.preprocess import Preprocessor, Prompt
 from torch_armllm.engine.text.stopping import Finish, OutputText
-from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.lora.adapter_table import AdapterTable, PreparedAdapter
 from torch_armllm.lora.request import LoRARequest

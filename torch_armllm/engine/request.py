@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from torch_armllm.engine.images.image_rows import PictureRows
 from torch_armllm.engine.outputs import FinishReason, Logprobs, RequestMetrics
-from torch_armllm.engine.pictures.picture_rows import PictureRows
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.prefix_cache import NOTHING
 

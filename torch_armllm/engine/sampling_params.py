@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-from torch_armllm.engine.structured_limits import check_size
+from torch_armllm.engine.structured.limits import check_size
 from torch_armllm.system.foreign_arguments import refusing
 
 

@@ -17,8 +17,8 @@ from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream, PauseMode
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.preprocess import Prompt
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import LLMBase, check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchParams, as_request_output

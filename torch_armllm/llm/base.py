@@ -14,11 +14,11 @@ from typing_extensions import Unpack
 from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.disk.session_files import SessionFiles
-from torch_armllm.engine.metrics import Metric, read_metrics
-from torch_armllm.engine.pictures.media_access import MediaAccess
-from torch_armllm.engine.pictures.reader import PictureReader
+from torch_armllm.engine.images.media_access import MediaAccess
+from torch_armllm.engine.images.reader import PictureReader
+from torch_armllm.engine.reports.metrics import Metric, read_metrics
+from torch_armllm.engine.reports.stats import EngineStats
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.stats import EngineStats
 from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.llm.calls.foreign_settings import NO_CODE, missing_attribute
 from torch_armllm.llm.loading.cached_loader import load_with_plan_cache

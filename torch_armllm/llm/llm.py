@@ -14,11 +14,11 @@ from typing import Any
 from typing_extensions import Unpack
 
 from torch_armllm.engine.disk.session_files import SessionFiles
+from torch_armllm.engine.images.media import has_pictures
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
-from torch_armllm.engine.pictures.media import has_pictures
-from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.content_format import ContentFormat
+from torch_armllm.engine.text.preprocess import Prompt
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from torch_armllm.engine.preprocess import Prompt
+from torch_armllm.engine.text.preprocess import Prompt
 from torch_armllm.llm.base import LLMBase
 from torch_armllm.llm.calls.call_arguments import ForeignPoolingArguments, check_arguments
 from torch_armllm.llm.calls.prompt_list import Prompts, as_prompt_list, named_errors

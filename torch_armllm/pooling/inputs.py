@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_armllm.engine.preprocess import Prompt, check_fields
+from torch_armllm.engine.text.preprocess import Prompt, check_fields
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
 from torch_armllm.pooling.pooling_model import PoolingInput

@@ -12,7 +12,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.outputs import RequestMetrics
-from torch_armllm.engine.stats import EngineStats, Gauges
+from torch_armllm.engine.reports.stats import EngineStats, Gauges
 from torch_armllm.pooling.inputs import InputBuilder
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput

@@ -12,7 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from torch_armllm.engine.metrics import (
+from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.reports.metrics import (
     COUNTERS,
     DISK_COUNTERS,
     DISK_GAUGES,
@@ -20,9 +21,8 @@ from torch_armllm.engine.metrics import (
     EXPERT_GAUGES,
     GAUGES,
 )
-from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.reports.stats import EngineStats
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.stats import EngineStats
 from torch_armllm.pooling.outputs import PoolingRequestOutput
 
 RESTART_OUTCOMES = ("success", "error")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from torch_armllm.engine.trace import TraceFile
+from torch_armllm.engine.reports.trace import TraceFile
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.server.client_limits import ClientLimits

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from torch_armllm.chat_format.chat_renderer import ChatInput, ChatRenderer
 from torch_armllm.chat_format.conversation import Conversation
 from torch_armllm.chat_format.template_switches import template_switches
-from torch_armllm.engine.pictures.chat import render_pictures
-from torch_armllm.engine.pictures.media import MOST_PIXELS_TOGETHER, OpenedPicture, open_pictures
-from torch_armllm.engine.pictures.media_access import MediaAccess
-from torch_armllm.engine.pictures.pixel_budget import PixelBudget
-from torch_armllm.engine.pictures.reader import PictureReader
+from torch_armllm.engine.images.chat import render_pictures
+from torch_armllm.engine.images.media import MOST_PIXELS_TOGETHER, OpenedPicture, open_pictures
+from torch_armllm.engine.images.media_access import MediaAccess
+from torch_armllm.engine.images.pixel_budget import PixelBudget
+from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, tokenized_chat
 from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.prompt_limit import PromptLimit

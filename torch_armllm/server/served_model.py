@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from torch_armllm.chat_format.format import ChatFormat
 from torch_armllm.chat_format.model_format import ModelFormat
 from torch_armllm.engine.errors import ReplicaFailedError
+from torch_armllm.engine.images.pixel_budget import release_pictures
 from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.engine.pictures.pixel_budget import release_pictures
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, RequestAbortedError, StepFailedError

@@ -17,7 +17,7 @@ from torch_armllm.engine.execution.module_runner import ModuleRunner
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 
 FAMILIES = ["mamba2", "recurrent_gemma", "rwkv", "bloom", "xlnet"]

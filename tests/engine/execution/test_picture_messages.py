@@ -13,12 +13,12 @@ from torch_armllm.engine.execution.message import Message
 from torch_armllm.engine.execution.message_codec import decode, encode
 from torch_armllm.engine.execution.step_feature import StepFeatures
 from torch_armllm.engine.execution.step_message import StepMessage, StepReader, step_messages
-from torch_armllm.engine.pictures import picture_message
-from torch_armllm.engine.pictures.picture_input import PictureInput
-from torch_armllm.engine.pictures.picture_message import PictureMessage
-from torch_armllm.engine.pictures.picture_steps import PictureSteps
-from torch_armllm.engine.pictures.token_numbers import LaterTokens
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.images import image_message
+from torch_armllm.engine.images.image_input import PictureInput
+from torch_armllm.engine.images.image_message import PictureMessage
+from torch_armllm.engine.images.image_steps import PictureSteps
+from torch_armllm.engine.images.token_numbers import LaterTokens
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.plan.step import StepInputs
 
 COLUMNS, DTYPE = 5, torch.bfloat16
@@ -58,7 +58,7 @@ def step_of(tokens: int) -> StepInputs:
 @pytest.mark.parametrize("piece", [1, 20, 4 << 20])
 def test_ranks_read_the_rows_of_every_step(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in one message and in several, of steps with and without pictures, small and large ones."""
-    monkeypatch.setattr(picture_message, "_MOST_BYTES", piece)
+    monkeypatch.setattr(image_message, "_MOST_BYTES", piece)
     sent = PictureInput(COLUMNS, DTYPE)
     features = StepFeatures([pictures(sent)])
     features.reserve(4096, 1)

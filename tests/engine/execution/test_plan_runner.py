@@ -14,7 +14,7 @@ import torch_armllm
 from tests.support.engines import plan_runner
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 
 FAMILIES = ["llama", "qwen3_moe", "gemma2", "cohere", "deepseek_v3", "gemma4_text"]

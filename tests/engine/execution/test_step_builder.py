@@ -13,7 +13,7 @@ from torch_armllm.engine.execution.step_feature import StepFeatures
 from torch_armllm.engine.execution.step_states import StepStates
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.ops.attention import new_kv_cache
 from torch_armllm.plan.step import StepInputs

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.engines import make_engine
 from tests.support.simulation import Simulation, request, simulation
-from torch_armllm.engine.pictures.picture_rows import PictureRows
+from torch_armllm.engine.images.image_rows import PictureRows
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.chunk_budget import ChunkBudget, PrefillBudget
 

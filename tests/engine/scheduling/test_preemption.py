@@ -7,7 +7,7 @@ import pytest
 from tests.support.simulation import request, simulation
 from torch_armllm.engine.request import Status
 from torch_armllm.engine.scheduling.block_tables import BlockTables
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.kv_cache.block_manager import BlockManager
 
 

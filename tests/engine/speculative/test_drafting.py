@@ -14,12 +14,12 @@ from tests.engine.sampling.test_sampler import likely
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import SpeculativeDecoder
 from torch_armllm.engine.speculative.ngram import NgramIndex
 from torch_armllm.engine.speculative.rejection import accept
-from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.ops.sample import reference_probabilities
 
 VOCAB = 97

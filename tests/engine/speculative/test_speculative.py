@@ -15,11 +15,11 @@ from tests.support.patched_models import fresh
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.engine.speculative.build import build_speculative_decoder, load_drafter
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.ngram import NgramProposer
-from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.budget import KvMemory
 from torch_armllm.patching.patched_model import servable_model
 

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from torch_armllm.engine.request import Request, Sequence
-from torch_armllm.engine.sampling.structured import GrammarMatcher, StructuredOutputs
 from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
+from torch_armllm.engine.structured.matcher import GrammarMatcher, StructuredOutputs
 from torch_armllm.server.tools.forced import calls_schema
 
 END, PAD = 0, 7

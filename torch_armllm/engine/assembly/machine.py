@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
-from torch_armllm.engine.trace import Trace, trace_to
+from torch_armllm.engine.reports import diagnostics
+from torch_armllm.engine.reports.trace import Trace, trace_to
 from torch_armllm.ops import variants
 from torch_armllm.system.host import cpu_name
 

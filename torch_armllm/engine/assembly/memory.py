@@ -7,7 +7,7 @@ import logging
 from torch_armllm.engine.assembly.model_facts import ModelFacts
 from torch_armllm.engine.assembly.ranks import Ranks
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.memory_limit import left, memory_limit
+from torch_armllm.engine.settings.memory_limit import left, memory_limit
 from torch_armllm.engine.speculative.build import Drafter, drafter_needs, most_draft_tokens
 from torch_armllm.kv_cache.budget import KvMemory, size_kv_memory
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES

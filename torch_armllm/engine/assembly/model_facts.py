@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.max_length import resolve_max_model_len
+from torch_armllm.engine.settings.max_length import resolve_max_model_len
 from torch_armllm.hf.sizes import attention_sizes
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import CacheShape, Shape, with_state_dtype

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.engine.pictures.reader import PictureReader
+from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.parallel.stage_link import StageLink
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_armllm.engine.execution.factor_message import FactorPiece, FactorWriter
 from torch_armllm.engine.execution.step_feature import Acts, StepFeature
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.lora.slot_set import SlotSet
 
 

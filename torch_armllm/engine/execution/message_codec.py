@@ -11,7 +11,7 @@ from torch_armllm.engine.execution.factor_message import FactorPiece
 from torch_armllm.engine.execution.message import ComputeLogits, Message, ReleaseCache, Stop
 from torch_armllm.engine.execution.row_order import RowOrder
 from torch_armllm.engine.execution.step_message import StepMessage
-from torch_armllm.engine.pictures.picture_message import PictureMessage
+from torch_armllm.engine.images.image_message import PictureMessage
 
 KINDS: tuple[type[Message], ...] = (
     Stop,

@@ -16,9 +16,9 @@ from transformers import DynamicCache
 from torch_armllm.engine.errors import OnFailure
 from torch_armllm.engine.execution.message import Message
 from torch_armllm.engine.execution.thread_team import ThreadTeam
+from torch_armllm.engine.reports.trace import NO_TRACE, Trace
 from torch_armllm.engine.request import Sequence, Status
-from torch_armllm.engine.step import Scheduled, Step
-from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.hf.cache_names import STATE_NAMES, cache_argument
 from torch_armllm.plan.step import Plan
 from torch_armllm.plan.step_result import StepResult

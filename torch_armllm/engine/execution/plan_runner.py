@@ -12,7 +12,7 @@ from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_message import step_messages
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.plan.step import Plan
 from torch_armllm.plan.step_result import StepResult
 

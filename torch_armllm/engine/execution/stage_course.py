@@ -12,7 +12,7 @@ import torch
 
 from torch_armllm.engine.execution.step_feature import NOTHING_HELD, StepFeatures
 from torch_armllm.engine.execution.step_layers import StepLayers
-from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.engine.reports.trace import NO_TRACE, Trace
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage_link import StageLink
 from torch_armllm.plan.step import StepInputs

@@ -8,7 +8,7 @@ import torch
 
 from torch_armllm.engine.execution.step_feature import NO_FEATURES, StepFeatures
 from torch_armllm.engine.execution.views import Views
-from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.block_table import BlockTable
 from torch_armllm.plan.shared_buffer import SharedBuffer

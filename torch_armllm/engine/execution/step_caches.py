@@ -54,5 +54,5 @@ class StepCaches:
         swaps_in: Sequence[tuple[int, int]],
         copies: Sequence[tuple[int, int]],
     ) -> None:
-        """Copies the blocks of a step; see `torch_armllm.engine.step.Step`."""
+        """Copies the blocks of a step; see `torch_armllm.engine.scheduling.step.Step`."""
         copy_blocks(self.cache, self.swap, swaps_out, swaps_in, copies)

@@ -13,7 +13,7 @@ from torch_armllm.engine.execution.step_course import StepCourse, WholeCourse
 from torch_armllm.engine.execution.step_feature import NOTHING_HELD, StepFeature, StepFeatures
 from torch_armllm.engine.execution.step_layers import StepLayers
 from torch_armllm.engine.execution.step_states import StepStates
-from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.engine.reports.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step import Plan

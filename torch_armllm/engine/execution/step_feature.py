@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_armllm.engine.execution.message import Message
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.plan.step import Plan
 
 Acts = Mapping[type[Message], Callable[[Any], None]]

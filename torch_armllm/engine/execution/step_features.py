@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch_armllm.engine.execution.adapter_rows import AdapterRows
 from torch_armllm.engine.execution.step_feature import StepFeature
-from torch_armllm.engine.pictures.picture_steps import PictureSteps
+from torch_armllm.engine.images.image_steps import PictureSteps
 from torch_armllm.lora.slot_set import SlotSet
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.execution.step_feature import StepFeatures
-from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.engine.reports.trace import NO_TRACE, Trace
 from torch_armllm.ops.linear.schemes import same_in_any_batch
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import native_plan

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from torch_armllm.engine.execution.message import Message
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_feature import StepFeatures
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.plan.step import StepInputs
 
 _KEPT = 16

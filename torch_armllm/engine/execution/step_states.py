@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_armllm.engine.execution.step_feature import StepFeature
 from torch_armllm.engine.execution.views import Views
-from torch_armllm.engine.step import StateMove, Step
+from torch_armllm.engine.scheduling.step import StateMove, Step
 from torch_armllm.plan.shared_buffer import SharedBuffer
 
 _MOVES = ("copy", "swap_out", "swap_in")

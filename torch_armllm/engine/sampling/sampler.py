@@ -24,10 +24,10 @@ from torch_armllm.engine.sampling.custom_processors import (
 )
 from torch_armllm.engine.sampling.logit_processors import LogitProcessors, bad_word_token_ids
 from torch_armllm.engine.sampling.logprobs import token_logprobs
-from torch_armllm.engine.sampling.structured import StructuredOutputs
 from torch_armllm.engine.sampling.thinking_budget import ReasoningTokens, ThinkingBudget
 from torch_armllm.engine.sampling.token_history import TokenHistory
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.structured.matcher import StructuredOutputs
 from torch_armllm.engine.text.detokenizer import TokenStrings
 from torch_armllm.ops.sample import best_tokens
 

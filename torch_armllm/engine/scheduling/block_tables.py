@@ -7,7 +7,7 @@ from collections.abc import Sequence as GenericSequence
 
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.scheduling.state_tables import StateTables
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.kv_cache.block_manager import BlockManager
 
 

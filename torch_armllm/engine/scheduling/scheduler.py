@@ -12,7 +12,7 @@ from torch_armllm.engine.scheduling.block_tables import BlockTables
 from torch_armllm.engine.scheduling.chunk_budget import ChunkBudget, PrefillBudget
 from torch_armllm.engine.scheduling.config import SchedulerConfig
 from torch_armllm.engine.scheduling.policy import Policy, PriorityPolicy
-from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.kv_cache.block_manager import BlockManager
 
 __all__ = ["Scheduler", "SchedulerConfig"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as GenericSequence
 
 from torch_armllm.engine.request import Sequence
-from torch_armllm.engine.step import StateMove, Step
+from torch_armllm.engine.scheduling.step import StateMove, Step
 from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.state_slots import StateSlots
 

@@ -12,9 +12,9 @@ from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.batch import is_greedy
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.engine.speculative.draft_states import DraftStates
 from torch_armllm.engine.speculative.rejection import DRAFT
-from torch_armllm.engine.step import Scheduled, Step
 
 
 class Runner(Protocol):

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.sampling.batch import philox_counter, sequence_seed
 from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
+from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.engine.speculative.rejection import ACCEPT, RESAMPLE, accept
-from torch_armllm.engine.step import Step
 from torch_armllm.ops.sample import philox_uniform
 
 

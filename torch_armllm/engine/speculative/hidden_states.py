@@ -13,10 +13,10 @@ from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.batch import is_greedy
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.engine.speculative.draft_layer import DraftLayers
 from torch_armllm.engine.speculative.layer_runner import LayerRunner
 from torch_armllm.engine.speculative.rejection import DRAFT
-from torch_armllm.engine.step import Scheduled, Step
 
 
 def spare_blocks(block_size: int, max_draft_tokens: int, max_num_seqs: int) -> int:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.execution.step_builder import StepBuilder
+from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.engine.speculative.draft_layer import DraftLayer
-from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.block_copies import copy_blocks
 from torch_armllm.plan.fused_head import FusedHead
 

@@ -14,15 +14,15 @@ from torch_armllm.chat_format.deltas import OutputParser
 from torch_armllm.chat_format.model_format import model_format
 from torch_armllm.chat_format.prompt_part import begins_in
 from torch_armllm.chat_format.rendering import make_parser, marks_with
+from torch_armllm.engine.images.chat import render_pictures
+from torch_armllm.engine.images.media import with_pictures
+from torch_armllm.engine.images.media_access import MediaAccess
+from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.engine.outputs import ChatMessage, CompletionOutput, ToolCall
-from torch_armllm.engine.pictures.chat import render_pictures
-from torch_armllm.engine.pictures.media import with_pictures
-from torch_armllm.engine.pictures.media_access import MediaAccess
-from torch_armllm.engine.pictures.reader import PictureReader
-from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, tokenized_chat
 from torch_armllm.engine.text.content_format import CONTENT_FORMATS, ContentFormat
+from torch_armllm.engine.text.preprocess import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

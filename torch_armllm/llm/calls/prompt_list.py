@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_armllm.engine.preprocess import Prompt
+from torch_armllm.engine.text.preprocess import Prompt
 from torch_armllm.lora.request import LoRARequest
 
 Prompts = Prompt | Sequence[Prompt]

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.memory_limit import (
+from torch_armllm.engine.settings.memory_limit import (
     MemoryLimit,
     MemoryLimitError,
     chosen,

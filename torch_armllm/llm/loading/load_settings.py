@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from torch_armllm.engine.engine_settings import EngineSettings
+from torch_armllm.engine.settings.engine_settings import EngineSettings
 from torch_armllm.system.settings import FLAG, OBJECT, SIZE, SWITCH, TEXT, Kind, choice, described, setting
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.images.build import FAMILIES
 from torch_armllm.engine.llm_engine import LLMEngine
-from torch_armllm.engine.pictures.build import FAMILIES
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import StatesOnlyShape

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.capture.sample import Sample, sample_ids
-from torch_armllm.engine.memory_limit import MemoryLimit, MemoryLimitError
+from torch_armllm.engine.settings.memory_limit import MemoryLimit, MemoryLimitError
 from torch_armllm.llm.plan_cache import constants, entry
 from torch_armllm.llm.plan_cache.disk_experts import disk_experts
 from torch_armllm.llm.plan_cache.key import PlanKey, stamps

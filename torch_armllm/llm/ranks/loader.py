@@ -15,8 +15,8 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.engine.pictures.reader import PictureReader
-from torch_armllm.engine.pictures.sharded_pictures import leading_reader
+from torch_armllm.engine.images.reader import PictureReader
+from torch_armllm.engine.images.sharded_images import leading_reader
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.llm.loading.loader import LoadedEngine, load_processor

@@ -11,8 +11,8 @@ from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_features import step_features
-from torch_armllm.engine.pictures.picture_steps import PictureSteps
-from torch_armllm.engine.pictures.sharded_pictures import sharded_picture_steps
+from torch_armllm.engine.images.image_steps import PictureSteps
+from torch_armllm.engine.images.sharded_images import sharded_picture_steps
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
 from torch_armllm.llm.ranks.agreement import agree

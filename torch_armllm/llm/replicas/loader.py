@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.memory_limit import left
+from torch_armllm.engine.settings.memory_limit import left
 from torch_armllm.llm.ranks.network import launched_ranks
 from torch_armllm.llm.replicas.replica_set import ReplicaSet
 

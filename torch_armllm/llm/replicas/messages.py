@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.outputs import CompletionOutput, Logprobs, RequestMetrics, RequestOutput
+from torch_armllm.engine.reports.stats import Gauges, Totals
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.stats import Gauges, Totals
 from torch_armllm.llm.loading.engine_facts import EngineFacts
 from torch_armllm.lora.request import LoRARequest
 

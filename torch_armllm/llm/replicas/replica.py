@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from torch_armllm.engine.stats import EngineStats, Gauges
+from torch_armllm.engine.reports.stats import EngineStats, Gauges
 from torch_armllm.llm.loading.engine_facts import EngineFacts
 from torch_armllm.llm.replicas.messages import Failed, Loaded, Stats
 from torch_armllm.system.child_process import ChildProcess

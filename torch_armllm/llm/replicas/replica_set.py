@@ -15,10 +15,10 @@ from typing import Any
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.errors import ReplicaFailedError
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
-from torch_armllm.engine.preprocess import Preprocessor, Prompt
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.engine.text.preprocess import Preprocessor, Prompt
 from torch_armllm.llm.replicas.messages import Abort, Add, Call, Failed, Returned, Short, Stats, Stepped
 from torch_armllm.llm.replicas.prefix_router import PrefixRouter
 from torch_armllm.llm.replicas.replica import Replica

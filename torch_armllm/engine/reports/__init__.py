@@ -1,0 +1,1 @@
+"""Reports of an engine and its machine: statistics, metrics, traces and diagnostics."""

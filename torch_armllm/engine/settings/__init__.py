@@ -1,0 +1,1 @@
+"""Settings of an engine: their types, checks, and what follows from them."""
