@@ -32,6 +32,7 @@ from bench.case import Row, run
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.llm.loading.loader import load_engine
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.step import StepInputs
@@ -154,7 +155,7 @@ def _events(model: str, prompts: list[int], params: SamplingParams) -> list[dict
         random = Random(0)
         for number, count in enumerate(prompts):
             ids = [random.randrange(engine.sampler.vocab_size) for _ in range(count)]
-            engine.add_request(str(number), ids, params)
+            engine.add_request(NewRequest(str(number), ids, params))
         while engine.has_unfinished_requests():
             engine.step()
         events: list[dict[str, Any]] = json.loads(trace.read_text())

@@ -18,6 +18,7 @@ from bench.case import Row, run
 from bench.engine_steps import QUIET, greedy, timed
 from torch_armllm import LLM
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.text.preprocess import NewRequest
 
 _LEAD = 20
 """Steps before the long prompt comes, and after its first token."""
@@ -47,10 +48,12 @@ def engine_stall(
         )
         engine = llm.llm_engine
         for number in range(answers):
-            engine.add_request(f"answer {number}", [number + 1] * 32, greedy(None))
+            engine.add_request(NewRequest(f"answer {number}", [number + 1] * 32, greedy(None)))
         gaps = [timed(engine.step) for _ in range(_LEAD)][1:]
         engine.add_request(
-            "long", [(7 * i) % min(1000, llm.vocab_size - 1) + 1 for i in range(prompt_len)], greedy(1)
+            NewRequest(
+                "long", [(7 * i) % min(1000, llm.vocab_size - 1) + 1 for i in range(prompt_len)], greedy(1)
+            )
         )
         began, first = time.perf_counter(), 0.0
         while not first:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 
 QUIET: dict[str, Any] = {
     "skip_tokenizer_init": True,
@@ -43,7 +44,7 @@ def step_seconds(engine: LLMEngine, batch: int, tokens: int = 32, adapters: Sequ
     for number in range(batch):
         prompt = {"prompt_token_ids": random_tokens(128, engine.runner.vocab_size, number)}
         adapter = adapters[number] if adapters else None
-        engine.add_request(str(number), prompt, greedy(tokens + 1), lora_request=adapter)
+        engine.add_request(NewRequest(str(number), prompt, greedy(tokens + 1), lora_request=adapter))
     seconds = []
     while engine.has_unfinished_requests():
         seconds.append(timed(engine.step))

@@ -29,6 +29,7 @@ import torch_armllm  # noqa: F401  registers the format of saved models
 from bench.case import Row, in_rounds, random_folder, ratios, run
 from bench.engine_steps import QUIET, greedy, random_tokens, timed
 from torch_armllm import LLM
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.ops.collective import open_communicator
 from torch_armllm.parallel.shared_memory import BUFFER_BYTES, GroupMemory
 from torch_armllm.plan.native import NativePlan
@@ -50,7 +51,7 @@ def generate(llm: LLM, load: str, seed: int) -> tuple[float, list[list[int]]]:
     began = time.perf_counter()
     for number in range(sequences):
         ids = random_tokens(prompt, llm.vocab_size, (seed, number))
-        engine.add_request(str(number), {"prompt_token_ids": ids}, greedy(tokens))
+        engine.add_request(NewRequest(str(number), {"prompt_token_ids": ids}, greedy(tokens)))
     first, found = 0.0, {}
     while engine.has_unfinished_requests():
         for output in engine.step():

@@ -33,6 +33,7 @@ from bench.case import Row, in_rounds, run
 from bench.engine_steps import greedy, timed
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.text.preprocess import NewRequest
 
 _TEXTS = {"256m": (576, 1536, 30, 9, 3), "500m": (960, 2560, 32, 15, 5)}
 """Width, inner width, layers, heads and key heads of the language models."""
@@ -147,7 +148,7 @@ def first_token_of(engine: Any, processor: _Processor) -> Callable[[int], None]:
 
     def answer(number: int) -> None:
         prompt = {"prompt": "", "multi_modal_data": {"image": processor.picture(number)}}
-        engine.add_request(str(number), prompt, greedy(1))
+        engine.add_request(NewRequest(str(number), prompt, greedy(1)))
         while engine.has_unfinished_requests():
             engine.step()
 

@@ -38,6 +38,7 @@ from bench.engine_steps import QUIET, greedy, random_tokens, timed
 from torch_armllm import LLM
 from torch_armllm.benchmark.model_shapes import SHAPES, shape_of
 from torch_armllm.benchmark.random_model import save_random_model
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.kv_cache.disk.record import Identity, Section, fill, write_record
 from torch_armllm.kv_cache.disk.rows import Rows
 
@@ -146,8 +147,8 @@ def decode(talk: Conversation, folder: Path) -> Iterator[Row]:
 def _decode(llm: LLM, tokens: int, seed: int) -> float:
     """Returns the seconds of a token from the end of a conversation's prompt on."""
     engine = llm.llm_engine
-    engine.add_request("decodes", random_tokens(100, _VOCABULARY, 100 + seed), greedy(1000))
-    engine.add_request("ends", random_tokens(tokens, _VOCABULARY, 200 + seed), greedy(1))
+    engine.add_request(NewRequest("decodes", random_tokens(100, _VOCABULARY, 100 + seed), greedy(1000)))
+    engine.add_request(NewRequest("ends", random_tokens(tokens, _VOCABULARY, 200 + seed), greedy(1)))
     while not any(output.finished for output in engine.step()):
         pass
     began, steps = time.perf_counter(), 0

@@ -23,7 +23,6 @@ from torch_armllm import AsyncLLM, SamplingParams
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.sampling_params import RequestOutputKind
 from torch_armllm.llm.loading.loader import engine_config
-from torch_armllm.llm.replicas.loader import load_replicas
 
 _SETTINGS = {**QUIET, "enable_prefix_caching": False, "kv_cache_memory": 256 << 20}
 
@@ -36,9 +35,7 @@ class _Replicas(AsyncLLM):
         settings = {name: value for name, value in _SETTINGS.items() if name not in names}
         config = engine_config({**settings, "threads": threads, "data_parallel_size": count})
         request = ModelRequest(folder, skip_tokenizer_init=True, progress=False)
-        self.replicas, self._tokenizer = load_replicas(request, config)
-        self.llm_engine = self.replicas  # type: ignore[assignment]
-        self.pooling_engine = None
+        self._load_replicas(request, config)
         self._start()
 
 

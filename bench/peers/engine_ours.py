@@ -18,6 +18,7 @@ from bench.peers.work import Work
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.evaluation.variant import Variant
 from torch_armllm.kv_cache.dtype_names import KvCacheDtype
 from torch_armllm.llm.loading.loader import load_engine
@@ -84,7 +85,7 @@ class Ours:
         params = SamplingParams(
             temperature=0, max_tokens=new_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
         )
-        self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        self.engine.add_request(NewRequest(name, {"prompt_token_ids": prompt}, params))
 
     def step(self) -> dict[str, list[int]]:
         outputs = {output.request_id: list(output.outputs[0].token_ids) for output in self.engine.step()}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
-from tests.support.stand_in import StubEngine
+from tests.support.stand_in import StubEngine, StubModel
 from torch_armllm.benchmark.throughput import random_prompts, read_prompts
 from torch_armllm.cli.engine_options import engine_arguments
 from torch_armllm.cli.main import build_parser, main
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr(base, "load_engine", lambda *a, **k: (StubEngine(), None, tokenizer()))
+    monkeypatch.setattr(base, "load_engine", lambda *a, **k: (StubEngine(), StubModel(), tokenizer()))
     return LLM("none")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.engines import drain, make_engine, submit
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 DRAWN = {"temperature": 1.5, "seed": 3, "max_tokens": 9, "ignore_eos": True}
@@ -53,4 +54,4 @@ def test_invalid_best_of_is_rejected(settings: dict[str, float], match: str) -> 
 
 def test_all_generated_sequences_need_slots() -> None:
     with pytest.raises(ValueError, match="wants 4 sequences; max_num_seqs is 3"):
-        make_engine(max_num_seqs=3).add_request("a", [5], SamplingParams(n=1, best_of=4))
+        make_engine(max_num_seqs=3).add_request(NewRequest("a", [5], SamplingParams(n=1, best_of=4)))

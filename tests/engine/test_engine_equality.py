@@ -17,6 +17,7 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.step import Step
+from torch_armllm.engine.text.preprocess import NewRequest
 
 LONGEST = 160
 TEXT: list[int] = token_ids(1, LONGEST, seed=0)[0].tolist()
@@ -65,7 +66,7 @@ def run(engine: LLMEngine, specs: list[RequestSpec], every: int = 0) -> list[Any
     while waiting or engine.has_unfinished_requests():
         while waiting and steps >= every * waiting[0][0]:
             number, spec = waiting.pop(0)
-            engine.add_request(str(number), spec.prompt, spec.params, spec.priority)
+            engine.add_request(NewRequest(str(number), spec.prompt, spec.params, spec.priority))
         for output in engine.step():
             if output.finished:
                 done[int(output.request_id)] = sequences(output)
@@ -133,7 +134,7 @@ def test_custom_scheduling_policy_sets_the_order() -> None:
 
     engine = make_engine(max_num_seqs=1, scheduling_policy=LastFirst())
     for number in range(3):
-        engine.add_request(str(number), [1, 2], SamplingParams(max_tokens=1))
+        engine.add_request(NewRequest(str(number), [1, 2], SamplingParams(max_tokens=1)))
     assert [engine.step()[0].request_id for _ in range(3)] == ["2", "1", "0"]
 
 

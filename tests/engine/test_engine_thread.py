@@ -8,21 +8,28 @@ from typing import Any
 
 import pytest
 
+from torch_armllm.engine.engine_protocol import Engine
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 
 
 class PanicException(BaseException):
     """As PyO3 raises it: in a class of each library, and no `Exception`."""
 
 
-class Engine:
+def request(name: str) -> NewRequest:
+    return NewRequest(name, "", SamplingParams())
+
+
+class FailingEngine(Engine[NewRequest]):
     """An engine that raises when it adds a request."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def add_request(self, request_id: str, prompt: Any, params: Any = None, priority: int = 0) -> None:
-        if request_id != "good":
+    def add_request(self, new: NewRequest) -> None:
+        if new.request_id != "good":
             raise self.error
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[Any]:
@@ -37,7 +44,7 @@ class Engine:
 
 def _run(error: BaseException, work: Callable[[EngineThread], Any]) -> Any:
     async def main() -> Any:
-        thread = EngineThread(Engine(error))
+        thread = EngineThread(FailingEngine(error))
         try:
             return await asyncio.wait_for(work(thread), 20)
         finally:
@@ -49,7 +56,7 @@ def _run(error: BaseException, work: Callable[[EngineThread], Any]) -> Any:
 def test_a_panic_is_the_error_of_its_request_alone() -> None:
     async def work(thread: EngineThread) -> None:
         stream = OutputStream(None)
-        thread.add("bad", stream, "", None, 0)
+        thread.add(request("bad"), stream)
         with pytest.raises(ValueError, match="gives up: over the limit"):
             await stream.get()
 
@@ -58,7 +65,7 @@ def test_a_panic_is_the_error_of_its_request_alone() -> None:
 
         with pytest.raises(ValueError, match="gives up: over the limit"):
             await asyncio.wrap_future(thread.call(panic))
-        thread.add("good", OutputStream(None), "", None, 0)
+        thread.add(request("good"), OutputStream(None))
         assert await asyncio.wrap_future(thread.call(lambda: 5)) == 5
 
     _run(PanicException("over the limit\nbacktrace"), work)
@@ -74,8 +81,8 @@ def test_everybody_hears_of_the_end_of_the_engine() -> None:
         thread.call(lambda: (loop.call_soon_threadsafe(entered.set), _wait(held)))
         await entered.wait()  # what follows is read in one turn
         first, second = OutputStream(None), OutputStream(None)
-        thread.add("bad", first, "", None, 0)
-        thread.add("good", second, "", None, 0)
+        thread.add(request("bad"), first)
+        thread.add(request("good"), second)
         call = thread.call(lambda: None)
         held.append(True)
         for stream in (first, second):

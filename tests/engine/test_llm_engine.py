@@ -10,6 +10,7 @@ from tests.support.models import token_ids
 from tests.support.patched_models import patched
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 LENGTHS = (5, 33, 1, 70, 17)
@@ -105,7 +106,7 @@ def test_output_kinds_contain_the_same_tokens() -> None:
     for kind in RequestOutputKind:
         engine = make_engine(speculative_config=None)  # one token a step
         params = SamplingParams(n=2, seed=3, max_tokens=6, ignore_eos=True, output_kind=kind)
-        engine.add_request("a", prompts()[0], params)
+        engine.add_request(NewRequest("a", prompts()[0], params))
         outputs = []
         while engine.has_unfinished_requests():
             outputs += engine.step()
@@ -156,17 +157,17 @@ def test_request_times_are_in_order() -> None:
 def test_unservable_requests_raise_at_submission(prompt, params, message) -> None:  # type: ignore[no-untyped-def]
     engine = make_engine()
     with pytest.raises(ValueError, match=message):
-        engine.add_request("a", prompt, params)
+        engine.add_request(NewRequest("a", prompt, params))
     assert not engine.has_unfinished_requests() and at_rest(engine)
 
 
 def test_request_id_is_reserved_until_its_request_ends() -> None:
     engine = make_engine()
-    engine.add_request("a", [1], GREEDY)
+    engine.add_request(NewRequest("a", [1], GREEDY))
     with pytest.raises(ValueError, match="'a'"):
-        engine.add_request("a", [1], GREEDY)
+        engine.add_request(NewRequest("a", [1], GREEDY))
     drain_all(engine)
-    engine.add_request("a", [1], GREEDY)
+    engine.add_request(NewRequest("a", [1], GREEDY))
     drain_all(engine)
 
 

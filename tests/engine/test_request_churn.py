@@ -9,6 +9,7 @@ import pytest
 from tests.support.engines import engine_with_blocks
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 
 REQUESTS = 80
 AT_ONCE = 24
@@ -24,7 +25,7 @@ def _add(engine: LLMEngine, random: Random, name: str, beginning: list[int]) -> 
         ignore_eos=random.random() < 0.9,
     )
     prompt = beginning[: random.choice([0, 0, 8, 16])] + rest
-    engine.add_request(name, prompt, params, priority=random.randrange(3))
+    engine.add_request(NewRequest(name, prompt, params, priority=random.randrange(3)))
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stand_in import StubEngine
+from tests.support.stand_in import StubEngine, StubModel
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm import base
@@ -28,7 +28,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     def make(**options: Any) -> AsyncLLM:
         engine = StubEngine(**options)
-        monkeypatch.setattr(base, "load_engine", lambda *a, **k: (engine, None, None))
+        monkeypatch.setattr(base, "load_engine", lambda *a, **k: (engine, StubModel(), None))
         made.append(AsyncLLM("none"))
         return made[-1]
 
@@ -209,7 +209,7 @@ def test_shutdown_raises_in_waiting_requests(make: Make) -> None:
 
 def test_deleting_the_llm_ends_the_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
-    monkeypatch.setattr(base, "load_engine", lambda *a, **k: (StubEngine(), None, None))
+    monkeypatch.setattr(base, "load_engine", lambda *a, **k: (StubEngine(), StubModel(), None))
     llm = AsyncLLM("none")
     asyncio.run(read(llm, "ab", params(2)))
     own = set(threading.enumerate()) - before

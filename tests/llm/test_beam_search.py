@@ -54,7 +54,7 @@ def test_scores_are_sums_of_log_probabilities(llm: LLM) -> None:
 def test_beams_end_at_the_eos_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     (free,) = llm.beam_search([PROMPTS[0]], BeamSearchParams(3, max_tokens=4, ignore_eos=True))
     end = free.sequences[0].tokens[len(PROMPTS[0]) + 1]  # the second token of the best beam
-    monkeypatch.setattr("torch_armllm.llm.base.find_eos_token_ids", lambda *_: (end,))
+    monkeypatch.setattr("torch_armllm.llm.loading.engine_facts.find_eos_token_ids", lambda *_: (end,))
     for keeps in (False, True):
         params = BeamSearchParams(3, max_tokens=4, include_stop_str_in_output=keeps)
         (output,) = llm.beam_search([PROMPTS[0]], params)
@@ -78,5 +78,5 @@ def test_invalid_searches(llm: LLM) -> None:
 
 def test_replicas_say_at_which_tokens_beams_end() -> None:
     apart = LLM.__new__(LLM)
-    apart.replicas = SimpleNamespace(facts=SimpleNamespace(eos_token_ids=(7,)))  # type: ignore[assignment]
+    apart._find_facts = lambda _: SimpleNamespace(eos_token_ids=(7,))  # type: ignore[assignment, return-value]
     assert apart.eos_token_ids == (7,)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stand_in import StubEngine
+from tests.support.stand_in import StubEngine, StubModel
 from tests.support.tokenizers import byte_level
 from torch_armllm.engine.outputs import ChatMessage, CompletionOutput, RequestOutput, ToolCall
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -60,7 +60,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     def make(text: str = "yes", template: str = TEMPLATE, **settings: Any) -> LLM:
         tokenizer = byte_level()
         tokenizer.chat_template = template
-        monkeypatch.setattr(base, "load_engine", lambda *a, **k: (ScriptedEngine(text), None, tokenizer))
+        loaded = ScriptedEngine(text), StubModel(), tokenizer
+        monkeypatch.setattr(base, "load_engine", lambda *a, **k: loaded)
         return LLM("none", **settings)
 
     return make

@@ -12,7 +12,7 @@ import pytest
 
 from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
-from tests.support.stand_in import StubEngine
+from tests.support.stand_in import StubEngine, StubModel
 from torch_armllm.cli.chat import _shown
 from torch_armllm.cli.main import main
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    loaded = (StubEngine(), None, tokenizer())
+    loaded = (StubEngine(), StubModel(), tokenizer())
     monkeypatch.setattr(base, "load_engine", lambda *a, **k: loaded)
     return LLM("none")
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import torch_armllm
-from tests.support.stand_in import StubEngine
+from tests.support.stand_in import StubEngine, StubModel
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm import base
 from torch_armllm.llm.llm import LLM
@@ -38,7 +38,7 @@ def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     def make(template: str | None = TEMPLATE, **options: Any) -> LLM:
-        loaded = (StubEngine(**options), None, tokenizer(template))
+        loaded = (StubEngine(**options), StubModel(), tokenizer(template))
         monkeypatch.setattr(base, "load_engine", lambda *a, **k: loaded)
         return LLM("none")
 

@@ -18,6 +18,7 @@ from tests.support.rank_processes import ended, pids
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.errors import RankFailedError
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.llm.ranks.processes import RankProcesses
 from torch_armllm.model_survey.tiny_models import tiny_model
 
@@ -137,7 +138,7 @@ def test_steps_under_way_end_before_a_request_is_aborted(folder: Path) -> None:
     engine = llm.llm_engine
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     for number, prompt in enumerate(PROMPTS):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+        engine.add_request(NewRequest(str(number), {"prompt_token_ids": prompt}, params))
     outputs: dict[str, RequestOutput] = {}
     steps = most = 0
     while engine.has_unfinished_requests():

@@ -26,6 +26,7 @@ from torch_armllm import LLM, Recipe, SamplingParams
 from torch_armllm.cli.main import main
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.llm.plan_cache import cache, constants, entry
+from torch_armllm.system import extras
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9] * 40, [3]]
@@ -103,6 +104,17 @@ def test_quantize_keeps_the_plan_for_the_first_start(
     assert main([*command, str(tmp_path / "large"), "--fast"]) == 0
     assert len(list(plans.iterdir())) == stored
     assert not is_stored(load(tmp_path / "large"))
+
+
+def test_ray_for_one_rank_is_refused_also_where_the_plan_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda package: True)
+    folder = saved("llama", tmp_path / "model")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="give one of them, at least 2"):
+            load(folder, distributed_executor_backend="ray")
+        load(folder)
 
 
 def test_norms_with_float32_weights_are_restored(tmp_path: Path) -> None:

@@ -111,6 +111,14 @@ def test_clients_that_leave_and_bad_requests(server: Live) -> None:
 
 
 @pytest.mark.slow
+def test_messages_are_answered(server: Live, one: AsyncLLM) -> None:
+    assert server.llm.keeps_budgets == one.keeps_budgets
+    body = {"model": NAME, "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}
+    got = httpx.post(f"{server.base}/v1/messages", json=body, timeout=120)
+    assert (got.status_code, got.json()["usage"]["output_tokens"]) == (200, 4)
+
+
+@pytest.mark.slow
 def test_requests_of_a_killed_replica_go_on_in_another_and_it_is_started_again(server: Live) -> None:
     expected = [_text(server.base, text, temperature=0, tokens=100) for text in TEXTS]
     replicas = _replicas(server)

@@ -13,6 +13,7 @@ from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.patching.patched_model import servable_model
 from torch_armllm.patching.state import patched_forward
 
@@ -49,7 +50,7 @@ def submit(
     """Adds requests whose ids are the numbers of their prompts."""
     params_per_request = params if isinstance(params, list) else [params] * len(prompts)
     for number, (prompt, request_params) in enumerate(zip(prompts, params_per_request, strict=True)):
-        engine.add_request(str(number), prompt, request_params)
+        engine.add_request(NewRequest(str(number), prompt, request_params))
 
 
 def drain(engine: LLMEngine) -> list[RequestOutput]:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+from torch_armllm.engine.engine_protocol import TextEngine
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 
 
-class StubEngine:
+class StubModel:
+    """Answers what is asked about the model of a `StubEngine`."""
+
+    generation_config = None
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=8))
+
+
+class StubEngine(TextEngine):
     """Repeats the tokens of each prompt, one token per step, up to ``max_tokens``.
 
     Args:
@@ -30,28 +40,27 @@ class StubEngine:
         self.steps = 0
         self.max_running = max_running
         self.seconds = seconds
+        blocks = SimpleNamespace(num_blocks=8, block_size=16)
+        self.scheduler = SimpleNamespace(blocks=blocks, config=SimpleNamespace(max_num_seqs=max_running))
+        self.runner = SimpleNamespace(vocab_size=128, kv_bytes=0)
+        self.sampler = SimpleNamespace(vocab_size=128, knows_reasoning=False)
+        self.preprocessor: Any = SimpleNamespace(max_model_len=1000)
+        self.speculative_decoder = None
         self.fail_at: int | None = None
         self.fail_once_at: int | None = None
 
-    def add_request(
-        self,
-        request_id: str,
-        prompt: Any,
-        params: SamplingParams | None = None,
-        priority: int = 0,
-        lora_request: Any = None,
-    ) -> None:
-        assert lora_request is None
-        if request_id in self.requests:
-            raise ValueError(f"request {request_id!r} is running already")
+    def add_request(self, new: NewRequest) -> None:
+        assert new.lora_request is None
+        new.check_id(self.requests)
+        prompt: Any = new.prompt
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
         tokens = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else prompt
         tokens = list(tokens.encode()) if isinstance(tokens, str) else list(tokens)
         if not tokens:
             raise ValueError("the prompt holds no token")
-        self.requests[request_id] = text, tokens, params or SamplingParams()
-        self.lengths[request_id] = 0
-        self.served.append(request_id)
+        self.requests[new.request_id] = text, tokens, new.params
+        self.lengths[new.request_id] = 0
+        self.served.append(new.request_id)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)

@@ -20,6 +20,7 @@ from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.llm.loading.loader import load_engine
 from torch_armllm.system.host import free_memory
 
@@ -163,4 +164,4 @@ class _Clock:
             output_kind=RequestOutputKind.FINAL_ONLY,
             detokenize=False,
         )
-        self._engine.add_request(str(next(self._numbers)), prompt, params)
+        self._engine.add_request(NewRequest(str(next(self._numbers)), prompt, params))

@@ -7,10 +7,11 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+from torch_armllm.engine.engine_protocol import Engine
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
 from torch_armllm.engine.outputs import FailedOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -25,30 +26,6 @@ logger = logging.getLogger(__name__)
 
 class EngineDeadError(RuntimeError):
     """The engine has stopped; ``__cause__`` says why."""
-
-
-class Engine(Protocol):
-    """The part of `LLMEngine` that the thread uses; its outputs have a ``request_id`` and ``finished``.
-
-    An engine of other processes has two attributes more: a method ``wake``, which ends a step that waits for
-    outputs, and ``aborts_later``: the last outputs of aborted requests come with a later step.
-    """
-
-    def add_request(self, request_id: str, prompt: Any, params: Any = None, priority: int = 0) -> None:
-        """Submits a request."""
-        ...
-
-    def abort_request(self, request_ids: str | Iterable[str]) -> list[Any]:
-        """Ends requests immediately."""
-        ...
-
-    def step(self) -> list[Any]:
-        """Computes a step; a `StepFailedError` ends some requests, any other error ends the engine."""
-        ...
-
-    def has_unfinished_requests(self) -> bool:
-        """True if there is anything to compute."""
-        ...
 
 
 class OutputStream:
@@ -85,13 +62,16 @@ class OutputStream:
         return output
 
 
+class _Named(Protocol):
+    """A request of any kind."""
+
+    @property
+    def request_id(self) -> str: ...
+
+
 class _Add(NamedTuple):
-    request_id: str
+    request: _Named
     stream: OutputStream
-    prompt: Any
-    params: SamplingParams | None
-    priority: int
-    options: Mapping[str, Any]
 
 
 class _Abort(NamedTuple):
@@ -121,12 +101,10 @@ class EngineThread:
         error: the reason for the end; None while the engine runs.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine[Any]) -> None:
         self.error: EngineDeadError | None = None
         self.ended: Future[None] = Future()
         self._engine = engine
-        self._wake: Callable[[], object] = getattr(engine, "wake", lambda: None)
-        self._aborts_later: bool = getattr(engine, "aborts_later", False)
         self._streams: dict[str, OutputStream] = {}
         self._changed = threading.Condition()
         self._inbox: deque[_Add | _Abort | _Call | _Pause] = deque()
@@ -140,21 +118,13 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="armllm-engine", daemon=True)
         self._thread.start()
 
-    def add(
-        self,
-        request_id: str,
-        stream: OutputStream,
-        prompt: Any,
-        params: SamplingParams | None,
-        priority: int,
-        **options: Any,
-    ) -> None:
+    def add(self, request: _Named, stream: OutputStream) -> None:
         """Submits a request; its outputs or its error go to a stream.
 
         Raises:
             EngineDeadError: the engine has stopped.
         """
-        self._post(_Add(request_id, stream, prompt, params, priority, options))
+        self._post(_Add(request, stream))
 
     def abort(self, request_id: str, stream: OutputStream | None = None) -> None:
         """Ends a request; with a stream, only if the request's outputs go to that stream."""
@@ -207,7 +177,7 @@ class EngineThread:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-            self._wake()
+            self._engine.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -230,7 +200,7 @@ class EngineThread:
             if self.error is None:
                 self._inbox.append(command)
                 self._changed.notify()
-                self._wake()
+                self._engine.wake()
                 return
         if not isinstance(command, _Abort):
             raise self._death()
@@ -313,7 +283,7 @@ class EngineThread:
             pass
         elif command.stream is None or self._streams.get(command.request_id) is command.stream:
             self._hand_out(self._engine.abort_request(command.request_id))
-            if not self._aborts_later:
+            if not self._engine.aborts_later:
                 self._streams.pop(command.request_id, None)  # a pooling request has no last output
 
     def _has_work(self) -> bool:
@@ -340,12 +310,11 @@ class EngineThread:
     def _drop_held(self, command: _Abort) -> bool:
         """Drops a request that waits for the end of a pause; False if there is none."""
         for stream, held in self._held.items():
-            if held.request_id == command.request_id and command.stream in (None, stream):
+            name = held.request.request_id
+            if name == command.request_id and command.stream in (None, stream):
                 del self._held[stream]
                 if command.stream is None:
-                    self._send(
-                        [(stream, RequestAbortedError(f"the request {held.request_id!r} was aborted"))]
-                    )
+                    self._send([(stream, RequestAbortedError(f"the request {name!r} was aborted"))])
                 return True
         return False
 
@@ -354,13 +323,12 @@ class EngineThread:
             self._held[command.stream] = command
             return
         try:
-            given = command.request_id, command.prompt, command.params, command.priority
             with PANICS_AS_ERRORS:
-                self._engine.add_request(*given, **command.options)
+                self._engine.add_request(command.request)
         except Exception as error:
             self._send([(command.stream, error)])
         else:
-            self._streams[command.request_id] = command.stream
+            self._streams[command.request.request_id] = command.stream
 
     def _hand_out(self, outputs: Iterable[Any]) -> None:
         ready = []

@@ -14,6 +14,8 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.disk.arrivals import Arrivals
+from torch_armllm.engine.disk.session_files import SessionFiles
+from torch_armllm.engine.engine_protocol import TextEngine
 from torch_armllm.engine.errors import OnFailure, RankFailedError, StepFailedError
 from torch_armllm.engine.execution.message import Message
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
@@ -21,12 +23,11 @@ from torch_armllm.engine.reports.stats import EngineStats, Gauges
 from torch_armllm.engine.reports.trace import NO_TRACE, Trace
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
-from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.scheduler import Scheduler
 from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.engine.speculative.drafting import SpeculativeDecoder
 from torch_armllm.engine.text.output_builder import OutputBuilder
-from torch_armllm.engine.text.preprocess import Preprocessor, Prompt
+from torch_armllm.engine.text.preprocess import NewRequest, Preprocessor
 from torch_armllm.engine.text.stopping import Finish, OutputText
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.lora.adapter_table import AdapterTable, PreparedAdapter
@@ -114,7 +115,7 @@ class EngineFeatures:
     adapters: AdapterTable | None = None
 
 
-class LLMEngine:
+class LLMEngine(TextEngine):
     """Continuous batching over one model: the engine of `LLM` and `AsyncLLM`.
 
     Not thread-safe; see `torch_armllm.engine.engine_thread.EngineThread`.
@@ -163,42 +164,24 @@ class LLMEngine:
         self._texts: dict[Sequence, OutputText] = {}
         self._unreadable: dict[Request, PanicError] = {}  # their output has no text
 
-    def add_request(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        priority: int = 0,
-        lora_request: LoRARequest | None = None,
-        prepared: PreparedAdapter | None = None,
-    ) -> None:
+    def add_request(self, new: NewRequest) -> None:
         """Submits a request.
-
-        Args:
-            request_id: unique among unfinished requests.
-            prompt: a string or token ids; see `Prompt`.
-            params: sampling parameters; default: `SamplingParams()`.
-            priority: smaller values are served first.
-            lora_request: the adapter that computes it; None: the model alone.
-            prepared: the adapter as `prepare_lora` has read it; None: it is read now, unless it is loaded.
 
         Raises:
             ValueError: the request can never be served, or its id is in use, or its adapter cannot be loaded.
         """
-        if request_id in self._requests:
-            raise ValueError(f"request {request_id!r} is running already; give each request an id of its own")
+        new.check_id(self._requests)
         with PANICS_AS_ERRORS:
-            given = params or SamplingParams()
-            request = self.preprocessor.build_request(request_id, prompt, given, priority)
-        if lora_request is not None:
-            request.adapter = self._adapter_table.acquire(lora_request, prepared)
+            request = self.preprocessor.build_request(new)
+        if new.lora_request is not None:
+            request.adapter = self._adapter_table.acquire(new.lora_request, new.prepared)
         try:
             if self._arrivals is None or not self._arrivals.hold(request):
                 self.scheduler.add(request)
         except Exception:
             self._release_adapter(request)
             raise
-        self._requests[request_id] = request
+        self._requests[new.request_id] = request
 
     def prepare_lora(self, lora_request: LoRARequest) -> PreparedAdapter | None:
         """Reads and checks an adapter, unless it is loaded; any thread may call it while steps run.
@@ -214,7 +197,7 @@ class LLMEngine:
 
         Args:
             lora_request: names the adapter.
-            prepared: see `add_request`.
+            prepared: see `NewRequest`.
 
         Raises:
             ValueError: it cannot be read, does not fit the model, or all adapters that fit are in use.
@@ -275,6 +258,14 @@ class LLMEngine:
         Its contents are lost: the prefix cache has to be reset before.
         """
         return self.runner.release_cache()
+
+    def session_files(self) -> SessionFiles:
+        """Returns what saves and loads conversations."""
+        return SessionFiles(self.runner, self.scheduler)
+
+    def on_failure(self, method: OnFailure) -> None:
+        """See `Runner.on_failure`."""
+        self.runner.on_failure(method)
 
     def has_unfinished_requests(self) -> bool:
         """True if there is anything to compute."""

@@ -18,7 +18,7 @@ from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, Out
 from torch_armllm.engine.errors import RequestAbortedError, StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.text.preprocess import Prompt
+from torch_armllm.engine.text.preprocess import NewRequest, Prompt
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import LLMBase, check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchParams, as_request_output
@@ -27,6 +27,7 @@ from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from torch_armllm.pooling.pooling_engine import PoolingRequest
 from torch_armllm.pooling.pooling_model import PoolingInput
 from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask, chosen_task
 from torch_armllm.system.panics import PANICS_AS_ERRORS
@@ -56,19 +57,16 @@ class AsyncLLM(LLMBase):
     """
 
     def _start(self) -> None:
-        self._thread = EngineThread(self.llm_engine if self.pooling_engine is None else self.pooling_engine)
-        runner = None if self.pooling_engine else getattr(self.llm_engine, "runner", None)
-        if runner is not None:
-            runner.on_failure(self._thread.end)
+        self._thread = EngineThread(self._engine)
+        self._engine.on_failure(self._thread.end)
         self._waiting: dict[str, asyncio.Future[PreparedAdapter | None]] = {}  # requests for their adapters
         self._asleep = False
         self._searches: set[str] = set()  # beam searches that are not aborted
         self._batches: dict[str, tuple[list[str], OutputStream]] = {}
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._reading = ThreadPoolExecutor(1, "armllm-adapters")
-        close = None if self.replicas is None else self.replicas.close
         pools = self._tokenizing, self._reading
-        self._end = weakref.finalize(self, _end, self._thread, pools, close)
+        self._end = weakref.finalize(self, _end, self._thread, pools, self._engine.close)
 
     async def generate(
         self,
@@ -114,12 +112,8 @@ class AsyncLLM(LLMBase):
         if not how.is_plain or (isinstance(prompt, str) and self._tokenizer is not None):
             read = PANICS_AS_ERRORS(self.llm_engine.preprocessor.tokenized)
             prompt = await stream.loop.run_in_executor(self._tokenizing, read, prompt, how, params.max_tokens)
-        options: dict[str, Any] = {}
-        if lora_request is not None:
-            options["lora_request"] = lora_request
-            if (prepared := await self._prepared(lora_request, name)) is not None:
-                options["prepared"] = prepared
-        self._thread.add(name, stream, prompt, params, priority, **options)
+        prepared = None if lora_request is None else await self._prepared(lora_request, name)
+        self._thread.add(NewRequest(name, prompt, params, priority, lora_request, prepared), stream)
         finished = False
         try:
             while not finished:
@@ -258,7 +252,7 @@ class AsyncLLM(LLMBase):
         done: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
         try:
             for index in by_length(inputs):
-                self._thread.add(names[index], stream, inputs[index], None, priority)
+                self._thread.add(PoolingRequest(names[index], inputs[index], priority), stream)
             while len(done) < len(inputs):
                 output = await stream.get()
                 done[output.request_id] = output
@@ -400,12 +394,11 @@ class AsyncLLM(LLMBase):
         between two steps.
         """
         prepared = await self._prepared(lora_request)
-        given = () if prepared is None else (prepared,)
-        await self.between_steps(lambda: self.llm_engine.add_lora(lora_request, *given))
+        await self.between_steps(lambda: self.llm_engine.add_lora(lora_request, prepared))
 
     async def _prepared(self, lora_request: LoRARequest, request_id: str = "") -> PreparedAdapter | None:
         """Reads an adapter in a thread of its own; None: it is loaded, or replicas read it themselves."""
-        if self.replicas is not None or self.llm_engine.has_lora(lora_request):
+        if self.llm_engine.has_lora(lora_request):
             return None
         loop = asyncio.get_running_loop()
         reading = loop.run_in_executor(self._reading, self.llm_engine.prepare_lora, lora_request)
@@ -448,11 +441,8 @@ class AsyncLLM(LLMBase):
         self._thread.ended.add_done_callback(lambda _: callback())
 
 
-def _end(
-    thread: EngineThread, pools: Sequence[ThreadPoolExecutor], close: Callable[[], object] | None
-) -> None:
+def _end(thread: EngineThread, pools: Sequence[ThreadPoolExecutor], close: Callable[[], object]) -> None:
     thread.stop()
-    if close is not None:
-        close()
+    close()
     for pool in pools:
         pool.shutdown(wait=False)

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
-from collections.abc import Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Unpack
 
 from torch_armllm.checkpoint.hub_snapshot import hub_snapshot
 from torch_armllm.checkpoint.model_request import ModelRequest
+from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.session_files import SessionFiles
+from torch_armllm.engine.engine_protocol import Engine, TextEngine
 from torch_armllm.engine.images.media_access import MediaAccess
 from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.engine.reports.metrics import Metric, read_metrics
 from torch_armllm.engine.reports.stats import EngineStats
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.llm.calls.foreign_settings import NO_CODE, missing_attribute
 from torch_armllm.llm.loading.cached_loader import load_with_plan_cache
-from torch_armllm.llm.loading.engine_facts import EngineFacts, hidden_size_of
+from torch_armllm.llm.loading.engine_facts import EngineFacts
 from torch_armllm.llm.loading.load_settings import LLMSettings, split_settings
 from torch_armllm.llm.loading.loader import (
-    default_sampling_params,
     engine_config,
     load_engine,
     load_patched,
     load_pooling_engine,
     verify_checksums,
 )
-from torch_armllm.llm.ranks.loader import load_on_ranks, with_ranks
+from torch_armllm.llm.ranks.loader import check_backend, load_on_ranks, with_ranks
 from torch_armllm.llm.ranks.network import follow_launched, is_launched_follower
 from torch_armllm.llm.replicas.loader import load_replicas
 from torch_armllm.plan.plan_model import PlanModel
@@ -44,7 +43,6 @@ from torch_armllm.system.gc_pause import collection_paused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from torch_armllm.engine.llm_engine import LLMEngine
     from torch_armllm.llm.replicas.replica_set import ReplicaSet
 
 
@@ -58,11 +56,17 @@ class LLMBase:
     Attributes:
         llm_engine: the engine; a pooling model has none.
         pooling_engine: the engine of a pooling model; None: the model generates.
-        replicas: engines of other processes, which stand for ``llm_engine``; None: it is in this one.
+        replicas: ``llm_engine``, where that is several engines in other processes; None: it is in this one.
         reasoning_parser: name of the format of reasoning; None: the chat template's.
     """
 
-    llm_engine: LLMEngine
+    llm_engine: TextEngine
+    pooling_engine: PoolingEngine | None = None
+    replicas: ReplicaSet | None = None
+    _engine: Engine[Any]
+    _model: Any = None
+    _find_facts: Callable[[Any], EngineFacts]
+    _load_model: Callable[[], PreTrainedModel]
     _DEFAULTS: ClassVar[Mapping[str, Any]] = {}
     """Settings that differ from `EngineConfig`'s."""
 
@@ -91,47 +95,56 @@ class LLMBase:
             how.hf_overrides,
         )
         config = engine_config(engine)
-        self.replicas: ReplicaSet | None = None
         self.media_access = MediaAccess(config.allowed_media_path, config.allowed_media_domains)
         self.reasoning_parser = (config.reasoning_config or {}).get("reasoning_parser")
         self._model_lock = threading.Lock()
         self._name = model if isinstance(model, str) else str(model.name_or_path)
-        self.pooling_engine: PoolingEngine | None = None
         if choose_runner(model, pooling.runner) == "pooling":
-            if config.logits_processors:
-                raise ValueError("logits_processors are for models that generate, and this one pools")
-            if how.verify:
-                verify_checksums(model)
-            if config.data_parallel_size > 1:
-                raise ValueError(
-                    f"data_parallel_size = {config.data_parallel_size}: replicas of models that pool are not "
-                    "built yet: leave it out"
-                )
-            pooled = load_pooling_engine(request, config, pooling.pooler_config)
-            self.pooling_engine, self._model, self._tokenizer = pooled
-            self._start()
-            return
-        if pooling.pooler_config:
+            self._load_pooling(request, config, pooling.pooler_config, how.verify)
+        elif pooling.pooler_config:
             raise ValueError("pooler_config is for pooling models: give runner='pooling'")
-        with collection_paused():  # it imports transformers
-            request = request.resolved()
-        if how.verify:
-            verify_checksums(request.model)
+        else:
+            with collection_paused():  # it imports transformers
+                request = request.resolved()
+            if how.verify:
+                verify_checksums(request.model)
+            if config.data_parallel_size > 1:
+                self._load_replicas(request, config)
+            else:
+                self._load_engine(request, config)
+        self._start()
 
+    def _load_pooling(
+        self, request: ModelRequest, config: EngineConfig, pooler: Mapping[str, Any] | None, verify: bool
+    ) -> None:
+        if config.logits_processors:
+            raise ValueError("logits_processors are for models that generate, and this one pools")
+        if verify:
+            verify_checksums(request.model)
         if config.data_parallel_size > 1:
-            self.replicas, self._tokenizer = load_replicas(request, config)
-            self.llm_engine = cast("LLMEngine", self.replicas)
-            self._start()
-            return
+            raise ValueError(
+                f"data_parallel_size = {config.data_parallel_size}: replicas of models that pool are not "
+                "built yet: leave it out"
+            )
+        engine, self._model, self._tokenizer = load_pooling_engine(request, config, pooler)
+        self._engine = self.pooling_engine = engine
+        self._find_facts = partial(EngineFacts.of_pooling, engine, self._tokenizer)
+
+    def _load_replicas(self, request: ModelRequest, config: EngineConfig) -> None:
+        replicas, self._tokenizer = load_replicas(request, config)
+        self._engine = self.llm_engine = self.replicas = replicas
+        self._find_facts, self._load_model = lambda _: replicas.facts, replicas.load_model
+
+    def _load_engine(self, request: ModelRequest, config: EngineConfig) -> None:
         config = with_ranks(request.model, config)
         if is_launched_follower(config):  # rank 0 alone has an engine
             sys.exit(follow_launched(request, config))
-        is_one = config.ranks == 1 and config.distributed_executor_backend != "ray"
-        load = load_engine if is_one else load_on_ranks
-        loaded = load_with_plan_cache(request, config, load)
-        self.llm_engine, self._model, self._tokenizer = loaded
-        self._load_model = functools.partial(load_patched, request, config.kv_cache_dtype)
-        self._start()
+        check_backend(request.model, config)
+        load = load_engine if config.ranks == 1 else load_on_ranks
+        engine, self._model, self._tokenizer = load_with_plan_cache(request, config, load)
+        self._engine = self.llm_engine = engine
+        self._find_facts = partial(EngineFacts.of, engine, self._tokenizer)
+        self._load_model = partial(load_patched, request, config.kv_cache_dtype)
 
     def _start(self) -> None:
         """Hook for subclasses, called once the engine exists."""
@@ -143,8 +156,6 @@ class LLMBase:
         Raises:
             ValueError: the model is in other processes.
         """
-        if self.replicas is not None:
-            raise ValueError("the model is in the processes of the replicas: leave data_parallel_size out")
         with self._model_lock:
             if not self.has_model:
                 self._model = self._load_model()
@@ -153,7 +164,7 @@ class LLMBase:
     @property
     def has_model(self) -> bool:
         """True if the model is loaded; False if there is only an engine."""
-        return self.replicas is None and not isinstance(self._model, PlanModel)
+        return not (self._model is None or isinstance(self._model, PlanModel))
 
     @property
     def stats(self) -> EngineStats:
@@ -162,9 +173,7 @@ class LLMBase:
 
     def all_stats(self) -> list[EngineStats]:
         """Returns the statistics of the engine, or of each replica."""
-        if self.replicas is not None:
-            return [replica.stats for replica in self.replicas.replicas]
-        return [(self.llm_engine if self.pooling_engine is None else self.pooling_engine).stats]
+        return self._engine.all_stats()
 
     def get_metrics(self) -> list[Metric]:
         """Returns counters and gauges of the engine, or of each replica, which the label ``engine`` numbers.
@@ -177,44 +186,39 @@ class LLMBase:
             for metric in read_metrics(stats, self._name, number)
         ]
 
-    @cached_property
+    @property
     def _facts(self) -> EngineFacts:
-        if self.replicas is not None:
-            return self.replicas.facts
-        return EngineFacts.of(self.llm_engine, self._model, self._tokenizer)
+        return self._find_facts(self._model)
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens in the model's vocabulary."""
-        if self.pooling_engine is not None:
-            return self.pooling_engine.model.vocab_size
         return self._facts.vocab_size
 
     @property
     def hidden_size(self) -> int | None:
         """Width of the hidden states, known without the model; None if its configuration does not say."""
-        return hidden_size_of(self._model) if self.pooling_engine is not None else self._facts.hidden_size
+        return self._facts.hidden_size
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a prompt and its output together."""
-        if self.pooling_engine is not None:
-            return self.pooling_engine.max_model_len
         return self._facts.max_model_len
 
     @property
     def max_num_seqs(self) -> int:
         """Most sequences that run at once, in all replicas together."""
-        if self.pooling_engine is not None:
-            return self.pooling_engine.max_num_seqs
-        return self._facts.max_num_seqs * (1 if self.replicas is None else len(self.replicas.replicas))
+        return self._facts.max_num_seqs
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache and the drafter's; 0 for a model that runs module by module, or pools."""
-        if self.pooling_engine is not None:
-            return 0
-        return self._facts.kv_bytes if self.replicas is None else self.replicas.kv_bytes
+        return self._facts.kv_bytes
+
+    @property
+    def keeps_budgets(self) -> bool:
+        """True if thinking budgets can be kept: it is known how the model marks its reasoning."""
+        return self._facts.keeps_budgets
 
     @property
     def promised_bytes(self) -> int:
@@ -234,9 +238,7 @@ class LLMBase:
 
     @cached_property
     def _sessions(self) -> SessionFiles:
-        if self.replicas is not None:
-            raise ValueError("replicas save no sessions yet: leave data_parallel_size out")
-        return SessionFiles(self.llm_engine.runner, self.llm_engine.scheduler)
+        return self.llm_engine.session_files()
 
     def picture_reader(self) -> PictureReader:
         """Returns what reads prompts with pictures.
@@ -259,15 +261,11 @@ class LLMBase:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The model's EOS tokens."""
-        if self.replicas is not None:
-            return self.replicas.facts.eos_token_ids
-        return find_eos_token_ids(self._tokenizer, getattr(self._model, "generation_config", None))
+        return self._facts.eos_token_ids
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that the model's generation config recommends."""
-        if self.replicas is not None:
-            return self.replicas.facts.defaults
-        return default_sampling_params(getattr(self._model, "generation_config", None))
+        return self._facts.defaults
 
 
 def check_sleep_level(level: int) -> None:

@@ -18,7 +18,7 @@ from torch_armllm.engine.images.media import has_pictures
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.content_format import ContentFormat
-from torch_armllm.engine.text.preprocess import Prompt
+from torch_armllm.engine.text.preprocess import NewRequest, Prompt
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.base import check_sleep_level
 from torch_armllm.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
@@ -123,10 +123,11 @@ class LLM(PoolingCalls):
         adapters = adapters_of(lora_request, len(prompt_list))
         done: dict[str, RequestOutput] = {}
         make_bar = use_tqdm if callable(use_tqdm) else partial(progress_bar, show=use_tqdm)
-        names = self._names(len(prompt_list))
+        each = zip(self._names(len(prompt_list)), prompt_list, params, priorities, adapters, strict=True)
+        requests = [NewRequest(*one) for one in each]
         with (
             make_bar(total=len(prompt_list), desc="Processed prompts", dynamic_ncols=True) as bar,
-            closing(self._run(names, prompt_list, params, priorities, adapters)) as outputs,
+            closing(self._run(requests)) as outputs,
         ):
             input_tokens = output_tokens = 0
             for output in outputs:
@@ -138,7 +139,7 @@ class LLM(PoolingCalls):
                     rates = [f"{count / spent:.2f} toks/s" for count in (input_tokens, output_tokens)]
                     bar.set_postfix_str(f"est. speed input: {rates[0]}, output: {rates[1]}", refresh=False)
                 bar.update(1)
-        return [done[name] for name in names]
+        return [done[request.request_id] for request in requests]
 
     def chat(
         self,
@@ -247,7 +248,8 @@ class LLM(PoolingCalls):
         """
         self._check_generates("stream")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        return self._run(self._names(1), [prompt], [params], [0], [lora_request])
+        (name,) = self._names(1)
+        return self._run([NewRequest(name, prompt, params, lora_request=lora_request)])
 
     def beam_search(
         self,
@@ -358,15 +360,8 @@ class LLM(PoolingCalls):
             raise ValueError("this LLM is generating; finish that first")
         return self._sessions
 
-    def _run(
-        self,
-        names: Sequence[str],
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
-        priorities: Sequence[int],
-        adapters: Sequence[LoRARequest | None],
-    ) -> Generator[RequestOutput, None, None]:
-        """Submits all prompts and runs steps until they finish; aborts the rest in case of an error."""
+    def _run(self, requests: Sequence[NewRequest]) -> Generator[RequestOutput, None, None]:
+        """Submits all requests and runs steps until they finish; aborts the rest in case of an error."""
         warn_if_forked()
         engine = self.llm_engine
         if self._asleep:
@@ -375,11 +370,9 @@ class LLM(PoolingCalls):
             raise ValueError("this LLM is already generating; finish that first, or use AsyncLLM")
         with interrupts_held() as let_through:
             try:
-                for index, request in enumerate(
-                    zip(names, prompts, params, priorities, adapters, strict=True)
-                ):
-                    with named_errors("prompt", index, len(names)):
-                        engine.add_request(*request)
+                for index, request in enumerate(requests):
+                    with named_errors("prompt", index, len(requests)):
+                        engine.add_request(request)
                     let_through()
                 while engine.has_unfinished_requests():
                     outputs = engine.step()
@@ -389,7 +382,7 @@ class LLM(PoolingCalls):
                             raise output.error
                         yield output
             finally:
-                engine.abort_request(names)
+                engine.abort_request([request.request_id for request in requests])
                 while engine.has_unfinished_requests():  # replicas say later that they have ended
                     engine.step()
 

@@ -26,7 +26,7 @@ from torch_armllm.pooling.outputs import (
     ScoringRequestOutput,
     with_outputs,
 )
-from torch_armllm.pooling.pooling_engine import PoolingEngine
+from torch_armllm.pooling.pooling_engine import PoolingEngine, PoolingRequest
 from torch_armllm.pooling.pooling_model import PoolingInput
 from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask, chosen_task
 from torch_armllm.system.forks import warn_if_forked
@@ -241,7 +241,7 @@ class PoolingCalls(LLMBase):
         ):
             try:
                 for index in by_length(inputs):
-                    engine.add_request(names[index], inputs[index])
+                    engine.add_request(PoolingRequest(names[index], inputs[index]))
                 while engine.has_unfinished_requests():
                     for output in engine.step():
                         done[output.request_id] = output

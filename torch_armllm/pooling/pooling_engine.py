@@ -7,8 +7,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.engine_protocol import Engine
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.outputs import RequestMetrics
@@ -25,6 +27,20 @@ _MAX_LENGTH = 1 << 20
 """Most tokens of a text where neither the model nor the user has a limit."""
 
 
+class PoolingRequest(NamedTuple):
+    """An input as it is submitted to a pooling engine.
+
+    Attributes:
+        request_id: unique among running requests.
+        input: with its parameters.
+        priority: lower values run first.
+    """
+
+    request_id: str
+    input: PoolingInput
+    priority: int = 0
+
+
 @dataclass(eq=False)
 class _Request:
     request_id: str
@@ -34,7 +50,7 @@ class _Request:
     metrics: RequestMetrics
 
 
-class PoolingEngine:
+class PoolingEngine(Engine[PoolingRequest]):
     """Computes pooling requests in batches; `EngineThread` or `LLM` takes its steps.
 
     A batch has the request that has waited longest, and those after it that fit: padded to the longest, its
@@ -71,26 +87,19 @@ class PoolingEngine:
         """Most tokens of an input."""
         return self.inputs.max_model_len
 
-    def add_request(
-        self, request_id: str, prompt: PoolingInput, params: object = None, priority: int = 0
-    ) -> None:
+    def add_request(self, new: PoolingRequest) -> None:
         """Submits a request.
-
-        Args:
-            request_id: unique among running requests.
-            prompt: the input, with its parameters.
-            params: ignored.
-            priority: lower values run first.
 
         Raises:
             ValueError: the id is in use.
         """
+        request_id, prompt, priority = new
         if request_id in self._waiting:
             raise ValueError(f"a request with the id {request_id!r} is running; give another id")
         arrival = RequestMetrics(time.monotonic())
-        new = _Request(request_id, prompt, priority, next(self._numbers), arrival)
-        last = next(reversed(self._waiting.values()), new)
-        self._waiting[request_id] = new
+        added = _Request(request_id, prompt, priority, next(self._numbers), arrival)
+        last = next(reversed(self._waiting.values()), added)
+        self._waiting[request_id] = added
         if last.priority > priority:
             ordered = sorted(self._waiting.values(), key=lambda each: (each.priority, each.number))
             self._waiting = OrderedDict((each.request_id, each) for each in ordered)

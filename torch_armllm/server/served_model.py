@@ -174,7 +174,7 @@ class ServedModel:
     @property
     def keeps_budgets(self) -> bool:
         """True if the engine knows how the model marks its reasoning."""
-        return self.pooling is None and self.llm.llm_engine.sampler.knows_reasoning
+        return self.llm.keeps_budgets
 
     def check_tokens(self, tokens: Sequence[int], param: str, generates: bool = True) -> None:
         """Checks the number of tokens and their ids.

@@ -25,6 +25,7 @@ from torch_armllm.engine.build import build_engine  # noqa: E402
 from torch_armllm.engine.config import EngineConfig  # noqa: E402
 from torch_armllm.engine.images.image_rows import PictureRows  # noqa: E402
 from torch_armllm.engine.llm_engine import LLMEngine  # noqa: E402
+from torch_armllm.engine.text.preprocess import NewRequest
 
 MARK = "<|image_pad|>"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -64,7 +65,7 @@ def expected(model: Any, prompt: dict[str, Any]) -> list[int]:
 
 def answers(engine: LLMEngine, prompts: list[dict[str, Any]]) -> list[list[int]]:
     for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), prompt, GREEDY)
+        engine.add_request(NewRequest(str(number), prompt, GREEDY))
     found: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
         found |= {o.request_id: list(o.outputs[0].token_ids) for o in engine.step() if o.finished}

@@ -13,6 +13,7 @@ from tests.support.simulation import Simulation, request, simulation
 from torch_armllm.engine.images.image_rows import PictureRows
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.chunk_budget import ChunkBudget, PrefillBudget
+from torch_armllm.engine.text.preprocess import NewRequest
 
 ALONE = 0.04
 """Seconds of a decode-only step on the simulated machine."""
@@ -84,7 +85,7 @@ def test_max_step_time_does_not_change_outputs() -> None:
         engine = make_engine(max_num_batched_tokens=64, max_step_time=most)
         sequences = {}
         for number, prompt in enumerate(prompts):
-            engine.add_request(str(number), prompt, params)
+            engine.add_request(NewRequest(str(number), prompt, params))
             for _ in range(2):
                 sequences |= {o.request_id: o.outputs[0].token_ids for o in engine.step()}
         while engine.has_unfinished_requests():

@@ -23,6 +23,7 @@ from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.kv_cache.dtype_names import StateDtype
 from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
@@ -209,7 +210,7 @@ def _expected(family: str, state_dtype: StateDtype, request: Submitted) -> list[
     """Returns the result of a request that runs alone."""
     engine = _alone(family, state_dtype)
     alone = Submitted(request.prompt, request.params)
-    engine.add_request("alone", request.prompt, request.params)
+    engine.add_request(NewRequest("alone", request.prompt, request.params))
     while engine.has_unfinished_requests():
         for output in engine.step():
             alone.add(output)
@@ -239,7 +240,9 @@ class Machine:
         request = Submitted(_prompt(self._draw), _params(self._draw, number))
         name, too_many = str(number), request.params.num_sequences > self.engine.scheduler.config.max_num_seqs
         try:
-            self.engine.add_request(name, request.prompt, request.params, self._draw.choice([0, 0, 0, -1, 2]))
+            self.engine.add_request(
+                NewRequest(name, request.prompt, request.params, self._draw.choice([0, 0, 0, -1, 2]))
+            )
         except ValueError:
             if not too_many and len(request.prompt) < MAX_MODEL_LEN:
                 raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.engine.outputs import RequestMetrics
@@ -13,6 +13,8 @@ from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.engine.text.tokenization import Tokenization
+from torch_armllm.lora.adapter_table import PreparedAdapter
+from torch_armllm.lora.request import LoRARequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,6 +33,34 @@ _REFUSED = {
     "multi_modal_uuids": "pictures are known by their contents",
 }
 """Fields of a prompt, and reasons for which vLLM's others do not exist."""
+
+
+class NewRequest(NamedTuple):
+    """A request as it is submitted to an engine.
+
+    Attributes:
+        request_id: unique among unfinished requests.
+        prompt: a text or token ids; see `Prompt`.
+        params: sampling parameters.
+        priority: smaller values are served first.
+        lora_request: the adapter that computes it; None: the model alone.
+        prepared: the adapter as `LLMEngine.prepare_lora` has read it; None: it is read when the request is
+            added, unless it is loaded.
+    """
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    priority: int = 0
+    lora_request: LoRARequest | None = None
+    prepared: PreparedAdapter | None = None
+
+    def check_id(self, running: Container[str]) -> None:
+        """Raises ValueError if the id is that of a running request."""
+        if self.request_id in running:
+            raise ValueError(
+                f"request {self.request_id!r} is running already; give each request an id of its own"
+            )
 
 
 class Preprocessor:
@@ -59,15 +89,13 @@ class Preprocessor:
         self._seeds = random.Random(seed)
         self.pictures = pictures
 
-    def build_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0
-    ) -> Request:
+    def build_request(self, new: NewRequest) -> Request:
         """Builds a request.
 
         Raises:
             ValueError: the prompt is empty, too long or holds unknown tokens, or a parameter is invalid.
         """
-        rows = None
+        rows, prompt, params = None, new.prompt, new.params
         check_fields(prompt)
         if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
             tokens, rows = self.picture_reader().read(prompt, self._check_length)
@@ -78,7 +106,7 @@ class Preprocessor:
         self._check_params(params, tokens)
         seed = params.seed if params.seed is not None else self._seeds.randrange(_NUM_SEEDS)
         arrival = RequestMetrics(arrival_time=time.monotonic())
-        return Request(request_id, tokens, params, seed, text, priority, arrival, pictures=rows)
+        return Request(new.request_id, tokens, params, seed, text, new.priority, arrival, pictures=rows)
 
     def picture_reader(self) -> PictureReader:
         """Returns what reads prompts with pictures.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_armllm.engine.llm_engine import LLMEngine
@@ -10,6 +10,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.llm.loading.loader import default_sampling_params
 from torch_armllm.plan.plan_model import PlanModel
+from torch_armllm.pooling.pooling_engine import PoolingEngine
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,11 @@ class EngineFacts:
         hidden_size: width of the hidden states; None if the model's configuration does not say.
         max_model_len: most tokens of a prompt and its output together.
         max_num_seqs: most sequences that run at once.
-        kv_bytes: bytes of the KV cache and the drafter's.
-        kv_tokens: tokens that the KV cache holds.
+        kv_bytes: bytes of the KV cache and the drafter's; 0 for a model that runs module by module, or pools.
+        kv_tokens: tokens that a KV cache holds.
         eos_token_ids: of the model.
         defaults: sampling parameters that the model recommends.
+        keeps_budgets: True if it is known how the model marks its reasoning.
     """
 
     vocab_size: int
@@ -37,9 +39,10 @@ class EngineFacts:
     kv_tokens: int
     eos_token_ids: tuple[int, ...]
     defaults: SamplingParams
+    keeps_budgets: bool
 
     @classmethod
-    def of(cls, engine: LLMEngine, model: Any, tokenizer: Any) -> EngineFacts:
+    def of(cls, engine: LLMEngine, tokenizer: Any, model: Any) -> EngineFacts:
         """Returns the facts of an engine in this process."""
         generation = getattr(model, "generation_config", None)
         decoder, blocks = engine.speculative_decoder, engine.scheduler.blocks
@@ -53,7 +56,29 @@ class EngineFacts:
             blocks.num_blocks * blocks.block_size,
             tuple(find_eos_token_ids(tokenizer, generation)),
             default_sampling_params(generation),
+            engine.sampler.knows_reasoning,
         )
+
+    @classmethod
+    def of_pooling(cls, engine: PoolingEngine, tokenizer: Any, model: Any) -> EngineFacts:
+        """Returns the facts of an engine that pools: it draws no tokens, and has no KV cache."""
+        generation = getattr(model, "generation_config", None)
+        return cls(
+            engine.model.vocab_size,
+            0,
+            hidden_size_of(model),
+            engine.max_model_len,
+            engine.max_num_seqs,
+            0,
+            0,
+            tuple(find_eos_token_ids(tokenizer, generation)),
+            default_sampling_params(generation),
+            False,
+        )
+
+    def of_replicas(self, count: int) -> EngineFacts:
+        """Returns the facts of several such engines together."""
+        return replace(self, max_num_seqs=count * self.max_num_seqs, kv_bytes=count * self.kv_bytes)
 
 
 def hidden_size_of(model: Any) -> int | None:

@@ -94,17 +94,25 @@ def _layers(folder: Path) -> int:
     return int(config.get("num_hidden_layers") or config.get("text_config", {}).get("num_hidden_layers") or 0)
 
 
+def check_backend(model: object, config: EngineConfig) -> None:
+    """Checks that the backend can start the other processes of a sharded model.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ValueError: Ray cannot start them.
+    """
+    if config.distributed_executor_backend == "ray":
+        require_extra("ray", "ray", RAY)
+        if (reason := _why_not_on_ray(model, config)) is not None:
+            raise ValueError(f"{RAY}: {reason}")
+
+
 def load_on_ranks(request: ModelRequest, config: EngineConfig) -> LoadedEngine:
     """Loads a model in several processes, of which this one is the first; see `load_engine`.
 
     Raises:
-        ImportError: Ray is not installed.
         ValueError: a setting or the model does not allow it, or another process has failed.
     """
-    if config.distributed_executor_backend == "ray":
-        require_extra("ray", "ray", RAY)
-        if (reason := _why_not_on_ray(request.model, config)) is not None:
-            raise ValueError(f"{RAY}: {reason}")
     check_shardable(request.model, config)
     tokenizer = None if request.skip_tokenizer_init else _tokenizer(request)
     session: LeadingSession

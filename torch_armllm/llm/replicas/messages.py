@@ -1,4 +1,4 @@
-"""Messages between a replica and the process that has started it."""
+"""Messages between a replica and the process that has started it, beside each `NewRequest`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from typing import Any, NamedTuple
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.outputs import CompletionOutput, Logprobs, RequestMetrics, RequestOutput
 from torch_armllm.engine.reports.stats import Gauges, Totals
-from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.loading.engine_facts import EngineFacts
-from torch_armllm.lora.request import LoRARequest
-
-
-class Add(NamedTuple):
-    """Submits a request; its fields are the arguments of `LLMEngine.add_request`."""
-
-    request_id: str
-    prompt: dict[str, Any]
-    params: SamplingParams
-    priority: int
-    lora_request: LoRARequest | None
 
 
 class Abort(NamedTuple):

@@ -18,11 +18,10 @@ from typing import Any
 
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.llm.llm import LLM
-from torch_armllm.llm.loading.engine_facts import EngineFacts
 from torch_armllm.llm.replicas.messages import (
     Abort,
-    Add,
     Call,
     Ended,
     Failed,
@@ -59,7 +58,7 @@ class _Server:
         self._connection = connection
         llm = LLM(**connection.recv())
         self._engine = llm.llm_engine
-        connection.send(Loaded(EngineFacts.of(llm.llm_engine, llm._model, llm._tokenizer)))
+        connection.send(Loaded(llm._facts))
         self._next_stats = 0.0
 
     def run(self) -> None:
@@ -72,10 +71,10 @@ class _Server:
 
     def _handle(self, message: Any) -> None:
         engine = self._engine
-        if isinstance(message, Add):
+        if isinstance(message, NewRequest):
             try:
                 with PANICS_AS_ERRORS:
-                    engine.add_request(*message)
+                    engine.add_request(message)
             except Exception as error:
                 self._connection.send(Stepped([], [Ended(message.request_id, True, str(error))]))
         elif isinstance(message, Abort):

@@ -10,20 +10,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.disk.session_files import SessionFiles
+from torch_armllm.engine.engine_protocol import TextEngine
 from torch_armllm.engine.errors import ReplicaFailedError
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
+from torch_armllm.engine.reports.stats import EngineStats
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling.sampler import Sampler
-from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.engine.text.preprocess import Preprocessor, Prompt
-from torch_armllm.llm.replicas.messages import Abort, Add, Call, Failed, Returned, Short, Stats, Stepped
+from torch_armllm.engine.sampling.thinking_budget import find_reasoning
+from torch_armllm.engine.sampling_params import RequestOutputKind
+from torch_armllm.engine.text.preprocess import NewRequest, Preprocessor
+from torch_armllm.llm.replicas.messages import Abort, Call, Failed, Returned, Short, Stats, Stepped
 from torch_armllm.llm.replicas.prefix_router import PrefixRouter
 from torch_armllm.llm.replicas.replica import Replica
+from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.parallel.placement import rank_cpus
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OnEnd = Callable[[int], object]
 _NO_PICTURES = "replicas take no pictures yet: leave data_parallel_size out to give some"
@@ -39,11 +47,10 @@ class _Sent:
     tokens: dict[int, list[int]] = field(default_factory=dict)
 
 
-class ReplicaSet:
+class ReplicaSet(TextEngine):
     """Submits requests to replicas, each to the one that holds its prefix, and collects their outputs.
 
-    It is used as `torch_armllm.engine.llm_engine.LLMEngine` is, whose methods these are.  Other threads may
-    call `wake`, `restart` and `on_end` only, and read what does not change it.
+    Other threads may call `wake`, `restart` and `on_end` only, and read what does not change it.
 
     Args:
         arguments: of `torch_armllm.LLM` in each process.
@@ -52,7 +59,7 @@ class ReplicaSet:
         config: settings of each replica.
 
     Attributes:
-        facts: of each replica's engine.
+        facts: of all replicas together.
         preprocessor: turns prompts into requests.
         replicas: in the order of their numbers.
 
@@ -73,11 +80,14 @@ class ReplicaSet:
         self.replicas = [Replica(number, cpus, arguments) for number, cpus in enumerate(self._cores)]
         self._finalizer = weakref.finalize(self, _close, self.replicas, self._restarted, files)
         try:
-            facts = self.facts = [replica.wait_until_loaded() for replica in self.replicas][0]
+            facts = [replica.wait_until_loaded() for replica in self.replicas][0]
         except BaseException:
             self.close()
             raise
-        check = Sampler(facts.drawable, facts.eos_token_ids, tokenizer).check
+        self.facts = facts.of_replicas(count)
+        self.stats = self.replicas[0].stats
+        reasoning = find_reasoning(config.reasoning_config, tokenizer)
+        check = Sampler(facts.drawable, facts.eos_token_ids, tokenizer, reasoning).check
         self.preprocessor = Preprocessor(tokenizer, facts.max_model_len, check, config.seed, _NO_PICTURES)
         self._router: PrefixRouter[int] = PrefixRouter(facts.kv_tokens)
         self._sent: dict[str, _Sent] = {}
@@ -88,35 +98,28 @@ class ReplicaSet:
         for replica in self.replicas:
             replica.watch(_weakly(self._ended))
 
-    def add_request(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        priority: int = 0,
-        lora_request: LoRARequest | None = None,
-    ) -> None:
+    def add_request(self, new: NewRequest) -> None:
         """Submits a request to a replica.
 
         Raises:
             ValueError: the request can never be served, or its id is in use.
             ReplicaFailedError: no replica is left.
         """
-        if request_id in self._sent:
-            raise ValueError(f"request {request_id!r} is running already; give each request an id of its own")
+        new.check_id(self._sent)
         self._take_restarted()
-        request = self.preprocessor.build_request(request_id, prompt, params or SamplingParams(), priority)
-        tokens, adapter = request.prompt_token_ids, None if lora_request is None else lora_request.lora_int_id
-        sent_prompt = {"prompt": request.prompt, "prompt_token_ids": tokens}
-        add = Add(request_id, sent_prompt, replace(request.params, seed=request.seed), priority, lora_request)
+        request = self.preprocessor.build_request(new)
+        tokens, params = request.prompt_token_ids, replace(request.params, seed=request.seed)
+        adapter = None if new.lora_request is None else new.lora_request.lora_int_id
+        tokenized = {"prompt": request.prompt, "prompt_token_ids": tokens}
+        sent = new._replace(prompt=tokenized, params=params)
         while loads := {r.number: r.load for r in self.replicas if r.reason is None}:
             replica = self.replicas[self._router.choose(tokens, loads, adapter)]
-            if not replica.send(add):
+            if not replica.send(sent):
                 replica.note_end()
                 continue
             replica.load += request.params.num_sequences
             self._router.record(replica.number, tokens, adapter)
-            self._sent[request_id] = _Sent(request, replica, adapter)
+            self._sent[new.request_id] = _Sent(request, replica, adapter)
             return
         raise ReplicaFailedError(f"no replica is left: {self.replicas[0].reason}")
 
@@ -149,7 +152,15 @@ class ReplicaSet:
         with suppress(BlockingIOError):  # it is full, and wakes as it is
             os.write(self._wake_write, b"\0")
 
-    def add_lora(self, lora_request: LoRARequest) -> None:
+    def has_lora(self, lora_request: LoRARequest) -> bool:
+        """True: each replica reads the adapters that it lacks."""
+        return True
+
+    def prepare_lora(self, lora_request: LoRARequest) -> PreparedAdapter | None:
+        """Returns None: see `has_lora`."""
+        return None
+
+    def add_lora(self, lora_request: LoRARequest, prepared: PreparedAdapter | None = None) -> None:
         """Loads an adapter in all replicas; see `LLMEngine.add_lora`."""
         self._call("add_lora", lora_request)
 
@@ -166,15 +177,22 @@ class ReplicaSet:
         """Gives the memory of all KV caches back, as `LLMEngine.release_cache` does; returns its bytes."""
         return sum(self._call("release_cache"))
 
+    def load_model(self) -> PreTrainedModel:
+        """Raises ValueError."""
+        raise ValueError("the model is in the processes of the replicas: leave data_parallel_size out")
+
+    def session_files(self) -> SessionFiles:
+        """Raises ValueError."""
+        raise ValueError("replicas save no sessions yet: leave data_parallel_size out")
+
+    def all_stats(self) -> list[EngineStats]:
+        """Returns the statistics of each replica."""
+        return [replica.stats for replica in self.replicas]
+
     @property
     def dead(self) -> list[str]:
         """The reasons of replicas that have ended."""
         return [replica.reason for replica in self.replicas if replica.reason is not None]
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV caches of all replicas."""
-        return len(self.replicas) * self.facts.kv_bytes
 
     def on_end(self, callback: OnEnd) -> None:
         """Calls a function with the number of a replica that has ended, in a thread of its own."""
@@ -284,6 +302,7 @@ class ReplicaSet:
             before.close()
             replica.stats.totals = before.stats.totals
             self.replicas[replica.number] = replica
+            self.stats = self.replicas[0].stats
 
     def _ended(self, replica: Replica) -> None:
         self.wake()
