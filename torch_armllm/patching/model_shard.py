@@ -19,7 +19,7 @@ from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.patch import remove_plan
 from torch_armllm.patching.patched_model import servable_model
 from torch_armllm.patching.sharded_slots import sharded_slots
-from torch_armllm.patching.state import why_not_captured
+from torch_armllm.patching.state import require_native_plan
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.quant.inspection import is_packed
@@ -107,11 +107,8 @@ def _whole_model(model: Any, setting: str) -> PlanModel:
     """
     name = type(model).__name__
     servable = servable_model(model)
-    if servable is None or (plan := native_plan(servable.plan)) is None:
-        found = None if servable is None else servable.plan
-        why = f"its graph runs node by node: {getattr(found, 'why_not_native', '')}"
-        reason = why_not_captured(model) or why
-        raise ValueError(f"{setting} needs a native plan, and {name} has none: {reason}")
+    plan = require_native_plan(model, servable, setting)
+    assert servable is not None
     program = plan.program
     head = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
     if head is None:

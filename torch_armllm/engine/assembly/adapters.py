@@ -9,7 +9,7 @@ from torch_armllm.engine.execution.factor_message import factor_pieces
 from torch_armllm.engine.llm_engine import Runner
 from torch_armllm.lora.adapter_table import AdapterTable
 from torch_armllm.lora.slot_set import Factors
-from torch_armllm.patching.state import why_not_captured
+from torch_armllm.patching.state import require_native_plan
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.servable_model import ServableModel
 
@@ -21,19 +21,16 @@ def adapter_table(model: Any, servable: ServableModel | None, config: EngineConf
         ValueError: the model has no slots, or no native plan that reads them; or it has slots, which are
             another engine's.
     """
-    plan = None if servable is None else native_plan(servable.plan)
     if not config.enable_lora:
+        plan = None if servable is None else native_plan(servable.plan)
         if plan is not None and "lora" in plan.opcodes:
             raise ValueError(
                 "this model's layers have slots for the adapters of another engine: set enable_lora=True, or "
                 "load the model once more"
             )
         return None
-    if servable is None or plan is None:
-        found = None if servable is None else servable.plan
-        why = f"its graph runs node by node: {getattr(found, 'why_not_native', '')}"
-        reason = why_not_captured(model) or why
-        raise ValueError(f"enable_lora needs a native plan, and {type(model).__name__} has none: {reason}")
+    require_native_plan(model, servable, "enable_lora")
+    assert servable is not None
     if (slots := servable.slots) is None:
         raise ValueError(
             "enable_lora needs slots for adapters, and this model was patched without: load it with "

@@ -83,7 +83,7 @@ def cache_layer(low: Lowering, cache: Any) -> CacheLayer:
     """
     layer = low.locations.get(cache)
     if not isinstance(layer, CacheLayer):
-        raise Unlowerable("reads entries that are no layer of the cache")
+        raise Unlowerable("reads entries or states that are no layer of the cache")
     return layer
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from torch_armllm.ops.op_call import OpCall
-from torch_armllm.plan.lower.call import write_call, writers
-from torch_armllm.plan.lowering import CacheLayer, Lowering, Unlowerable
+from torch_armllm.plan.lower.call import cache_layer, write_call, writers
+from torch_armllm.plan.lowering import Lowering
 from torch_armllm.plan.program import Operand
 
 armllm = torch.ops.armllm
@@ -14,9 +14,7 @@ armllm = torch.ops.armllm
 
 def step_fields(low: Lowering, call: OpCall) -> dict[str, int]:
     """Returns the fields that name the states of a step."""
-    layer = low.locations.get(call.state)
-    if not isinstance(layer, CacheLayer):
-        raise Unlowerable("reads a state that is no layer of the cache")
+    layer = cache_layer(low, call.state)
     assert call.save_slots is not None
     return {"state": layer.input, "layer": layer.layer}
 
