@@ -47,7 +47,7 @@ class Figure(NamedTuple):
 
 
 FIGURES = {
-    "parameters": Figure("functions of 8 and more parameters", 33),
+    "parameters": Figure("functions of 8 and more parameters", 32),
     "many-parameters": Figure("functions of 12 and more parameters", 10),
     "numbers": Figure("arguments of a graph's node by number", 11),
     "tuples": Figure("calls that pass a tuple of 3 and more by star", 0),

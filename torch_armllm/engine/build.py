@@ -13,7 +13,6 @@ from torch_armllm.engine.assembly.machine import Machine, machine_of
 from torch_armllm.engine.assembly.memory import engine_memory
 from torch_armllm.engine.assembly.model_facts import model_facts
 from torch_armllm.engine.assembly.ranks import Ranks
-from torch_armllm.engine.assembly.texts import output_texts
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.build import build_disk_cache
 from torch_armllm.engine.execution.step_features import step_features
@@ -27,7 +26,7 @@ from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.settings.memory_limit import with_bytes
 from torch_armllm.engine.speculative.build import load_drafter
 from torch_armllm.engine.text.preprocess import Preprocessor
-from torch_armllm.engine.text.stopping import find_eos_token_ids
+from torch_armllm.engine.text.stopping import find_eos_token_ids, output_texts
 from torch_armllm.system.logs import show_messages
 
 if TYPE_CHECKING:

@@ -125,7 +125,7 @@ class LLMEngine(TextEngine):
         scheduler: chooses the tokens of each step.
         runner: computes logits.
         sampler: samples tokens from logits.
-        begin_text: creates the output text of a sequence, which also checks for its end.
+        begin_text: creates the output text of a sequence of a request, which also checks for its end.
         features: that not every engine has.
 
     Attributes:
@@ -139,7 +139,7 @@ class LLMEngine(TextEngine):
         scheduler: Scheduler,
         runner: Runner,
         sampler: Sampler,
-        begin_text: Callable[[Sequence], OutputText],
+        begin_text: Callable[[Request], OutputText],
         features: EngineFeatures,
     ) -> None:
         speculative_decoder, disk = features.speculative_decoder, features.disk
@@ -470,7 +470,9 @@ class LLMEngine(TextEngine):
 
     def _append_token(self, sequence: Sequence, token_id: int) -> bool:
         """Appends a token to a sequence and its text; True if it ends the sequence."""
-        text = self._texts.get(sequence) or self._texts.setdefault(sequence, self._begin_text(sequence))
+        text = self._texts.get(sequence) or self._texts.setdefault(
+            sequence, self._begin_text(sequence.request)
+        )
         try:
             finish = text.append(token_id)
         except PanicError as error:

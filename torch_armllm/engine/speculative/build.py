@@ -171,16 +171,7 @@ def build_speculative_decoder(
     if config.method == "ngram":
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     elif isinstance(drafter, DraftLayers):
-        proposer = HiddenStateProposer(
-            layers=drafter,
-            num_blocks=memory.num_blocks,
-            swap_blocks=memory.swap_blocks,
-            sampler=sampler,
-            max_draft_tokens=config.num_speculative_tokens,
-            max_num_seqs=max_num_seqs,
-            max_length=max_length,
-            rejection=config.draft_sampling == "rejection",
-        )
+        proposer = HiddenStateProposer(drafter, memory, sampler, config, max_num_seqs, max_length)
     else:
         assert drafter is not None
         servable, slots = drafter.servable, memory.drafter_state_slots
@@ -188,14 +179,13 @@ def build_speculative_decoder(
         if not num_blocks or (servable.shape.states and not slots):
             raise ValueError("kv_cache_memory has no room for the draft model's own cache: raise it")
         runner = PlanRunner(StepExecutor(servable, ExecutorSizes(num_blocks, state_slots=slots)))
-        rejection = config.draft_sampling == "rejection"
         proposer = DraftModelProposer(
             runner=runner,
             num_blocks=num_blocks,
             sampler=sampler,
             chunk=max_num_batched_tokens,
             max_length=drafter.max_length,
-            rejection=rejection,
+            rejection=config.draft_sampling == "rejection",
             state_slots=slots,
         )
     return SpeculativeDecoder(proposer, sampler, config.num_speculative_tokens, memory.drafter_bytes)

@@ -14,9 +14,11 @@ from torch_armllm.engine.sampling.batch import is_greedy
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.step import Scheduled, Step
+from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_layer import DraftLayers
 from torch_armllm.engine.speculative.layer_runner import LayerRunner
 from torch_armllm.engine.speculative.rejection import DRAFT
+from torch_armllm.kv_cache.budget import KvMemory
 
 
 def spare_blocks(block_size: int, max_draft_tokens: int, max_num_seqs: int) -> int:
@@ -59,13 +61,11 @@ class HiddenStateProposer:
 
     Args:
         layers: the draft layers.
-        num_blocks: blocks of the model's KV cache.
-        swap_blocks: blocks of its swap memory.
+        memory: of the model's KV cache.
         sampler: the engine's.
-        max_draft_tokens: most tokens of a draft.
+        config: settings.
         max_num_seqs: most sequences of a step.
         max_length: maximum context length; None: unlimited.
-        rejection: samples for rejection sampling at temperatures above 0.
 
     Attributes:
         runners: of the layers.
@@ -76,25 +76,22 @@ class HiddenStateProposer:
     def __init__(
         self,
         layers: DraftLayers,
-        num_blocks: int,
-        swap_blocks: int,
+        memory: KvMemory,
         sampler: Sampler,
-        max_draft_tokens: int,
+        config: SpeculativeConfig,
         max_num_seqs: int,
         max_length: int | None = None,
-        rejection: bool = False,
     ) -> None:
         self._given = layers.given
         self._sampler = sampler
-        self._purpose = DRAFT if rejection else 0
+        self._purpose = DRAFT if config.draft_sampling == "rejection" else 0
         self._max_length = max_length
         self._block_size = layers.block_size
-        self._first_spare = num_blocks
-        spare = spare_blocks(layers.block_size, max_draft_tokens, max_num_seqs)
+        self._first_spare = memory.num_blocks
+        spare = spare_blocks(layers.block_size, config.num_speculative_tokens, max_num_seqs)
         self._spare_each = spare // max_num_seqs
-        self.runners = [
-            LayerRunner(layer, num_blocks + spare, swap_blocks, sampler.vocab_size) for layer in layers.layers
-        ]
+        blocks = memory.num_blocks + spare, memory.swap_blocks
+        self.runners = [LayerRunner(layer, *blocks, sampler.vocab_size) for layer in layers.layers]
         self._shadows: list[WeakKeyDictionary[Sequence, Sequence]] = [
             WeakKeyDictionary() for _ in self.runners
         ]

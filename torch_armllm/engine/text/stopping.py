@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_armllm.engine.outputs import FinishReason
+from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.detokenizer import Detokenizer, TokenPieces
 from torch_armllm.engine.text.stop_matcher import StopMatcher
@@ -186,3 +187,16 @@ class OutputText:
         if self._params.include_stop_str_in_output:
             return 0
         return max((matcher.matched for _, matcher in self._stops), default=0)
+
+
+def output_texts(
+    tokenizer: PreTrainedTokenizerBase | None, eos_token_ids: Sequence[int], max_model_len: int
+) -> Callable[[Request], OutputText]:
+    """Returns a function that begins the output text of a sequence of a request; see `OutputText`."""
+    pieces = None if tokenizer is None else (TokenPieces(tokenizer, False), TokenPieces(tokenizer, True))
+
+    def begin(request: Request) -> OutputText:
+        prompt = request.prompt_token_ids
+        return OutputText(tokenizer, request.params, prompt, eos_token_ids, max_model_len, pieces)
+
+    return begin

@@ -54,7 +54,7 @@ class EngineFacts:
             engine.scheduler.config.max_num_seqs,
             engine.runner.kv_bytes + (0 if decoder is None else decoder.kv_bytes),
             blocks.num_blocks * blocks.block_size,
-            tuple(find_eos_token_ids(tokenizer, generation)),
+            find_eos_token_ids(tokenizer, generation),
             default_sampling_params(generation),
             engine.sampler.knows_reasoning,
         )
@@ -64,16 +64,16 @@ class EngineFacts:
         """Returns the facts of an engine that pools: it draws no tokens, and has no KV cache."""
         generation = getattr(model, "generation_config", None)
         return cls(
-            engine.model.vocab_size,
-            0,
-            hidden_size_of(model),
-            engine.max_model_len,
-            engine.max_num_seqs,
-            0,
-            0,
-            tuple(find_eos_token_ids(tokenizer, generation)),
-            default_sampling_params(generation),
-            False,
+            vocab_size=engine.model.vocab_size,
+            drawable=0,
+            hidden_size=hidden_size_of(model),
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            kv_bytes=0,
+            kv_tokens=0,
+            eos_token_ids=find_eos_token_ids(tokenizer, generation),
+            defaults=default_sampling_params(generation),
+            keeps_budgets=False,
         )
 
     def of_replicas(self, count: int) -> EngineFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.models import tiny
-from torch_armllm.engine.settings.max_length import resolve_max_model_len
+from torch_armllm.engine.assembly.model_facts import resolve_max_model_len
 from torch_armllm.patching.patched_model import positions_of
 
 
