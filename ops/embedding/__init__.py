@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.declare import fake
+from torch_armllm.ops.declare import fake, reference
 from torch_armllm.ops.linear import rotate_groups, unpack_int
 from torch_armllm.ops.linear.packed_layout import unpack_multipliers
 from torch_armllm.ops.linear.schemes import GROUP
@@ -75,23 +77,19 @@ fake(
 )
 
 
-def reference_split_embedding(
-    ids: Tensor,
-    weight: Tensor,
-    rest: Tensor,
-    dtype: torch.dtype,
-    scheme: str = "i8",
-    rotated: bool = False,
-) -> Tensor:
+@reference("split_embedding")
+def reference_split_embedding(a: Any) -> Tensor:
     """`split_embedding` in plain PyTorch."""
-    q, scale = unpack_int(weight, rest.shape[0], rest.shape[1], scheme)
-    further = rest.float()
-    if scheme == "int6":
-        further = further * _steps_per_row_scale(weight, *rest.shape)
-    whole = q[ids].float() * STEPS + further[ids]
-    if rotated:
+    rows, columns = a.rest.shape
+    q, scale = unpack_int(a.weight, rows, columns, a.scheme)
+    further = a.rest.float()
+    if a.scheme == "int6":
+        further = further * _steps_per_row_scale(a.weight, rows, columns)
+    whole = q[a.ids].float() * STEPS + further[a.ids]
+    if a.rotated:
         whole = rotate_groups(whole) / GROUP
-    return (whole * (scale[ids] / STEPS)[..., None]).to(dtype)
+    result: Tensor = whole * (scale[a.ids] / STEPS)[..., None]
+    return result.to(a.dtype)
 
 
 def _steps_per_row_scale(panels: Tensor, rows: int, columns: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.declare import op
+from torch_armllm.ops.declare import op, reference
 
 __all__ = ["reference_rope", "reference_rope_table", "rope_", "rope_table"]
 
@@ -67,17 +67,12 @@ def rope_(
     """
 
 
-def reference_rope_table(
-    positions: Tensor,
-    inv_freq: Tensor,
-    scaling: float = 1.0,
-    offset: int = 0,
-    axes: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+@reference("rope_table")
+def reference_rope_table(a: Any) -> tuple[Tensor, Tensor]:
     """:func:`rope_table` in plain torch."""
-    rows = positions.reshape(-1, 1) if axes is None else positions.flatten(0, -2)[:, axes]
-    angles = (rows + offset).float() * inv_freq
-    return (angles.double().cos() * scaling).float(), (angles.double().sin() * scaling).float()
+    rows = a.positions.reshape(-1, 1) if a.axes is None else a.positions.flatten(0, -2)[:, a.axes]
+    angles = ((rows + a.offset).float() * a.inv_freq).double()
+    return (angles.cos() * a.scaling).float(), (angles.sin() * a.scaling).float()
 
 
 def reference_rope(

@@ -1,4 +1,4 @@
-"""Sampling against plain torch, on every variant."""
+"""Sampling, its probabilities and log-probabilities against plain torch, on every variant."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_armllm.ops import variants
-from torch_armllm.ops.sample import philox_uniform, reference_probabilities, reference_sample, sample
+from torch_armllm.ops.sample import (
+    philox_uniform,
+    reference_probabilities,
+    reference_sample,
+    sample,
+    sample_probabilities,
+    top_logprobs,
+)
 from torch_armllm.ops.sample.reference import penalized
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 RUNNABLE = variants.machine().runnable
+
+
+def of_rows(rows: int, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, ...]:
+    """Returns the same settings for all rows."""
+    return tuple(torch.full((rows,), value) for value in (temperature, top_k, top_p, min_p))
 
 
 def draw(
@@ -31,16 +43,8 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Calls `sample` with the same settings in every row."""
     rows = logits.shape[0]
-    return sample(
-        logits,
-        torch.full((rows,), temperature),
-        torch.full((rows,), top_k),
-        torch.full((rows,), top_p),
-        torch.full((rows,), min_p),
-        torch.as_tensor(seeds).expand(rows),
-        torch.as_tensor(steps).expand(rows),
-        **more,
-    )
+    own = (torch.as_tensor(value).expand(rows) for value in (seeds, steps))
+    return sample(logits, *of_rows(rows, temperature, top_k, top_p, min_p), *own, **more)
 
 
 def test_philox_matches_random123_known_answer() -> None:
@@ -56,9 +60,9 @@ def test_philox_matches_random123_known_answer() -> None:
     top_k=st.sampled_from((-1, 0, 1, 2, 40, 600, 100_000)),
     top_p=st.sampled_from((0.0, 0.1, 0.9, 0.999, 1.0)),
     min_p=st.sampled_from((0.0, 0.02, 0.5, 1.0)),
-    spread=st.sampled_from((0.5, 4.0)),
+    spread=st.sampled_from((0.0, 0.5, 4.0)),
 )
-def test_matches_reference(
+def test_tokens_and_probabilities_match_reference(
     vocabulary: int,
     dtype: torch.dtype,
     temperature: float,
@@ -70,19 +74,26 @@ def test_matches_reference(
     torch.manual_seed(vocabulary)
     logits = (torch.randn(3, vocabulary) * spread).to(dtype)
     seeds, steps = torch.tensor([1, -7, 2**40]), torch.tensor([0, 5, 2**33])
-    actual = []
+    given = of_rows(3, temperature, top_k, top_p, min_p)
+    results = []
     for name in RUNNABLE:
         with variants.use(name):
-            actual.append(draw(logits, temperature, top_k, top_p, min_p, seeds, steps)[0])
-    assert all(torch.equal(actual[0], other) for other in actual)
+            results.append((sample(logits, *given, seeds, steps)[0], sample_probabilities(logits, *given)))
+    tokens, found = results[0]
+    assert all(torch.equal(tokens, a) and torch.equal(found, b) for a, b in results)
     for row in range(3):
-        seed, step, token = int(seeds[row]), int(steps[row]), int(actual[0][row])
-        probabilities = reference_probabilities(logits[row], temperature, top_k, top_p, min_p)
+        seed, step, token = int(seeds[row]), int(steps[row]), int(tokens[row])
+        expected = reference_probabilities(logits[row], temperature, top_k, top_p, min_p)
+        # Rounding may move the least probable token across the top-p threshold.
+        smallest = float(expected[expected > 0].min()) if 0 < top_p < 1 else 0.0
+        assert (found[row] - expected).abs().sum() <= 2.1 * smallest + 1e-4
+        assert found[row].sum() == pytest.approx(1, abs=1e-4)
         if temperature == 0:
             assert token == reference_sample(logits[row], temperature, top_k, top_p, min_p, seed, step)
-        # Rounding may move the boundaries between tokens, and one token across the threshold of a filter.
-        cumulative, uniform = probabilities.cumsum(0), philox_uniform(seed, step)
-        assert cumulative[token] - probabilities[token] - 2e-3 <= uniform <= cumulative[token] + 2e-3
+        # It may also move the boundaries between tokens.
+        cumulative, uniform = expected.cumsum(0), philox_uniform(seed, step)
+        if spread > 0:
+            assert cumulative[token] - expected[token] - 2e-3 <= uniform <= cumulative[token] + 2e-3
 
 
 @pytest.mark.parametrize(
@@ -229,3 +240,31 @@ def test_extreme_logits_return_valid_tokens() -> None:
                     ids, logprobs = draw(logits, temperature, seeds=3, logprobs=True, **filters)
                     assert ids[0] == 7 and ids[1] == 3 and ids[2] < 50 and ids[3] == 9 and ids[4] % 2 == 0
                     assert logprobs[0] == 0 and logprobs[1] == 0 and logprobs[3] == 0
+
+
+def test_penalties_are_applied_to_probabilities() -> None:
+    torch.manual_seed(0)
+    logits, prompt, output = torch.randn(1, 9000), torch.tensor([5, 8000]), torch.tensor([7, 7, 8999])
+    logits[0, [5, 7, 8999]] = 6.0
+    actual = sample_probabilities(
+        logits,
+        *of_rows(1, 0.8, 0, 1.0, 0.0),
+        repetition_penalty=torch.tensor([1.2]),
+        presence_penalty=torch.tensor([0.5]),
+        frequency_penalty=torch.tensor([0.3]),
+        prompt_ids=prompt,
+        prompt_offsets=torch.tensor([0, 2]),
+        output_ids=output,
+        output_offsets=torch.tensor([0, 3]),
+    )
+    expected = reference_probabilities(penalized(logits[0], prompt, output, 1.2, 0.5, 0.3), 0.8, 0, 1.0, 0.0)
+    torch.testing.assert_close(actual[0].double(), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_infinite_logits_have_valid_logprobs() -> None:
+    logits = torch.full((3, 40), -math.inf)
+    logits[0, 5], logits[1, 7] = 2.0, math.inf
+    token_logprobs, ranks, best_ids, best_logprobs = top_logprobs(logits, torch.tensor([5, 7, 3]), 2)
+    assert token_logprobs.tolist() == [0, 0, -math.inf] and ranks.tolist() == [1, 1, 1]
+    assert best_ids.tolist() == [[5, 0], [7, 0], [0, 1]]
+    assert best_logprobs[:2, 0].tolist() == [0, 0] and best_logprobs[:, 1].tolist() == [-math.inf] * 3

@@ -162,19 +162,19 @@ def _mla_attention(draw: Random) -> Call:
         "cache": cache,
         "scale": draw.choice((0.125, 1.0)),
         "sinks": maybe(draw, Spec((heads,), torch.float32)),
-        "selected": (selected := maybe(draw, _selected(draw, sequences, tokens))),
+        "selected": (selected := maybe(draw, selected_of(draw, sequences, tokens))),
         "window": 0 if selected is not None else draw.choice((0, 0, 1, 5, 17, 300)),
     }
 
 
-def _selected(draw: Random, sequences: Call, tokens: int) -> Spec:
-    """Returns positions that the tokens of a few sequences see, in ascending order."""
+def selected_of(draw: Random, sequences: Call, tokens: int, rate: int = 1) -> Spec:
+    """Returns entries of so many positions that the tokens of a few sequences see, in ascending order."""
     most = draw.choice((1, 2, 5, 16, 40))
     starts, lengths = (sequences[name].values for name in ("query_start", "seq_lens"))  # type: ignore[union-attr]
     positions: list[int] = []
     for begin, end, length in zip(starts, starts[1:], lengths, strict=False):
         for token in range(begin, end):
-            seen = length - end + token + 1
+            seen = (length - end + token + 1) // rate
             chosen = sorted(draw.sample(range(seen), min(seen, most)))
             positions += chosen + [-1] * (most - len(chosen))
     return Spec((tokens, most), torch.int32, positions)

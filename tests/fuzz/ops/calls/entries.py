@@ -7,7 +7,7 @@ from random import Random
 import torch
 
 from tests.fuzz.ops.arguments import Call, Spec
-from tests.fuzz.ops.calls.attention import sequences_of
+from tests.fuzz.ops.calls.attention import selected_of, sequences_of
 from tests.fuzz.ops.calls.draws import Makers, any_float, maybe
 from tests.fuzz.ops.calls.recurrent import states_of
 from torch_armllm.ops.compress import most_per_block
@@ -67,21 +67,8 @@ def _entry_attention(draw: Random) -> Call:
         "window": draw.choice((1, 5, 17, 300)),
         "rate": rate,
         "sinks": maybe(draw, Spec((heads,), torch.float32)),
-        "selected": None if entries is None else maybe(draw, _selected(draw, sequences, tokens, rate)),
+        "selected": None if entries is None else maybe(draw, selected_of(draw, sequences, tokens, rate)),
     }
-
-
-def _selected(draw: Random, sequences: Call, tokens: int, rate: int) -> Spec:
-    """Returns entries that the tokens of a few sequences see, in ascending order."""
-    most = draw.choice((1, 2, 5, 16, 40))
-    starts, lengths = (sequences[name].values for name in ("query_start", "seq_lens"))  # type: ignore[union-attr]
-    numbers: list[int] = []
-    for begin, end, length in zip(starts, starts[1:], lengths, strict=False):
-        for token in range(begin, end):
-            seen = (length - end + token + 1) // rate
-            chosen = sorted(draw.sample(range(seen), min(seen, most)))
-            numbers += chosen + [-1] * (most - len(chosen))
-    return Spec((tokens, most), torch.int32, numbers)
 
 
 ENTRIES: Makers = {
