@@ -60,6 +60,11 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return picture_folder(tmp_path_factory.mktemp("llava"), "llava")
 
 
+@pytest.fixture(scope="module")
+def limited(llava: Path) -> LLM:
+    return engine(llava, limit_mm_per_prompt={"image": 2})
+
+
 def engine(folder: Path, **settings: Any) -> LLM:
     options = {"kv_cache_memory": 4 << 20, "progress": False, **settings}
     return LLM(str(folder), quantization=None, dtype="float32", **options)
@@ -101,19 +106,18 @@ def prompts_of(folder: Path) -> list[dict[str, Any]]:
     return [*prompts, {"prompt": "what is this"}]
 
 
-@pytest.mark.parametrize("tokens", [7, 512])
-def test_answers_are_those_of_transformers(folder: Path, tokens: int) -> None:
+def test_answers_are_those_of_transformers(folder: Path) -> None:
     """All at once, in chunks of prompts, and again from the prefix cache."""
-    if folder.name.startswith("paligemma"):
-        tokens = max(tokens, 64)  # prompts are not divided
     prompts = prompts_of(folder)
     wanted = expected(folder, prompts)
-    llm = engine(folder, max_num_batched_tokens=tokens, max_num_seqs=5)
-    for _ in range(2):
-        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
-        assert [output.outputs[0].token_ids for output in outputs] == wanted
     assert wanted[0] != wanted[1]
-    assert outputs[3].num_cached_tokens > 0
+    least = 64 if folder.name.startswith("paligemma") else 7  # whose prompts are not divided
+    for tokens in (least, 512):
+        llm = engine(folder, max_num_batched_tokens=tokens, max_num_seqs=5)
+        for _ in range(2):
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == wanted
+        assert outputs[3].num_cached_tokens > 0
 
 
 def test_pictures_with_the_same_placeholders_share_nothing(placed: Path) -> None:
@@ -131,8 +135,7 @@ def test_pictures_with_the_same_placeholders_share_nothing(placed: Path) -> None
     assert [output.num_cached_tokens > 0 for output in outputs] == [False, False, True]
 
 
-@pytest.mark.parametrize("swap_space", [0, 1 << 20])
-def test_preempted_and_forked_prompts_keep_their_pictures(placed: Path, swap_space: int) -> None:
+def test_preempted_and_forked_prompts_keep_their_pictures(placed: Path) -> None:
     mark = PLACEHOLDERS[placed.name]
     prompts = [
         {"prompt": f"what {mark} {'cat ' * n}", "multi_modal_data": {"image": picture(n)}} for n in range(8)
@@ -140,13 +143,13 @@ def test_preempted_and_forked_prompts_keep_their_pictures(placed: Path, swap_spa
     (wanted,) = expected(placed, prompts[3:4])
     params = SamplingParams(temperature=1e-4, seed=1, max_tokens=60, ignore_eos=True, n=2)  # greedy, forked
     alone = engine(placed).generate(prompts, params, use_tqdm=False)
-    # the least memory for two of the sequences at once
-    tight = engine(placed, kv_cache_memory=128 << 10, max_model_len=128, swap_space=swap_space)
-    together = tight.generate(prompts, params, use_tqdm=False)
-    assert tight.llm_engine.scheduler.preemptions > 0
-    for one, other in zip(alone, together, strict=True):
-        assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
     assert alone[3].outputs[1].token_ids[:8] == wanted
+    for swap_space in (0, 1 << 20):  # the least memory for two of the sequences at once
+        tight = engine(placed, kv_cache_memory=128 << 10, max_model_len=128, swap_space=swap_space)
+        together = tight.generate(prompts, params, use_tqdm=False)
+        assert tight.llm_engine.scheduler.preemptions > 0
+        for one, other in zip(alone, together, strict=True):
+            assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
 
 
 def test_pictures_of_layers_with_windows_attend_to_later_tokens(tmp_path: Path) -> None:
@@ -305,11 +308,10 @@ def test_chat_takes_pictures(llava: Path) -> None:
     ],
     ids=["video", "type", "count", "no-placeholder", "narrow", "two-placeholders", "tokens"],
 )
-def test_bad_prompts_are_refused(llava: Path, prompt: dict[str, Any], said: str) -> None:
-    llm = engine(llava, limit_mm_per_prompt={"image": 2})
+def test_bad_prompts_are_refused(limited: LLM, prompt: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        llm.generate(prompt, GREEDY, use_tqdm=False)
-    assert llm.generate("what is this", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        limited.generate(prompt, GREEDY, use_tqdm=False)
+    assert limited.generate("what is this", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
 def test_limit_of_zero_serves_text_only(llava: Path) -> None:
@@ -488,18 +490,26 @@ def test_saved_folders_take_pictures_at_every_start(llava: Path, tmp_path: Path)
     assert answers[0] == answers[1] and llm.has_model
 
 
+def test_towers_are_int8(folder: Path) -> None:
+    check_towers(folder, Recipe(), "int8")
+
+
 @pytest.mark.parametrize(
     ("recipe", "scheme"),
     [
-        (Recipe(), "int8"),
         (Recipe("int8"), "int8"),
         (Recipe("g64"), "g64"),
         (Recipe(overrides={"vision": "int4"}), "g32iz"),
         (Recipe(overrides={"vision": None}), None),
     ],
-    ids=["default", "int8", "g64", "int4", "none"],
+    ids=["int8", "g64", "int4", "none"],
 )
-def test_towers_are_int8_unless_asked_otherwise(folder: Path, recipe: Recipe, scheme: str | None) -> None:
+def test_towers_are_what_is_asked_for(placed: Path, recipe: Recipe, scheme: str | None) -> None:
+    check_towers(placed, recipe, scheme)
+
+
+def check_towers(folder: Path, recipe: Recipe, scheme: str | None) -> None:
+    """Checks the schemes of the layers that see, and of those of the text."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     records = {record.name: record for record in quantize(model, recipe, progress=False)}
     towers = ("vision", "visual", "projector", "connector")
