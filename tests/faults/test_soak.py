@@ -12,6 +12,7 @@ pytest.importorskip("llguidance")
 from tests.faults.soak import Soak
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_mixed_load(tmp_path: Path) -> None:
     soak = Soak(tmp_path, seed=1)
     soak.run(3, lambda: {"200", "400", "disconnected"} <= soak.counts.keys())

@@ -184,21 +184,3 @@ def test_a_stage_that_does_not_answer_is_killed_and_ends_the_engine(
     with pytest.raises(RankFailedError, match=f"process {process} has not answered for 4 s"):
         run_often(llm)
     assert ended(process)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
-            "draft layers are not shared out",
-        ),
-        ({"pipeline_parallel_size": 65}, "give at most 64"),
-        ({"pipeline_parallel_size": 0}, "give at least 1"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused_before_anything_starts(
-    folder: Path, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        LLM(str(folder), **{"pipeline_parallel_size": 2, **OPTIONS, **settings})

@@ -64,27 +64,6 @@ def test_two_replicas_return_the_tokens_and_logprobs_of_one_engine(
     assert all(map(ended, processes))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"data_parallel_size": 0}, "give at least 1"),
-        ({"data_parallel_size": 65}, "give at most 64"),
-        ({"trace": "file"}, "not traced yet"),
-        ({"runner": "pooling"}, "replicas of models that pool"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused_before_anything_starts(
-    folder: Path, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        LLM(str(folder), **{"data_parallel_size": 2, **OPTIONS, **settings})
-
-
-def test_a_loaded_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="give the folder in place of a loaded model"):
-        LLM(tiny("llama"), data_parallel_size=2, **OPTIONS)
-
-
 @pytest.mark.slow
 def test_a_replica_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")

@@ -127,26 +127,3 @@ def test_a_rank_tells_its_stack(folder: Path) -> None:
         assert "rank_process.py" in processes.stack_of(1)
     finally:
         processes.close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
-            "draft layers are not shared",
-        ),
-        ({"tensor_parallel_size": 65}, "give at most 64"),
-        ({"tensor_parallel_size": 0}, "give at least 1"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused_before_anything_starts(
-    folder: Path, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        LLM(str(folder), **{"tensor_parallel_size": 2, **OPTIONS, **settings})
-
-
-def test_a_loaded_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="give the folder in place of a loaded model"):
-        LLM(tiny("llama"), tensor_parallel_size=2, **OPTIONS)

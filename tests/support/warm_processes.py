@@ -61,7 +61,8 @@ class WarmPopen(subprocess.Popen[Any]):
     def _execute_child(self, *arguments: Any) -> None:
         given = _START.bind(self, *arguments).arguments
         command = given["args"]
-        if list(command[:1]) != [sys.executable] or command[1] not in ("-m", "-c"):
+        is_python = list(command[:1]) == [sys.executable] and command[1] in ("-m", "-c")
+        if not is_python or given["preexec_fn"] is not None or given["start_new_session"]:
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         pipes = [given[name] for name in _PIPES]
@@ -89,7 +90,10 @@ class _Origin:
         """Returns the number of a new process, which is a child of this one."""
         with self._lock, _adopting():
             socket.send_fds(self._socket, [pickle.dumps(request)], files)
-            return int.from_bytes(self._socket.recv(8), "little")
+            answer = self._socket.recv(8)
+        if not answer:
+            raise RuntimeError(f"the process that others are copies of ended with {self._process.wait()}")
+        return int.from_bytes(answer, "little")
 
 
 _COLD = subprocess.Popen
