@@ -123,7 +123,7 @@ def reference(call: OpCall, variant: str = "scalar") -> list[Tensor]:
     if isinstance(dtype := own.arguments.get("dtype"), str):
         own = own.replaced(dtype=getattr(torch, dtype))
     results = list(tensors_of(REFERENCES[call.name](**own.arguments)))
-    if call.name == "paged_attention":
+    if call.name in ("paged_attention", "block_attention"):
         results = [result.to(call.arguments["q"].dtype) for result in results]
     return results + [own.arguments[name] for name in own.written]
 
