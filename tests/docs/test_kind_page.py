@@ -18,8 +18,14 @@ SPEAKERS = (
     "tests/patching/test_token_inputs.py",
 )
 """Files of a change by which a decoder's steps are given a number for each token: who speaks it."""
-QUESTIONS = re.compile(r"""["']is_encoder_decoder["']|can_generate\(|input_ids["'] in inspect""")
-CARRIED_TO = ("capture", "engine", "llm", "patching", "pooling", "server")
+_FIELDS = "is_encoder_decoder|vision_config|max_position_embeddings|pad_token_id"
+QUESTIONS = re.compile(
+    rf"""config[^\n]*, ["']({_FIELDS})["'], |model\.can_generate\(|input_ids["'] in inspect"""
+)
+CARRIED_TO = (
+    *("capture", "checkpoint", "engine", "llm", "lora", "patching"),
+    *("plan", "pooling", "quant", "server", "speech"),
+)
 
 
 def test_the_places_are_there() -> None:

@@ -6,13 +6,14 @@ import pytest
 
 from tests.support.models import tiny
 from torch_armllm.engine.assembly.model_facts import resolve_max_model_len
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.patching.patched_model import positions_of
 
 
 def test_smallest_limit_applies() -> None:
     model = tiny("llama")
     made_for = model.config.max_position_embeddings
-    positions = positions_of(model)
+    positions = positions_of(kind_of(model))
     assert resolve_max_model_len(None, *positions, None) == made_for
     assert resolve_max_model_len(None, *positions, 64) == 64
     assert resolve_max_model_len(32, *positions, 64) == 32
@@ -23,4 +24,4 @@ def test_smallest_limit_applies() -> None:
 )
 def test_invalid_max_model_len_raises(wanted: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        resolve_max_model_len(wanted, *positions_of(tiny("llama")), 64)
+        resolve_max_model_len(wanted, *positions_of(kind_of(tiny("llama"))), 64)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from torch_armllm.checkpoint.config_fields import check_fields, without_choices
 from torch_armllm.checkpoint.named_files import check_named_files
 from torch_armllm.checkpoint.source_name import not_found
+from torch_armllm.hf.model_kind import is_encoder_decoder
 from torch_armllm.system.extras import naming_extra
 
 MOST_LAYERS = 1000
@@ -99,7 +100,7 @@ def check_sizes(source: str, config: PreTrainedConfig) -> None:
 
 def check_one_stack(source: str, config: PreTrainedConfig | None) -> None:
     """Raises ValueError if a model has an encoder and a decoder: language models have a decoder only."""
-    if getattr(config, "is_encoder_decoder", False):
+    if is_encoder_decoder(config):
         raise ValueError(
             f"{source} is a {getattr(config, 'model_type', 'model')} model of an encoder and a decoder, and "
             "this takes language models: load it with transformers and call torch_armllm.patch on it; for "

@@ -77,6 +77,31 @@ class ModelKind:
         return position_limit(self.base.config)
 
     @property
+    def stated_positions(self) -> int | None:
+        """Most positions by the configuration, whatever the rotary embedding does; None if it states none."""
+        return getattr(self._text_config, "max_position_embeddings", None)
+
+    @property
+    def hidden_size(self) -> int | None:
+        """Width of the hidden states; None if the configuration does not say."""
+        return getattr(self._text_config, "hidden_size", None)
+
+    @property
+    def pad_token(self) -> int | None:
+        """Token id of padding by the configuration; None if it names none."""
+        return getattr(self._text_config, "pad_token_id", None)
+
+    @property
+    def family(self) -> str:
+        """Model type of transformers; empty if the configuration has none."""
+        return str(getattr(self.model.config, "model_type", ""))
+
+    @property
+    def sees(self) -> bool:
+        """True if it has a vision tower."""
+        return getattr(self.model.config, "vision_config", None) is not None
+
+    @property
     def chunk_size(self) -> int | None:
         """Size of the chunks of attention; None: it is not chunked."""
         return max_length_of(self.base)
@@ -84,9 +109,7 @@ class ModelKind:
     @cached_property
     def prompts_look_ahead(self) -> bool:
         """True if all tokens of a prompt with images attend to each other, and later ones to the earlier."""
-        text = self.model.config.get_text_config()
-        has_images = getattr(self.model.config, "vision_config", None) is not None
-        return has_images and getattr(text, "use_bidirectional_attention", None) is True
+        return self.sees and getattr(self._text_config, "use_bidirectional_attention", None) is True
 
     @cached_property
     def encoder(self) -> ModelKind:
@@ -98,6 +121,10 @@ class ModelKind:
         """The kind of the decoder of a model of two stacks."""
         return replace(kind_of(self.model.get_decoder()), attends_to_encoder=True)
 
+    @property
+    def _text_config(self) -> Any:
+        return self.model.config.get_text_config()
+
     def check(self) -> None:
         """Raises ValueError unless a model predicts tokens, or is made of one decoder or encoder of text.
 
@@ -105,7 +132,7 @@ class ModelKind:
         """
         if self.predicts_tokens or self.has_two_stacks:
             return
-        if getattr(self.model.config, "is_encoder_decoder", False) or not self.takes_ids:
+        if is_encoder_decoder(self.model.config) or not self.takes_ids:
             raise ValueError(
                 f"{self.name} is neither a causal language model nor a decoder or encoder of text, nor made "
                 "of one: load it with AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq,"
@@ -114,12 +141,17 @@ class ModelKind:
             )
 
 
+def is_encoder_decoder(config: Any) -> bool:
+    """True for the configuration of a model of an encoder and a decoder."""
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
 def kind_of(model: Any) -> ModelKind:
     """Returns the kind of a transformers model, or of modules that stand for a base model."""
     base = base_model_of(model)
     can_generate = getattr(model, "can_generate", None)
     generates = can_generate is not None and bool(can_generate())
-    has_two_stacks = generates and bool(getattr(model.config, "is_encoder_decoder", False))
+    has_two_stacks = generates and is_encoder_decoder(model.config)
     has_head = generates and base is not model and model.get_output_embeddings() is not None
     return ModelKind(
         model=model,

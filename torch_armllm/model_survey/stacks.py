@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from torch_armllm.hf.model_kind import is_encoder_decoder
 from torch_armllm.model_survey.tiny_models import build_tiny, tiny_config
 
 ENCODER = "encoder"
@@ -31,7 +32,7 @@ def _has_decoder(family: str) -> bool:
     from transformers import CONFIG_MAPPING
 
     with contextlib.suppress(Exception):  # no configuration without arguments
-        return bool(getattr(CONFIG_MAPPING[family](), "is_encoder_decoder", False))
+        return is_encoder_decoder(CONFIG_MAPPING[family]())
     return False
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.tracing_memory import released_tracing_memory
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.lora.read_slots import slots_read_by
@@ -43,12 +43,12 @@ class ModelShard:
 
 @torch.no_grad()
 def model_shard(
-    model: Any, kv_cache_dtype: str | None, place: RankPlace, group: RankGroup | None
+    kind: ModelKind, kv_cache_dtype: str | None, place: RankPlace, group: RankGroup | None
 ) -> ModelShard:
     """Returns the shard of a process, with weights of its own.
 
     Args:
-        model: a patched model.  It is unpatched, and no longer needed.
+        kind: of a patched model.  It is unpatched, and no longer needed.
         kv_cache_dtype: see `torch_armllm.patch`.
         place: of this process.
         group: the ranks of this process's stage, all of which call this at the same time; None: it is one.
@@ -57,13 +57,14 @@ def model_shard(
         ValueError: the model has no native plan, cannot be sharded so, or has no experts.
     """
     setting = "tensor_parallel_size" if place.stages == 1 else "pipeline_parallel_size"
-    whole = _whole_model(model, setting)
+    model = kind.model
+    whole = _whole_model(kind, setting)
     if group is not None and group.whole_experts and "moe" not in whole.plan.program.opcodes:
         raise ValueError(
             f"enable_expert_parallel is for models with quantized experts, and {whole.name} has none: leave "
             "it out"
         )
-    kind = remove_plan(model).kind
+    remove_plan(model)
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     stage = None
     if place.stages > 1:
@@ -95,17 +96,17 @@ def model_shard(
     return ModelShard(shard, whole.shape, repr((*facts, place.tensor_ranks, place.stages)))
 
 
-def _whole_model(model: Any, setting: str) -> PlanModel:
+def _whole_model(kind: ModelKind, setting: str) -> PlanModel:
     """Returns the plan and the output layer of a patched model, which share memory with it.
 
     Args:
-        model: a patched model.
+        kind: of a patched model.
         setting: name of the setting that needs them, for errors.
 
     Raises:
         ValueError: the model has no native plan, or its output layer is not one matrix product.
     """
-    name = type(model).__name__
+    model, name = kind.model, kind.name
     servable = servable_model(model)
     plan = require_native_plan(model, servable, setting)
     assert servable is not None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch_armllm.hf.base_model import base_model_of, position_limit
 from torch_armllm.patching.lm_head import LMHead
-from torch_armllm.patching.state import patched_forward
+from torch_armllm.patching.state import patch_state
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.servable_model import ServableModel
 
 if TYPE_CHECKING:  # imports transformers, which an engine from the plan cache does not need
+    from torch_armllm.hf.model_kind import ModelKind
     from torch_armllm.lora.slot_set import SlotSet
     from torch_armllm.patching.forwards.calls import TokenCalls
     from torch_armllm.patching.forwards.forward import PatchedForward
@@ -24,21 +24,21 @@ class PatchedModel:
     """A captured model as a `ServableModel`.
 
     Args:
-        model: a causal language model that `torch_armllm.patch` was called on.
+        kind: of a causal language model that `torch_armllm.patch` was called on.
         forward: the patched forward of its base model.
     """
 
-    def __init__(self, model: Any, forward: PatchedForward[TokenCalls]) -> None:
-        self.name = type(model).__name__
+    def __init__(self, kind: ModelKind, forward: PatchedForward[TokenCalls]) -> None:
+        self.name = kind.name
         self.plan = forward.plan
         self.shape = forward.shape
-        self.vocab_size = forward.calls.vocab_size
+        self.vocab_size = kind.vocab_size
         self.max_length = forward.calls.max_length
-        self.first_position = forward.calls.first_position
-        self.position_limit, self.stated_positions = positions_of(model)
-        self.head = LMHead(model, forward)
-        self.generation_config = getattr(model, "generation_config", None)
-        self._model = model
+        self.first_position = kind.first_position
+        self.position_limit, self.stated_positions = positions_of(kind)
+        self.head = LMHead(kind.model, forward)
+        self.generation_config = getattr(kind.model, "generation_config", None)
+        self._model = kind.model
 
     @property
     def slots(self) -> SlotSet | None:
@@ -60,11 +60,10 @@ def servable_model(model: Any) -> ServableModel | None:
     """
     if isinstance(model, PlanModel):
         return model
-    forward = patched_forward(model)
-    return None if forward is None else PatchedModel(model, forward)
+    state = patch_state(model)
+    return None if state.forward is None else PatchedModel(state.kind, state.forward)
 
 
-def positions_of(model: Any) -> tuple[int | None, int]:
+def positions_of(kind: ModelKind) -> tuple[int | None, int]:
     """Returns `ServableModel.position_limit` and `ServableModel.stated_positions` of a model."""
-    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or DEFAULT_POSITIONS
-    return position_limit(base_model_of(model).config), stated
+    return kind.position_limit, kind.stated_positions or DEFAULT_POSITIONS

@@ -27,7 +27,7 @@ class InputBuilder:
         self._template = loaded.template
         self._tokenizer: Any = loaded.tokenizer
         self.max_model_len = max_model_len
-        self._vocab_size = loaded.model.vocab_size
+        self._vocab_size = loaded.model.kind.vocab_size
         self._limit = None if self._tokenizer is None else PromptLimit(self._tokenizer, max_model_len)
         self._skips: dict[str, int] = {}
 

@@ -18,7 +18,7 @@ from torch_armllm.checkpoint.model_config import read_config
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.checkpoint.pretrained import load_pretrained
 from torch_armllm.hf.base_model import base_model_of
-from torch_armllm.hf.model_kind import kind_of
+from torch_armllm.hf.model_kind import ModelKind, kind_of
 from torch_armllm.patching.patch import patch
 from torch_armllm.patching.state import is_patched, why_not_captured
 from torch_armllm.pooling.loaded_pooling import LoadedPooling
@@ -77,10 +77,11 @@ def load_pooling(request: ModelRequest, pooler_config: Mapping[str, Any] | None 
         model, has_plan = source, is_patched(source)
         if type(model).__name__.endswith(_CAUSAL):
             model = base_model_of(model)
+    kind = kind_of(model)
     if not has_plan:
-        _patch(model, request.quantization, request.progress)
-    pooled = _with_pooler(model, rows, files)
-    limits = [n for n in (_positions(model), files.max_tokens) if n is not None]
+        _patch(kind, request.quantization, request.progress)
+    pooled = _with_pooler(kind, rows, files)
+    limits = [n for n in (_positions(kind), files.max_tokens) if n is not None]
     template = score_template_of(model.config)
     return LoadedPooling(pooled, own, files, min(limits, default=None), template)
 
@@ -138,10 +139,11 @@ def _head_rows(model: Any, tokens: Sequence[str], tokenizer: PreTrainedTokenizer
     return weight[ids].float()
 
 
-def _patch(model: Any, quantization: str | Recipe | None, progress: bool) -> None:
+def _patch(kind: ModelKind, quantization: str | Recipe | None, progress: bool) -> None:
     """Patches a model; one that no plan can compute runs by its own modules, quantized."""
+    model = kind.model
     try:
-        kind_of(model).check()
+        kind.check()
     except ValueError as error:
         logger.warning("%s; it runs module by module", error)
         chosen = resolve_auto(quantization, predicts_tokens=False)
@@ -150,7 +152,7 @@ def _patch(model: Any, quantization: str | Recipe | None, progress: bool) -> Non
         return
     patch(model, quantization, progress=progress)
     if (reason := why_not_captured(model)) is not None:
-        logger.warning("%s runs module by module: %s", type(model).__name__, reason)
+        logger.warning("%s runs module by module: %s", kind.name, reason)
 
 
 def _configured(files: SentenceFiles, pooler: Mapping[str, Any]) -> SentenceFiles:
@@ -169,23 +171,21 @@ def _configured(files: SentenceFiles, pooler: Mapping[str, Any]) -> SentenceFile
     return replace(files, **changes)
 
 
-def _with_pooler(model: Any, rows: torch.Tensor | None, files: SentenceFiles) -> PoolingModel:
-    kind = kind_of(model)
+def _with_pooler(kind: ModelKind, rows: torch.Tensor | None, files: SentenceFiles) -> PoolingModel:
     if rows is not None:
-        return TokenScorer(model, rows)
+        return TokenScorer(kind, rows)
     makes = pooled_class(kind.name).makes
     if makes != "embed":
-        return Classifier(model) if makes == "classify" else TokenClassifier(model)
-    if model.get_output_embeddings() is not None and not kind.is_bare:
+        return Classifier(kind) if makes == "classify" else TokenClassifier(kind)
+    if kind.model.get_output_embeddings() is not None and not kind.is_bare:
         raise ValueError(
             f"{kind.name} has a head for tokens: load it with AutoModel to pool its hidden states"
         )
-    is_encoder = any(getattr(module, "is_causal", True) is False for module in model.modules())
-    return Embedder(model, files, "cls" if is_encoder else "lasttoken")
+    is_encoder = any(getattr(module, "is_causal", True) is False for module in kind.model.modules())
+    return Embedder(kind, files, "cls" if is_encoder else "lasttoken")
 
 
-def _positions(model: Any) -> int | None:
-    kind = kind_of(model)
+def _positions(kind: ModelKind) -> int | None:
     return None if kind.position_limit is None else kind.position_limit - kind.first_position
 
 

@@ -10,6 +10,12 @@ from torch_armllm.checkpoint.source_name import check_source
 from torch_armllm.system.inner_paths import check_inner_name, inner_path
 
 
+def has_files(model: str) -> bool:
+    """True for a folder or a hub name; False for the embedded model and for a single file."""
+    path = Path(model).expanduser()
+    return path.is_dir() or ("/" in model and not path.exists())
+
+
 def find_file(source: str, name: str) -> Path | None:
     """Returns a file of a folder or hub name; None if it has none of that name.
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.pooling.activation import activation_of
 from torch_armllm.pooling.pooling_params import PoolingParams, PoolingTask
 from torch_armllm.pooling.sentence_files import SentenceFiles, pool
@@ -39,33 +40,28 @@ class PoolingModel(ABC):
     """A model with its pooler.
 
     Args:
-        model: a transformers model, patched or not.
+        kind: of a transformers model, patched or not.
         width: dimensions of the vectors, or number of classes.
         tasks: what the model computes; the first is the default.
 
     Attributes:
         tasks: see above.
-        model: see above.
+        kind: see above.
         width: see above.
         pads: False if the model's texts cannot be padded, and so run one at a time.
     """
 
     pads = True
 
-    def __init__(self, model: Any, width: int, tasks: tuple[PoolingTask, ...]) -> None:
-        self.model = model
+    def __init__(self, kind: ModelKind, width: int, tasks: tuple[PoolingTask, ...]) -> None:
+        self.kind = kind
         self.width = width
         self.tasks = tasks
-        names = inspect.signature(model.forward).parameters
+        names = inspect.signature(kind.model.forward).parameters
         self._options = {"use_cache": False} if "use_cache" in names else {}
         self._has_types = "token_type_ids" in names
-        pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+        pad = kind.pad_token
         self._pad = 0 if pad is None or pad < 0 else int(pad)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        return int(self.model.get_input_embeddings().num_embeddings)
 
     @torch.no_grad()
     def compute(self, inputs: Sequence[PoolingInput]) -> list[Tensor]:
@@ -89,7 +85,7 @@ class PoolingModel(ABC):
                     types[row, : lengths[row]] = torch.tensor(each.token_types)
         if min(lengths) < longest:
             options["attention_mask"] = mask
-        raw = self._raw(self.model(input_ids=ids, **options))
+        raw = self._raw(self.kind.model(input_ids=ids, **options))
         return [
             self._finish(raw[row, :length] if raw.dim() == 3 else raw[row], each)
             for row, (each, length) in enumerate(zip(inputs, lengths, strict=True))
@@ -111,7 +107,7 @@ class PoolingModel(ABC):
         """
         if task not in self.tasks:
             raise ValueError(
-                f"{type(self.model).__name__} does not compute {task!r}; it computes {', '.join(self.tasks)}"
+                f"{self.kind.name} does not compute {task!r}; it computes {', '.join(self.tasks)}"
             )
         if params.dimensions is not None and task not in ("embed", "token_embed"):
             raise ValueError(
@@ -123,13 +119,14 @@ class Embedder(PoolingModel):
     """Makes a vector of a text: pools hidden states, projects, cuts and scales them.
 
     Args:
-        model: a model without a head.
+        kind: of a model without a head.
         files: the files of sentence-transformers.
         mode: pooling mode where the files name none.
     """
 
-    def __init__(self, model: Any, files: SentenceFiles, mode: str) -> None:
-        hidden = int(model.config.get_text_config().hidden_size)
+    def __init__(self, kind: ModelKind, files: SentenceFiles, mode: str) -> None:
+        assert kind.hidden_size is not None, "vectors have a width"
+        hidden = kind.hidden_size
         self._files = files
         self._modes = files.modes or (mode,)
         width = hidden * len(self._modes)
@@ -139,9 +136,9 @@ class Embedder(PoolingModel):
                     f"a Dense of this model takes {projection.weight.shape[1]} dimensions and gets {width}"
                 )
             width = projection.weight.shape[0]
-        super().__init__(model, width, ("embed", "token_embed"))
+        super().__init__(kind, width, ("embed", "token_embed"))
         self._hidden = hidden
-        self._trained = getattr(model.config, "matryoshka_dimensions", None)
+        self._trained = getattr(kind.model.config, "matryoshka_dimensions", None)
 
     def check(self, task: PoolingTask, params: PoolingParams) -> None:
         """See `PoolingModel.check`."""
@@ -178,16 +175,16 @@ class Classifier(PoolingModel):
     """Computes probabilities of a text's classes; with one class, scores of pairs of texts.
 
     Args:
-        model: a model with a head for sequences.
+        kind: of a model with a head for sequences.
         tasks: what the model computes; None: ``classify``, and with one label ``score``.
     """
 
-    def __init__(self, model: Any, tasks: tuple[PoolingTask, ...] | None = None) -> None:
-        width = int(model.config.num_labels)
-        super().__init__(model, width, tasks or (("classify", "score") if width == 1 else ("classify",)))
-        self._activation = activation_of(model.config)
+    def __init__(self, kind: ModelKind, tasks: tuple[PoolingTask, ...] | None = None) -> None:
+        width = int(kind.model.config.num_labels)
+        super().__init__(kind, width, tasks or (("classify", "score") if width == 1 else ("classify",)))
+        self._activation = activation_of(kind.model.config)
         # such a model finds the last token by its padding
-        self.pads = getattr(model.config.get_text_config(), "pad_token_id", None) is not None
+        self.pads = kind.pad_token is not None
 
     def _raw(self, output: Any) -> Tensor:
         logits: Tensor = output.logits
@@ -201,8 +198,8 @@ class Classifier(PoolingModel):
 class TokenClassifier(Classifier):
     """Computes probabilities of each token's classes."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, ("token_classify",))
+    def __init__(self, kind: ModelKind) -> None:
+        super().__init__(kind, ("token_classify",))
         self.pads = True
 
 
@@ -210,12 +207,12 @@ class TokenScorer(PoolingModel):
     """Scores by the logits that a language model gives tokens such as "no" and "yes" after a text.
 
     Args:
-        model: a model without a head.
+        kind: of a model without a head.
         rows: float32 ``(2, hidden)``, rows of the head of the tokens for false and true.
     """
 
-    def __init__(self, model: Any, rows: Tensor) -> None:
-        super().__init__(model, 1, ("score", "classify"))
+    def __init__(self, kind: ModelKind, rows: Tensor) -> None:
+        super().__init__(kind, 1, ("score", "classify"))
         self._weight = (rows[1] - rows[0]).float()
 
     def _raw(self, output: Any) -> Tensor:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
-from torch_armllm.pooling.model_files import read_object
+from torch_armllm.pooling.model_files import has_files, read_object
 from torch_armllm.pooling.pooled_class import pools
 from torch_armllm.pooling.sentence_files import has_pooling
 
@@ -30,8 +29,7 @@ def choose_runner(model: Any, runner: str = "auto") -> Literal["generate", "pool
         raise ValueError(f"runner is {runner!r}; give auto, generate or pooling")
     if not isinstance(model, str):
         return "pooling" if pools(type(model).__name__) else "generate"
-    path = Path(model).expanduser()
-    if not path.is_dir() and ("/" not in model or path.exists()):  # the embedded model, or a GGUF file
+    if not has_files(model):
         return "generate"
     if has_pooling(model):
         return "pooling"

@@ -19,6 +19,7 @@ from torch_armllm.checkpoint.layer_loader import LayerLoader
 from torch_armllm.checkpoint.left_out import LeftOut
 from torch_armllm.checkpoint.loaded_values import check_small_tensors
 from torch_armllm.checkpoint.model_config import config_errors
+from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -178,7 +179,7 @@ def load_third_party(
         check_small_tensors(model, lambda name: checkpoint.source)
     model.name_or_path = model.config.name_or_path = checkpoint.source
     # a hub would be asked for a file's name
-    if model.can_generate() and not Path(checkpoint.source).is_file():
+    if kind_of(model).generates and not Path(checkpoint.source).is_file():
         with contextlib.suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(checkpoint.source)
     report = None if config is None else model.hf_quantizer.report

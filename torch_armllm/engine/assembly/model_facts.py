@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.hf.sizes import attention_sizes
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import CacheShape, Shape, with_state_dtype
 from torch_armllm.patching.patched_model import positions_of, servable_model
+from torch_armllm.patching.state import patch_state
 from torch_armllm.plan.expert_store import ExpertStore
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.servable_model import ServableModel
@@ -58,7 +60,7 @@ def model_facts(model: Any, tokenizer: PreTrainedTokenizerBase | None, config: E
         ValueError: the model is not patched, or has too few positions.
     """
     servable = servable_model(model)
-    facts = _of_modules(model, config) if servable is None else _of_plan(servable, config)
+    facts = _of_modules(patch_state(model).kind, config) if servable is None else _of_plan(servable, config)
     if config.state_dtype != "float32" and (reason := _why_no_states(servable)):
         logger.warning("%s: state_dtype = %s has no effect, as %s", facts.name, config.state_dtype, reason)
     if tokenizer is None:
@@ -73,14 +75,13 @@ def _of_plan(servable: ServableModel, config: EngineConfig) -> ModelFacts:
     return ModelFacts(servable.name, servable.vocab_size, length, shape, servable)
 
 
-def _of_modules(model: Any, config: EngineConfig) -> ModelFacts:
-    length = resolve_max_model_len(config.max_model_len, *positions_of(model), None)
+def _of_modules(kind: ModelKind, config: EngineConfig) -> ModelFacts:
+    length = resolve_max_model_len(config.max_model_len, *positions_of(kind), None)
     shape: Shape | None = None
-    if (attention := attention_sizes(model.config)) is not None:
+    if (attention := attention_sizes(kind.model.config)) is not None:
         heads = (attention.kv_heads, attention.head_size, attention.head_size)
-        shape = CacheShape(attention.layers, *heads, model.dtype)
-    vocab_size = int(model.get_input_embeddings().num_embeddings)
-    return ModelFacts(type(model).__name__, vocab_size, length, shape)
+        shape = CacheShape(attention.layers, *heads, kind.model.dtype)
+    return ModelFacts(kind.name, kind.vocab_size, length, shape)
 
 
 def _why_no_states(servable: ServableModel | None) -> str | None:

@@ -11,8 +11,9 @@ from torch_armllm.engine.images.image_steps import PictureSteps
 from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.engine.images.rotary_axes import rotary_axes
 from torch_armllm.engine.images.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.patching.state import is_patched, patched_forward
+from torch_armllm.patching.state import patch_state, patched_forward
 from torch_armllm.plan.native import NativePlan, native_plan
 from torch_armllm.plan.picture_inputs import (
     given_columns,
@@ -57,45 +58,43 @@ def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> Pictu
     """
     if isinstance(model, PlanModel):
         return f"{model.name} came from the plan cache, which keeps no vision towers: set ARMLLM_PLAN_CACHE=0"
-    if (reason := unknown_family(model) or why_not_read(model, processor, limit)) is not None:
+    kind, forward = patch_state(model).kind, patched_forward(model)
+    if (reason := unknown_family(kind) or why_not_read(kind, processor, limit)) is not None:
         return reason
-    forward = patched_forward(model) if is_patched(model) else None
     if forward is None or (plan := native_plan(forward.plan)) is None:
-        return text_only(model, "it has no native plan")
+        return text_only(kind, "it has no native plan")
     try:
-        steps = picture_steps(forward.base, model.config, plan, forward.shape, forward.calls.vocab_size)
+        steps = picture_steps(kind, plan, forward.shape)
     except ValueError as reason:
-        return text_only(model, reason)
-    return reader_of(model, forward.base, forward.calls.module_forward, processor, steps, limit, tokens)
+        return text_only(kind, reason)
+    return reader_of(kind, forward.calls.module_forward, processor, steps, limit, tokens)
 
 
-def unknown_family(model: Any) -> str | None:
+def unknown_family(kind: ModelKind) -> str | None:
     """Returns the reason why a model is none whose pictures are known; None if it is one."""
-    config = getattr(model, "config", None)
-    if getattr(config, "vision_config", None) is None:
-        return f"{type(model).__name__} takes no pictures: it is a model of text"
-    if getattr(config, "model_type", "") not in FAMILIES:
-        return text_only(model, f"only pictures of {', '.join(FAMILIES)} are known")
+    if not kind.sees:
+        return f"{kind.name} takes no pictures: it is a model of text"
+    if kind.family not in FAMILIES:
+        return text_only(kind, f"only pictures of {', '.join(FAMILIES)} are known")
     return None
 
 
-def why_not_read(model: Any, processor: Any, limit: int) -> str | None:
+def why_not_read(kind: ModelKind, processor: Any, limit: int) -> str | None:
     """Returns the reason why nothing reads a model's pictures; see `picture_reader`."""
     if limit == 0:
         return "limit_mm_per_prompt allows no pictures"
     if processor is None:
-        return text_only(model, "its files have no processor, or Pillow is missing ([vision])")
+        return text_only(kind, "its files have no processor, or Pillow is missing ([vision])")
     return None
 
 
-def text_only(model: Any, reason: object) -> str:
+def text_only(kind: ModelKind, reason: object) -> str:
     """Returns the error of prompts with pictures to a model that does not take them for some reason."""
-    return f"{type(model).__name__} is served for text only: {reason}"
+    return f"{kind.name} is served for text only: {reason}"
 
 
 def reader_of(
-    model: Any,
-    base: Any,
+    kind: ModelKind,
     own: Callable[..., Any],
     processor: Any,
     steps: PictureSteps,
@@ -105,14 +104,14 @@ def reader_of(
     """Returns the reader of a model's pictures, whose vision tower becomes a plan.
 
     Args:
-        model: a language model.
-        base: its base model.
+        kind: of a language model.
         own: the ``forward`` of the base model that is no plan's.
         steps: what pictures change in the steps of its plan.
         processor: see `picture_reader`.
         limit: likewise.
         tokens: likewise.
     """
+    model, base = kind.model, kind.base
     named = next((part for part in _TOWERS if hasattr(base, part)), None)
     if named is None:  # Llama 4: its base model is that of its language model
         base, own = model, model.forward
@@ -123,31 +122,27 @@ def reader_of(
     return PictureReader(base, own, processor, steps, limit, tokens, layers)
 
 
-def _numbers(config: Any) -> TokenNumbers | None:
+def _numbers(kind: ModelKind) -> TokenNumbers | None:
     """Returns the numbers of each token that the plan of a model reads beside its id."""
-    if getattr(config.get_text_config(), "use_bidirectional_attention", None) == "vision":
+    if getattr(kind.model.config.get_text_config(), "use_bidirectional_attention", None) == "vision":
         return LaterTokens(only_windows=True)
-    make = FAMILIES[config.model_type]
+    make = FAMILIES[kind.family]
     return None if make is None else make()
 
 
-def picture_steps(
-    base: Any, config: Any, plan: NativePlan, shape: Shape, vocab_size: int, is_first: bool = True
-) -> PictureSteps:
+def picture_steps(kind: ModelKind, plan: NativePlan, shape: Shape, is_first: bool = True) -> PictureSteps:
     """Returns the plan of a model with the inputs that pictures need.
 
     Args:
-        base: the base model.
-        config: of the model.
-        plan: of the base model.
+        kind: of the model.
+        plan: of its base model.
         shape: of its KV cache.
-        vocab_size: of the model.
         is_first: False for a stage of a pipeline that reads the rows of another one, not embeddings.
 
     Raises:
         ValueError: the plan has no place for one of them.
     """
-    numbers = _numbers(config)
+    base, numbers = kind.base, _numbers(kind)
     program, number = plan.program, input_after(shape.tensors(0), len(shape.states.groups))
     if not is_first:
         number += 1  # that of the rows
@@ -155,14 +150,14 @@ def picture_steps(
         program, number = _with_numbers(program, numbers, base, number), number + 1
     if not is_first:
         return PictureSteps(NativePlan(program, plan.experts), None, 0, 0, numbers)
-    layers = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+    layers = len(getattr(kind.model.config.vision_config, "deepstack_visual_indexes", None) or ())
     scale = float(getattr(base.get_input_embeddings(), "embed_scale", 1.0))
-    text = base.config.get_text_config()
-    hidden, dtype = int(text.hidden_size), program.dtype
+    assert kind.hidden_size is not None, "rows have a width"
+    hidden, dtype = kind.hidden_size, program.dtype
     program = with_given_rows(program, hidden, dtype, number, layers, scale)
     rows = PictureInput(given_columns(hidden, layers), dtype)
-    pad = getattr(text, "pad_token_id", None)  # which layers that embed tokens too take for pictures
-    token = pad if pad is not None and 0 <= pad < vocab_size else 0
+    pad = kind.pad_token  # which layers that embed tokens too take for pictures
+    token = pad if pad is not None and 0 <= pad < kind.vocab_size else 0
     return PictureSteps(NativePlan(program, plan.experts), rows, token, layers, numbers)
 
 

@@ -17,6 +17,7 @@ from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.hidden_states import HiddenStateProposer, spare_blocks
 from torch_armllm.engine.speculative.ngram import NgramProposer
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.budget import KvMemory
 from torch_armllm.kv_cache.drafter_memory import NO_DRAFTER, DrafterNeeds
 from torch_armllm.plan.servable_model import ServableModel
@@ -195,7 +196,7 @@ def _draft_model(config: SpeculativeConfig) -> DraftModel:
     from torch_armllm.checkpoint.load import load_model
     from torch_armllm.patching.patch import patch
     from torch_armllm.patching.patched_model import servable_model
-    from torch_armllm.patching.state import is_patched
+    from torch_armllm.patching.state import is_patched, patch_state
 
     model_or_name: Any = config.model
     model = load_model(model_or_name) if isinstance(model_or_name, str) else model_or_name
@@ -204,11 +205,10 @@ def _draft_model(config: SpeculativeConfig) -> DraftModel:
     servable = servable_model(model)
     if servable is None:
         raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another model")
-    return DraftModel(servable, _max_length(model, servable.max_length))
+    return DraftModel(servable, _max_length(patch_state(model).kind, servable.max_length))
 
 
-def _max_length(model: Any, by_plan: int | None) -> int | None:
+def _max_length(kind: ModelKind, by_plan: int | None) -> int | None:
     """Returns the maximum context length of the draft model; None: unlimited."""
-    by_model = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    limits = [n for n in (by_plan, by_model) if n is not None]
+    limits = [n for n in (by_plan, kind.stated_positions) if n is not None]
     return min(limits, default=None)

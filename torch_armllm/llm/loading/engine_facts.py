@@ -9,6 +9,7 @@ from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.stopping import find_eos_token_ids
 from torch_armllm.llm.loading.loader import default_sampling_params
+from torch_armllm.patching.state import patch_state
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 
@@ -49,7 +50,7 @@ class EngineFacts:
         return cls(
             engine.runner.vocab_size,
             engine.sampler.vocab_size,
-            hidden_size_of(model),
+            _hidden_size_of(model),
             engine.preprocessor.max_model_len,
             engine.scheduler.config.max_num_seqs,
             engine.runner.kv_bytes + (0 if decoder is None else decoder.kv_bytes),
@@ -64,9 +65,9 @@ class EngineFacts:
         """Returns the facts of an engine that pools: it draws no tokens, and has no KV cache."""
         generation = getattr(model, "generation_config", None)
         return cls(
-            vocab_size=engine.model.vocab_size,
+            vocab_size=engine.model.kind.vocab_size,
             drawable=0,
-            hidden_size=hidden_size_of(model),
+            hidden_size=engine.model.kind.hidden_size,
             max_model_len=engine.max_model_len,
             max_num_seqs=engine.max_num_seqs,
             kv_bytes=0,
@@ -81,8 +82,8 @@ class EngineFacts:
         return replace(self, max_num_seqs=count * self.max_num_seqs, kv_bytes=count * self.kv_bytes)
 
 
-def hidden_size_of(model: Any) -> int | None:
+def _hidden_size_of(model: Any) -> int | None:
     """Returns the width of a model's hidden states; None if its configuration does not say."""
     if isinstance(model, PlanModel):
         return model.plan.program.columns
-    return getattr(model.config.get_text_config(), "hidden_size", None)
+    return patch_state(model).kind.hidden_size

@@ -14,10 +14,11 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.images.build import FAMILIES
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.dtypes import kv_cache_dtype_name
 from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.llm.calls.foreign_settings import check_names
-from torch_armllm.patching.state import is_patched, patched_forward
+from torch_armllm.patching.state import is_patched, patch_state, patched_forward
 from torch_armllm.pooling.pooling_engine import PoolingEngine
 from torch_armllm.system.default_dtype import Float32ByDefault
 from torch_armllm.system.logs import show_messages
@@ -57,13 +58,14 @@ def load_engine(request: ModelRequest, config: EngineConfig | None = None) -> Lo
     loaded = load_patched(request, config.kv_cache_dtype, adapter_slots_of(config))
     if config.speculative_config == "auto" and isinstance(request.model, str):
         _suggest_drafts(loaded, Path(request.model).expanduser())
-    processor = load_processor(loaded, request.source) if config.most_pictures else None
+    kind = patch_state(loaded).kind
+    processor = load_processor(kind, request.source) if config.most_pictures else None
     return LoadedEngine(build_engine(loaded, own_tokenizer, config, processor), loaded, own_tokenizer)
 
 
-def load_processor(model: Any, source: str) -> Any:
+def load_processor(kind: ModelKind, source: str) -> Any:
     """Returns the processor of a model that takes pictures; None if its files or a package are missing."""
-    if getattr(model.config, "model_type", "") not in FAMILIES or not source:
+    if kind.family not in FAMILIES or not source:
         return None
     from torch_armllm.checkpoint import load  # imports transformers
 
@@ -93,7 +95,7 @@ def load_pooling_engine(
 
     show_messages()
     loaded = load_pooling(request, pooler_config)
-    return PoolingEngine(loaded, config), loaded.model.model, loaded.tokenizer
+    return PoolingEngine(loaded, config), loaded.model.kind.model, loaded.tokenizer
 
 
 def load_patched(

@@ -17,6 +17,7 @@ from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.engine.images.sharded_images import leading_reader
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.llm.loading.loader import LoadedEngine, load_processor
@@ -133,10 +134,10 @@ def _lead(
 ) -> LoadedEngine:
     """Loads the first shard of a model, and builds the engine that leads the other processes."""
     with closed_after_errors(session):
-        model = load_whole(session, request, config)
-        loaded = load_shard(session, model, config)
-        pictures = _reader(model, request.source, loaded, config)
-        del model
+        kind = load_whole(session, request, config)
+        loaded = load_shard(session, kind, config)
+        pictures = _reader(kind, request.source, loaded, config)
+        del kind  # it holds the whole model
         shard = loaded.shard.model
         ranks = LedRanks(session, loaded, config, pictures)
         engine = build_engine(shard, tokenizer, config, ranks=ranks)
@@ -151,13 +152,13 @@ def _end_ranks(disk: DiskPrefixCache | None, close: Callable[[], None]) -> None:
     close()
 
 
-def _reader(model: Any, source: str, loaded: LoadedShard, config: EngineConfig) -> PictureReader | str:
+def _reader(kind: ModelKind, source: str, loaded: LoadedShard, config: EngineConfig) -> PictureReader | str:
     """Returns what reads pictures in the first process, or the reason why the processes take none."""
     if (reason := next((each.text_only for each in loaded.facts if each.text_only), None)) is not None:
         return reason
-    processor = load_processor(model, source) if config.most_pictures else None
+    processor = load_processor(kind, source) if config.most_pictures else None
     limits = config.most_pictures, config.max_num_batched_tokens
-    return leading_reader(model, loaded.shard.pictures, processor, *limits)
+    return leading_reader(kind, loaded.shard.pictures, processor, *limits)
 
 
 def _tokenizer(request: ModelRequest) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.stage_course import Stage
@@ -13,6 +13,7 @@ from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_features import step_features
 from torch_armllm.engine.images.image_steps import PictureSteps
 from torch_armllm.engine.images.sharded_images import sharded_picture_steps
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
 from torch_armllm.kv_cache.shapes import Shape, with_state_dtype
 from torch_armllm.llm.ranks.agreement import agree
@@ -84,14 +85,14 @@ class RankShard:
         return StepExecutor(self.model, settings.sizes, features, shape, stage=stage)
 
 
-def rank_shard(model: Any, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankShard:
+def rank_shard(kind: ModelKind, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankShard:
     """Returns a process's shard of a patched model; all ranks of a stage call this at the same time."""
     from torch_armllm.patching.model_shard import model_shard  # imports transformers
 
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
-    shard = model_shard(model, cache, place, group)
+    shard = model_shard(kind, cache, place, group)
     own = shard.model
-    pictures = sharded_picture_steps(model, own, place)
+    pictures = sharded_picture_steps(kind, own, place)
     program = own.plan.program
     facts = ShardFacts(
         *(_fingerprint(shard.description), _fingerprint(program.opcodes, program.columns, program.dtype)),

@@ -13,6 +13,7 @@ from torch_armllm.engine.execution.rank_follower import Inbox, follow
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.stage_course import Stage
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
+from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.llm.loading.loader import adapter_slots_of, load_patched
 from torch_armllm.llm.ranks.agreement import agree, described
 from torch_armllm.llm.ranks.rank_shard import FollowerSettings, RankShard, ShardFacts, compare, rank_shard
@@ -20,6 +21,7 @@ from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.row_link import RowLink
 from torch_armllm.parallel.stage_link import StageLink
+from torch_armllm.patching.state import patch_state
 
 
 class RankSession(Protocol):
@@ -86,25 +88,25 @@ class LoadedShard(NamedTuple):
     link: StageLink | None
 
 
-def load_whole(session: RankSession, request: ModelRequest, config: EngineConfig) -> Any:
-    """Loads the model that is to be sharded, and compares versions and kernels.
+def load_whole(session: RankSession, request: ModelRequest, config: EngineConfig) -> ModelKind:
+    """Loads the model that is to be sharded, and compares versions and kernels; returns its kind.
 
     Raises:
         ValueError: the model or a setting does not allow it, or another process differs or has failed.
     """
     model = load_patched(request, config.kv_cache_dtype, adapter_slots_of(config))
     agree(session.gather(described()))
-    return model
+    return patch_state(model).kind
 
 
-def load_shard(session: RankSession, model: Any, config: EngineConfig) -> LoadedShard:
+def load_shard(session: RankSession, kind: ModelKind, config: EngineConfig) -> LoadedShard:
     """Takes this process's shard of a model, and compares it with those of others.
 
     Raises:
         ValueError: see `load_whole`.
     """
     group = session.open_group(config.enable_expert_parallel)
-    shard = rank_shard(model, config.kv_cache_dtype, session.place, group)
+    shard = rank_shard(kind, config.kv_cache_dtype, session.place, group)
     facts = session.gather(shard.facts)
     compare(facts, session.place.tensor_ranks)
     return LoadedShard(shard, facts, session.open_link(group))
@@ -120,9 +122,9 @@ def load_and_follow(session: FollowingSession, request: ModelRequest, config: En
     """
     team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
-    model = load_whole(session, request, config)
-    shard, _, link = load_shard(session, model, config)
-    del model
+    kind = load_whole(session, request, config)
+    shard, _, link = load_shard(session, kind, config)
+    del kind  # it holds the whole model
     settings, inbox, rows = session.follow()
     executor = shard.executor(settings, None if link is None else Stage(session.place, link))
     with team.at_work():

@@ -55,6 +55,6 @@ class StackWays(TokenWays):
             yield self.judge.fault("a pair of padded texts", self._padded_texts)
 
     def _padded_texts(self) -> Results:
-        texts, mask = padded_pair(self.model, self._texts, _SHORTER, is_left=False)
+        texts, mask = padded_pair(self.kind, self._texts, _SHORTER, is_left=False)
         ids = self._ids[:, :_SHORTER]
         return list(centered(self.model(input_ids=texts, attention_mask=mask, decoder_input_ids=ids).logits))

@@ -26,7 +26,8 @@ class TextWays:
 
     def __init__(self, kind: ModelKind, judge: Judge) -> None:
         self._model = kind.model
-        self._kind, self._inner = kind.name, type(kind.base).__name__
+        self._kind = kind
+        self._inner = f"the last hidden states of its {type(kind.base).__name__}"
         self._judge = judge
         self._ids = sample_ids(kind.vocab_size, 2 * _TOKENS).view(2, _TOKENS)
 
@@ -48,18 +49,16 @@ class TextWays:
         try:
             found = tensors_of(self._model(input_ids=self._ids))
         except Exception as error:  # noqa: BLE001 - it may fail in any way where a result is missing
-            return f"{self._kind} reads more than the last hidden states of its {self._inner}: {error}"
+            return f"{self._kind.name} reads more than {self._inner}: {error}"
         for name, value in expected.items():
             if name not in found:
-                return f"{self._kind} returns {name}, which no plan computes"
+                return f"{self._kind.name} returns {name}, which no plan computes"
             if self._judge.is_far([found[name].reshape(1, -1)], [value.reshape(1, -1)]):
-                return (
-                    f"{self._kind} computes another {name} from the last hidden states of its {self._inner}"
-                )
+                return f"{self._kind.name} computes another {name} from {self._inner}"
         return None
 
     def _padded(self, is_left: bool) -> Results:
-        ids, mask = padded_pair(self._model, self._ids, _SHORTER, is_left)
+        ids, mask = padded_pair(self._kind, self._ids, _SHORTER, is_left)
         kept = mask != 0
         found = []
         for _, value in sorted(tensors_of(self._model(input_ids=ids, attention_mask=mask)).items()):

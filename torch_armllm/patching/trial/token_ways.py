@@ -37,10 +37,9 @@ class TokenWays:
     ids_name = "input_ids"
 
     def __init__(self, kind: ModelKind, judge: Judge, by_modules: bool = True) -> None:
-        self.model = kind.model
+        self.kind, self.model = kind, kind.model
         self.judge = judge
         self._by_modules = by_modules
-        self._generates = kind.generates
         self._vocabulary = int(kind.model.get_input_embeddings().num_embeddings)
         self._ids = sample_ids(self._vocabulary, 2 * _LENGTH).view(2, _LENGTH)
         self._logits: Tensor | None = None
@@ -79,7 +78,7 @@ class TokenWays:
 
     def _continue_texts(self) -> slice | None:
         """Lets ``generate`` continue the texts; returns the columns of its tokens, None if there are none."""
-        if not self._generates:
+        if not self.kind.generates:
             return None
         try:
             tokens = self.generate()
@@ -138,21 +137,21 @@ class TokenWays:
         return [*centered(out.logits), centered(step.logits[:, -1])]
 
     def _padded(self, is_left: bool) -> Results:
-        ids, mask = padded_pair(self.model, self._ids[:, :_PADDED], _PROMPT, is_left)
+        ids, mask = padded_pair(self.kind, self._ids[:, :_PADDED], _PROMPT, is_left)
         logits = centered(self._call(ids, attention_mask=mask).logits)
         return [row[kept != 0] for row, kept in zip(logits, mask, strict=True)]
 
 
-def padded_pair(model: Any, ids: Tensor, length: int, is_left: bool) -> tuple[Tensor, Tensor]:
+def padded_pair(kind: ModelKind, ids: Tensor, length: int, is_left: bool) -> tuple[Tensor, Tensor]:
     """Returns two texts, the first of fewer tokens, and their attention mask.
 
     Args:
-        model: whose padding token is used.
+        kind: of the model whose padding token is used.
         ids: ``(2, T)``.
         length: tokens of the first text.
         is_left: the padding is on the left, else on the right.
     """
-    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+    pad = kind.pad_token
     ids, mask = ids.clone(), torch.ones_like(ids)
     first, padding = ids[0, :length].clone(), ids.shape[1] - length
     hidden = slice(0, padding) if is_left else slice(length, None)

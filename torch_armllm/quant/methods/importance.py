@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.hf.model_kind import ModelKind, is_encoder_decoder, kind_of
 from torch_armllm.quant.layers import Layer
 from torch_armllm.system.allocator import release_free_memory
 
@@ -29,12 +29,12 @@ _FLOOR = 1e-3
 def random_tokens(model: PreTrainedModel) -> Tensor:
     """Returns random token ids (sequences, length), the same for every model with that vocabulary."""
     generator = torch.Generator().manual_seed(_SEED)
-    length = min(_LENGTH, _limit(model))
+    length = min(_LENGTH, _limit(kind_of(model)))
     return torch.randint(model.config.get_text_config().vocab_size, (_SEQUENCES, length), generator=generator)
 
 
-def _limit(model: PreTrainedModel) -> int:
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or _SEQUENCES * _LENGTH
+def _limit(kind: ModelKind) -> int:
+    return kind.stated_positions or _SEQUENCES * _LENGTH
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
     """
     if not isinstance(model, PreTrainedModel) or model.main_input_name not in ("input_ids", "inputs_embeds"):
         return {}
-    base = base_model_of(model)
+    kind = kind_of(model)
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
 
@@ -68,9 +68,9 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
     measured = [layer for layer in layers if layer.reason is None and layer.kind != "head"]
     hooks = [layer.module.register_forward_pre_hook(watch(layer.name)) for layer in measured]
     try:
-        tokens = random_tokens(model).view(1, -1)[:, : _limit(model)]
-        two_stacks = getattr(model.config, "is_encoder_decoder", False)
-        base(input_ids=tokens, use_cache=False, **({"decoder_input_ids": tokens} if two_stacks else {}))
+        tokens = random_tokens(model).view(1, -1)[:, : _limit(kind)]
+        of_decoder = {"decoder_input_ids": tokens} if is_encoder_decoder(model.config) else {}
+        kind.base(input_ids=tokens, use_cache=False, **of_decoder)
     except Exception as error:  # a model may need more than tokens, and fail in any way
         warnings.warn(f"weights are rounded without input importance: {error}", stacklevel=3)
         return {}

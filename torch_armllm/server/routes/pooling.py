@@ -48,7 +48,7 @@ async def classify(request: Request, body: ClassifyRequest) -> JSONResponse:
 
     async def work() -> dict[str, Any]:
         pooled = await handler.pool(split_prompts(body.input), "classify", body.params())
-        labels = engine.model.model.config.id2label or {}
+        labels = engine.model.kind.model.config.id2label or {}
         data = [
             {
                 "index": index,
