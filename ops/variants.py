@@ -22,7 +22,7 @@ _triton_ops: torch.library.Library | None = None  # while the variant is selecte
 
 
 @dataclass(frozen=True)
-class Choice:
+class VariantChoice:
     """The kernel variant that a family of ops uses."""
 
     variant: str
@@ -42,7 +42,7 @@ class Machine:
     selected: str
     compiled: str
     """The variant of plans and of ops without a Triton kernel: ``selected``, unless that is ``triton``."""
-    families: dict[str, Choice]
+    families: dict[str, VariantChoice]
     """The variants in use, by family of ops: ``linear``, ``attention``, …"""
     tables: dict[str, dict[str, str]]
     """``tables[variant][family]`` is the variant that provides the kernels: itself or a base."""
@@ -68,7 +68,7 @@ def machine() -> Machine:
     """Describes the CPU's features and the kernel variants."""
     fields = json.loads(torch.ops.armllm.isa_list())
     fields["compiled"] = fields["selected"]
-    fields["families"] = {family: Choice(**choice) for family, choice in fields["families"].items()}
+    fields["families"] = {family: VariantChoice(**choice) for family, choice in fields["families"].items()}
     if _triton_ops is not None:
         from torch_armllm.ops import triton
 
@@ -76,7 +76,7 @@ def machine() -> Machine:
         for family in triton.FAMILIES:
             plans = fields["families"][family]
             why = f"{triton.BACKEND}; plans use {plans.variant}: {plans.why}"
-            fields["families"][family] = Choice(TRITON, why)
+            fields["families"][family] = VariantChoice(TRITON, why)
     arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     return Machine(**arguments)
 

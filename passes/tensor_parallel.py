@@ -52,7 +52,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         return 0
     heads = HeadSharding(module, group)
     context.key_heads = heads.key_heads
-    sharded = heads.run()
+    sharded = heads.apply()
     layers = [n for n in module.graph.nodes if n not in sharded]
     count = len(heads.owners)
     for node in layers:

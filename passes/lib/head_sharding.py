@@ -67,14 +67,14 @@ class HeadSharding:
         """Heads of keys and values that this rank keeps, by those of all ranks; empty if it keeps all."""
         return {own: kept for owner in self.owners.values() for own, kept in owner.key_heads.items()}
 
-    def run(self) -> set[Node]:
+    def apply(self) -> set[Node]:
         """Rewrites the graph; returns the new linear layers.
 
         The graph's inputs of states get the shapes that this rank's have.
         """
         if not self.owners:
             return set()
-        return set(_Rewrite(self._module, self._group, self._plan, self.owners).run())
+        return set(_Rewrite(self._module, self._group, self._plan, self.owners).apply())
 
     def _leave_whole(self, unsharded: Iterable[Node]) -> None:
         """Leaves operators whole; all attention, if some of it is, as its layers share a cache."""
@@ -213,7 +213,7 @@ class _Rewrite:
         self._plan = plan
         self._made: dict[tuple[Node, Shard], Node] = {}
 
-    def run(self) -> list[Node]:
+    def apply(self) -> list[Node]:
         """Rewrites the graph, and returns the calls that replace those of linear layers."""
         plan, graph = self._plan, self._graph
         self._narrow_states()

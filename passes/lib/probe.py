@@ -61,7 +61,7 @@ class Region:
         inputs = dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes)
         return [n for n in inputs if constant(module, n) is not None]
 
-    def run(
+    def values(
         self, module: fx.GraphModule, entry: Tensor, constants: dict[Node, Tensor] | None = None
     ) -> list[Tensor]:
         """Computes the results for an entry with any number of rows; floats are computed in float32.
@@ -74,12 +74,12 @@ class Region:
         Raises:
             Exception: an operator fails.
         """
-        values: dict[Node, Any] = {self.entry: entry.clone(), **(constants or {})}
+        known: dict[Node, Any] = {self.entry: entry.clone(), **(constants or {})}
         rows = entry.shape[0]
 
         def read(node: Node) -> Any:
-            if node in values:
-                return values[node]
+            if node in known:
+                return known[node]
             tensor = constant(module, node)
             if tensor is not None:
                 return tensor.float() if tensor.is_floating_point() else tensor
@@ -88,8 +88,8 @@ class Region:
         for node in self.nodes:
             args = fx.node.map_aggregate(fx.map_arg(node.args, read), in_float32)
             kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator,misc]
-        return [values[node] for node in self.results]
+            known[node] = node.target(*args, **kwargs)  # type: ignore[operator,misc]
+        return [known[node] for node in self.results]
 
     def erase(self, graph: fx.Graph) -> None:
         """Removes the nodes without outside readers, including in-place writes to dead nodes."""

@@ -116,7 +116,7 @@ def _setting_of(
     ]
     values = {n: probe_constant(value(n).shape, i) for i, n in enumerate(biases)}
     try:
-        ids, weights = choice(region.run(module, logits, values))
+        ids, weights = choice(region.values(module, logits, values))
     except Exception:  # noqa: BLE001 - a region that cannot run on logits is no router
         return None
     shapes_fit = ids.shape == weights.shape and ids.dim() == 2 and ids.shape[0] == _ROWS

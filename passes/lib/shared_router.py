@@ -93,7 +93,7 @@ def _route_of(module: fx.GraphModule, region: Region, experts: int, columns: int
     ]
     values = {n: probe_constant(value(n).shape, i) for i, n in enumerate(biases)}
     try:
-        ids, shares = region.run(module, logits, values)
+        ids, shares = region.values(module, logits, values)
     except Exception:  # noqa: BLE001 - a region that cannot run on logits is no router
         return None
     if ids.shape != (len(logits), top_k) or shares.shape != (len(logits), columns - experts + top_k):

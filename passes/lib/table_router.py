@@ -84,7 +84,7 @@ def recognize_table_router(
         if not isinstance(entry, Tensor) or entry.shape[-1] != experts or not entry.is_floating_point():
             continue
         try:
-            (result,) = region.run(module, logits, {ids: table[rows].to(value(ids).dtype)})
+            (result,) = region.values(module, logits, {ids: table[rows].to(value(ids).dtype)})
         except Exception:  # noqa: BLE001 - a region that cannot run on logits is no router
             continue
         if result.shape != (len(logits), table.shape[1]):

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("httpx", reason="needs the extra bench")
 
 from tests.support.server_stand_in import FIRST, GAP, INPUT_TOKENS, StubServer, stub_server  # noqa: E402
-from torch_armllm.benchmark.serving.arrivals import Run, arrival_times, run_load  # noqa: E402
+from torch_armllm.benchmark.serving.arrivals import LoadRun, arrival_times, run_load  # noqa: E402
 from torch_armllm.benchmark.serving.client import Client, Target  # noqa: E402
 from torch_armllm.benchmark.serving.events import EventReader  # noqa: E402
 from torch_armllm.benchmark.serving.prompts import RandomQuestions, RecordedQuestions  # noqa: E402
@@ -156,7 +156,7 @@ def test_metrics_of_known_records() -> None:
         Record(11.0, error="gone"),
         Record(11.0, error="gone"),
     ]
-    found = summarize(Run(records, 2.0, peak=3), 4.0, None)
+    found = summarize(LoadRun(records, 2.0, peak=3), 4.0, None)
     assert (found.completed, found.failed, found.errors) == (2, 2, {"gone": 2})
     assert (found.total_input_tokens, found.total_output_tokens) == (7, 6)
     assert (found.request_throughput, found.output_throughput, found.total_token_throughput) == (1, 3, 6.5)
@@ -170,7 +170,7 @@ def test_metrics_of_known_records() -> None:
     as_json = found.to_dict()
     assert as_json["p99_ttft_ms"] == pytest.approx(298)
     assert as_json["median_itl_ms"] == pytest.approx(150)
-    nothing = summarize(Run(records[2:], 2.0, peak=1), math.inf, 1)
+    nothing = summarize(LoadRun(records[2:], 2.0, peak=1), math.inf, 1)
     assert (nothing.completed, nothing.ttft, nothing.to_dict()["request_rate"]) == (0, Spread.of([]), "inf")
 
 
@@ -184,7 +184,7 @@ def test_percentiles_equal_numpy() -> None:
 
 def test_table_has_the_layout_of_vllm() -> None:
     records = [Record(0.0, [0.1, 0.2], 0.2, prompt_tokens=5, output_tokens=2)]
-    lines = table(summarize(Run(records, 2.0, peak=1), 1.5, 8)).splitlines()
+    lines = table(summarize(LoadRun(records, 2.0, peak=1), 1.5, 8)).splitlines()
     assert lines[:13] == [
         "============ Serving Benchmark Result ============",
         "Successful requests:                     1         ",

@@ -7,7 +7,7 @@ import torch
 
 import torch_armllm
 from tests.support.models import tiny
-from torch_armllm.benchmark.step_profile import Part, parts, profile, table
+from torch_armllm.benchmark.step_profile import StepPart, parts, profile, table
 
 
 def test_times_of_equal_instructions_are_summed() -> None:
@@ -20,11 +20,11 @@ def test_times_of_equal_instructions_are_summed() -> None:
     )
     found = parts(["linear", "attention", "linear"], rounds, threads=2)
     assert found == [
-        Part("linear", 2, 4.0, 4.5 / 8),
-        Part("attention", 1, 4.0, 1.0),
-        Part("after the last", 0, 0.6, None),
-        Part("before the first", 0, 0.5, None),
-        Part("between instructions", 0, pytest.approx(0.3), None),
+        StepPart("linear", 2, 4.0, 4.5 / 8),
+        StepPart("attention", 1, 4.0, 1.0),
+        StepPart("after the last", 0, 0.6, None),
+        StepPart("before the first", 0, 0.5, None),
+        StepPart("between instructions", 0, pytest.approx(0.3), None),
     ]
     assert "56%" in table(found)
 

@@ -26,7 +26,7 @@ Counts = list[int]
 def steps(monkeypatch: pytest.MonkeyPatch) -> Counts:
     """Numbers of rows of the steps that ran on a plan, without those of the trial after `patch`."""
     seen: Counts = []
-    run, trial = DecodeSteps.run, patch.fault_of
+    run, trial = DecodeSteps.decode, patch.fault_of
 
     def counted(self: DecodeSteps, token_ids: Any) -> Any:
         seen.append(len(token_ids))
@@ -37,7 +37,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counts:
         seen.clear()
         return fault
 
-    monkeypatch.setattr(DecodeSteps, "run", counted)
+    monkeypatch.setattr(DecodeSteps, "decode", counted)
     monkeypatch.setattr(patch, "fault_of", tried)
     return seen
 

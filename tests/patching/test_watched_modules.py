@@ -134,7 +134,7 @@ def test_what_lies_past_the_plan_acts(change: Callable[[Any], Any], recwarn: pyt
 
 
 def test_hooks_of_head_and_base_run_at_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DecodeSteps, "run", None)
+    monkeypatch.setattr(DecodeSteps, "decode", None)
     model = tiny("llama")
     torch_armllm.patch(model, progress=False)
     calls: list[int] = []

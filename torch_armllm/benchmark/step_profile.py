@@ -20,7 +20,7 @@ _WARM = 3
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """Part of a step: all instructions with the same opcode, or the time outside instructions.
 
     Attributes:
@@ -38,7 +38,7 @@ class Part:
 
 def profile(
     model: PreTrainedModel, batch_size: int = 1, context: int = 128, prompt: int = 0, rounds: int = 20
-) -> list[Part]:
+) -> list[StepPart]:
     """Runs steps over random tokens and adds up the medians of instructions with the same opcode.
 
     Args:
@@ -62,7 +62,7 @@ def profile(
     return parts(plan.opcodes, times, torch.get_num_threads())
 
 
-def parts(opcodes: Sequence[str], times: Tensor, threads: int) -> list[Part]:
+def parts(opcodes: Sequence[str], times: Tensor, threads: int) -> list[StepPart]:
     """Adds up `NativePlan.profile` times, ``(rounds, instructions + 2, 3)``; the longest part comes first."""
     middle = times.double().median(0).values / 1e3
     rows: dict[str, list[int]] = {}
@@ -71,14 +71,14 @@ def parts(opcodes: Sequence[str], times: Tensor, threads: int) -> list[Part]:
     profile = []
     for name, numbers in rows.items():
         spent, worked = float(middle[numbers, 0].sum()), float(middle[numbers, 1].sum())
-        profile.append(Part(name, len(numbers), spent, worked / (threads * spent) if spent else 0.0))
-    profile.append(Part("between instructions", 0, float(middle[:-2, 2].sum()), None))
-    profile.append(Part("before the first", 0, float(middle[-2, 0]), None))
-    profile.append(Part("after the last", 0, float(middle[-1, 0]), None))
+        profile.append(StepPart(name, len(numbers), spent, worked / (threads * spent) if spent else 0.0))
+    profile.append(StepPart("between instructions", 0, float(middle[:-2, 2].sum()), None))
+    profile.append(StepPart("before the first", 0, float(middle[-2, 0]), None))
+    profile.append(StepPart("after the last", 0, float(middle[-1, 0]), None))
     return sorted(profile, key=lambda part: -part.microseconds)
 
 
-def table(profile: Sequence[Part]) -> str:
+def table(profile: Sequence[StepPart]) -> str:
     """Formats the parts as text, one line for each."""
     total = sum(part.microseconds for part in profile)
     lines = [f"{'':22}{'':>6}{'µs':>10}{'share':>8}{'working':>9}"]

@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
     import asyncio
 
     from torch_armllm.benchmark.serving.client import Target
-    from torch_armllm.benchmark.serving.measure import Plan, measure
+    from torch_armllm.benchmark.serving.measure import LoadPlan, measure
     from torch_armllm.benchmark.serving.plot import plot
     from torch_armllm.benchmark.serving.table import table
     from torch_armllm.system.extras import require_extra
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> None:
         temperature=options.temperature,
         timeout=options.timeout,
     )
-    plan = Plan(
+    plan = LoadPlan(
         num_prompts=count,
         rates=options.request_rate,
         max_concurrency=options.max_concurrency,

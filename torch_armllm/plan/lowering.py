@@ -256,7 +256,7 @@ class Lowering:
         """Writes an instruction, see `Program.emit`."""
         self.program.emit(opcode, **fields)
 
-    def run(self) -> Program:
+    def lower(self) -> Program:
         """Writes the program of the whole graph.
 
         Raises:

@@ -18,7 +18,7 @@ from torch_armllm.hf.cache_names import usual_name
 from torch_armllm.model_survey.stacks import tiny_stacks
 from torch_armllm.model_survey.tiny_models import build_tiny, tiny_config, tiny_ids
 from torch_armllm.patching.forwards.attending_calls import AttendingCalls
-from torch_armllm.patching.forwards.calls import Call, TokenCalls
+from torch_armllm.patching.forwards.calls import CallArguments, TokenCalls
 from torch_armllm.patching.forwards.decoder_calls import DecoderCalls
 from torch_armllm.patching.forwards.text_calls import TextCalls
 from torch_armllm.patching.generation.token_loop import TokenLoop
@@ -41,7 +41,7 @@ def returns_no_cache(monkeypatch: MonkeyPatch) -> None:
 def lacks_a_field(monkeypatch: MonkeyPatch) -> None:
     own = TokenCalls.output
 
-    def output(self: Any, hidden: Tensor, cache: Any, call: Call) -> Any:
+    def output(self: Any, hidden: Tensor, cache: Any, call: CallArguments) -> Any:
         if cache is None:  # installing asks what the head does
             return own(self, hidden, cache, call)
         raise AttributeError("'Output' has no attribute 'image_hidden_states'")
@@ -52,8 +52,8 @@ def lacks_a_field(monkeypatch: MonkeyPatch) -> None:
 def ignores_masks(monkeypatch: MonkeyPatch) -> None:
     own = DecoderCalls._step
 
-    def step(self: Any, cache: Any, call: Call, *rest: Any) -> Tensor:
-        return own(self, cache, Call({**call.named, "attention_mask": None}, call.past), *rest)
+    def step(self: Any, cache: Any, call: CallArguments, *rest: Any) -> Tensor:
+        return own(self, cache, CallArguments({**call.named, "attention_mask": None}, call.past), *rest)
 
     monkeypatch.setattr(DecoderCalls, "_step", step)
 

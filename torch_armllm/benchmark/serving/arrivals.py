@@ -14,7 +14,7 @@ from torch_armllm.benchmark.serving.records import Question, Record
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """All requests at one rate.
 
     Attributes:
@@ -45,7 +45,7 @@ async def run_load(
     max_concurrency: int | None,
     seed: str,
     done: Callable[[], object] = lambda: None,
-) -> Run:
+) -> LoadRun:
     """Sends every request at its arrival time.
 
     Args:
@@ -83,4 +83,4 @@ async def run_load(
     finally:
         for task in tasks:
             task.cancel()
-    return Run(records, time.perf_counter() - began, peak)
+    return LoadRun(records, time.perf_counter() - began, peak)

@@ -22,7 +22,7 @@ class Questions(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """Runs to measure.
 
     Attributes:
@@ -43,7 +43,7 @@ class Plan:
 
 
 async def measure(
-    target: Target, questions: Questions, plan: Plan, report: Callable[[str, ServingResult], None]
+    target: Target, questions: Questions, plan: LoadPlan, report: Callable[[str, ServingResult], None]
 ) -> None:
     """Measures the rates in turn, each with different questions.
 
@@ -73,6 +73,6 @@ async def measure(
 
 
 @contextmanager
-def _bar(plan: Plan) -> Iterator[Callable[[], object]]:
+def _bar(plan: LoadPlan) -> Iterator[Callable[[], object]]:
     with progress_bar(total=plan.num_prompts, unit="request", desc="Requests", show=plan.progress) as bar:
         yield bar.update

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch_armllm.benchmark.serving.arrivals import Run
+from torch_armllm.benchmark.serving.arrivals import LoadRun
 
 PERCENTILES = (25, 50, 75, 99)
 
@@ -96,7 +96,7 @@ class ServingResult:
         return figures
 
 
-def summarize(run: Run, rate: float, max_concurrency: int | None) -> ServingResult:
+def summarize(run: LoadRun, rate: float, max_concurrency: int | None) -> ServingResult:
     """Returns the figures of a run.
 
     Args:

@@ -13,7 +13,7 @@ from torch_armllm.engine.assembly.ranks import Ranks
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.plan_runner import PlanRunner
-from torch_armllm.engine.execution.stage_course import Stage
+from torch_armllm.engine.execution.stage_course import LinkedStage
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_feature import StepFeature
 from torch_armllm.engine.llm_engine import Runner
@@ -80,7 +80,7 @@ def by_plan(
     if ranks is not None:
         leader = ranks.lead(sizes)
         if ranks.link is not None:
-            stage = Stage(RankPlace(0, ranks.size // ranks.stages, ranks.stages), ranks.link)
+            stage = LinkedStage(RankPlace(0, ranks.size // ranks.stages, ranks.stages), ranks.link)
     at_work = machine.team.at_work()
     executor = StepExecutor(facts.servable, sizes, features, facts.shape, machine.trace, at_work, stage)
     return Computing(facts, PlanRunner(executor, leader), _plan_blocks(facts.name, config, memory), memory)

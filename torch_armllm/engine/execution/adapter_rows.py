@@ -15,7 +15,7 @@ from torch_armllm.engine.scheduling.step import Step
 from torch_armllm.lora.slot_set import SlotSet
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Adjacent rows with the same adapter."""
 
     begin: int
@@ -26,8 +26,8 @@ class Run(NamedTuple):
 class AdapterRuns(NamedTuple):
     """Rows of a step that have adapters: those of tokens, and those of tokens that need logits."""
 
-    tokens: list[Run]
-    logits: list[Run]
+    tokens: list[RowRun]
+    logits: list[RowRun]
 
 
 NO_ADAPTERS = AdapterRuns([], [])
@@ -44,8 +44,8 @@ def adapter_runs(step: Step) -> AdapterRuns:
         adapter, count = scheduled.sequence.request.adapter, scheduled.count
         logits = len(scheduled.logit_positions)
         if adapter is not None:
-            runs.tokens.append(Run(at, at + count, adapter.slot))
-            runs.logits.append(Run(at_logits, at_logits + logits, adapter.slot))
+            runs.tokens.append(RowRun(at, at + count, adapter.slot))
+            runs.logits.append(RowRun(at_logits, at_logits + logits, adapter.slot))
         at, at_logits = at + count, at_logits + logits
     return runs
 
@@ -85,7 +85,7 @@ class AdapterRows(StepFeature):
         self._runs = NO_ADAPTERS
         if numbers:
             count, flat = numbers[0], iter(numbers[1:])
-            runs = [Run(*run) for run in zip(flat, flat, flat, strict=True)]
+            runs = [RowRun(*run) for run in zip(flat, flat, flat, strict=True)]
             self._runs = AdapterRuns(runs[:count], runs[count:])
 
     def holding(self) -> AbstractContextManager[None] | None:
@@ -112,7 +112,7 @@ class _Held(AbstractContextManager[None]):
             _clear(rows, runs)
 
 
-def _write(rows: _Rows | None, runs: list[Run]) -> None:
+def _write(rows: _Rows | None, runs: list[RowRun]) -> None:
     if rows is None or not runs:
         return
     assert runs[-1].end <= len(rows), "a step has more tokens than there are rows"
@@ -120,7 +120,7 @@ def _write(rows: _Rows | None, runs: list[Run]) -> None:
         rows[begin:end] = [slot] * (end - begin)
 
 
-def _clear(rows: _Rows | None, runs: list[Run]) -> None:
+def _clear(rows: _Rows | None, runs: list[RowRun]) -> None:
     if rows is not None and runs:
         end = min(runs[-1].end, len(rows))
         rows[:end] = [-1] * end

@@ -20,7 +20,7 @@ from torch_armllm.plan.step_result import StepResult
 
 
 @dataclass(frozen=True)
-class Stage:
+class LinkedStage:
     """The stage of a pipeline that a process computes.
 
     Attributes:
@@ -49,7 +49,7 @@ class StageCourse:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: LinkedStage,
         layers: StepLayers,
         features: StepFeatures,
         trace: Trace = NO_TRACE,

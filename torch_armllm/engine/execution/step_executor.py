@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
-from torch_armllm.engine.execution.stage_course import Stage, StageCourse
+from torch_armllm.engine.execution.stage_course import LinkedStage, StageCourse
 from torch_armllm.engine.execution.step_caches import StepCaches
 from torch_armllm.engine.execution.step_course import StepCourse, WholeCourse
 from torch_armllm.engine.execution.step_feature import NOTHING_HELD, StepFeature, StepFeatures
@@ -42,7 +42,7 @@ class StepExecutor:
         shape: Shape | None = None,
         trace: Trace = NO_TRACE,
         at_work: AbstractContextManager[Any] = NOTHING_HELD,
-        stage: Stage | None = None,
+        stage: LinkedStage | None = None,
     ) -> None:
         self.model, self.trace, self.at_work = model, trace, at_work
         self.shape = model.shape if shape is None else shape

@@ -17,7 +17,7 @@ from torch_armllm.engine.speculative.draft_states import DraftStates
 from torch_armllm.engine.speculative.rejection import DRAFT
 
 
-class Runner(Protocol):
+class DraftRunner(Protocol):
     """Runs the draft model: a `PlanRunner`."""
 
     block_size: int
@@ -94,7 +94,7 @@ class DraftModelProposer:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: DraftRunner,
         num_blocks: int,
         sampler: Sampler,
         chunk: int = 512,

@@ -17,7 +17,7 @@ _SIZE = 8
 """Bytes of the number."""
 
 
-class Counter:
+class FileCounter:
     """A number in a file, which is locked by whoever changes it.
 
     A file that is not this user's own is replaced, and never written through.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.disk.digests import prefix_digests
 from torch_armllm.kv_cache.disk.folder import CacheFolder
-from torch_armllm.kv_cache.disk.reader import BlockReader, Loading, Match
+from torch_armllm.kv_cache.disk.reader import CachedBlockReader, Loading, Match
 from torch_armllm.kv_cache.disk.rows import Rows
 from torch_armllm.kv_cache.disk.writer import BlockWriter
 
@@ -58,7 +58,7 @@ class DiskPrefixCache:
         self.misses = 0
         self._manager = manager
         self._writer = BlockWriter(folder, manager, blocks, states)
-        self._reader = BlockReader(folder, blocks.nbytes, states.nbytes)
+        self._reader = CachedBlockReader(folder, blocks.nbytes, states.nbytes)
 
     def load(self, token_ids: Sequence[int], length: int) -> Loading | None:
         """Starts to read what memory lacks of ``token_ids[:length]``; None if the disk does not have more."""

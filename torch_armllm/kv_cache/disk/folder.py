@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_armllm.kv_cache.disk.counter import Counter, get, put
+from torch_armllm.kv_cache.disk.counter import FileCounter, get, put
 from torch_armllm.kv_cache.disk.record import SUFFIX
 from torch_armllm.system.own_files import UntrustedFileError, check_own_folder, complaint
 
@@ -62,7 +62,7 @@ class CacheFolder:
         self.limit = limit
         self.problem: str | None = None
         self._own = root / fingerprint
-        self._counter = Counter(root / _COUNTER)
+        self._counter = FileCounter(root / _COUNTER)
         self._named: set[str] = set()
         root.mkdir(parents=True, exist_ok=True)
         try:

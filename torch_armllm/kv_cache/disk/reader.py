@@ -35,7 +35,7 @@ class Match(NamedTuple):
     """True if the states after the last block have to be read too."""
 
 
-class BlockReader:
+class CachedBlockReader:
     """Threads that read files.
 
     Args:
@@ -112,7 +112,7 @@ class Loading:
         done: number of blocks that were taken or are not needed.
     """
 
-    def __init__(self, reader: BlockReader, match: Match) -> None:
+    def __init__(self, reader: CachedBlockReader, match: Match) -> None:
         self.done = match.start
         self._reader = reader
         self._digests = match.digests

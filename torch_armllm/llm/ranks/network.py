@@ -17,7 +17,7 @@ from torch_armllm.engine.execution.rank_leader import RankLeader, RankWatch
 from torch_armllm.llm.ranks.agreement import check_shardable, for_follower
 from torch_armllm.llm.ranks.rank_shard import FollowerSettings
 from torch_armllm.llm.ranks.session import Others, load_and_follow
-from torch_armllm.parallel.connections import Connections
+from torch_armllm.parallel.connections import RankConnections
 from torch_armllm.parallel.network import NetworkExchange, NetworkMailbox
 from torch_armllm.parallel.rank_group import RankGroup
 from torch_armllm.parallel.rank_place import RankPlace
@@ -61,7 +61,7 @@ class NetworkRanks:
     ) -> None:
         self.place, self.gather = place, gather
         self._started = started
-        self._connections = Connections(place.rank, place.size, gather, address, 3, CONNECT_SECONDS)
+        self._connections = RankConnections(place.rank, place.size, gather, address, 3, CONNECT_SECONDS)
         self._rows, self._messages, cached = self._connections.sockets
         self._cached = {rank: RowLink(each) for rank, each in enumerate(cached) if each is not None}
         self._opened: list[NetworkExchange | StageLink] = []

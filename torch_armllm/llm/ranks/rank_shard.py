@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
-from torch_armllm.engine.execution.stage_course import Stage
+from torch_armllm.engine.execution.stage_course import LinkedStage
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_features import step_features
 from torch_armllm.engine.images.image_steps import PictureSteps
@@ -71,7 +71,7 @@ class RankShard:
     pictures: PictureSteps | str
     facts: ShardFacts
 
-    def executor(self, settings: FollowerSettings, stage: Stage | None = None) -> StepExecutor:
+    def executor(self, settings: FollowerSettings, stage: LinkedStage | None = None) -> StepExecutor:
         """Returns the executor of a process that follows.
 
         Args:

@@ -11,7 +11,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.rank_rows import RankRowServer
 from torch_armllm.engine.execution.rank_follower import Inbox, follow
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.engine.execution.stage_course import Stage
+from torch_armllm.engine.execution.stage_course import LinkedStage
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.llm.loading.loader import adapter_slots_of, load_patched
@@ -126,7 +126,7 @@ def load_and_follow(session: FollowingSession, request: ModelRequest, config: En
     shard, _, link = load_shard(session, kind, config)
     del kind  # it holds the whole model
     settings, inbox, rows = session.follow()
-    executor = shard.executor(settings, None if link is None else Stage(session.place, link))
+    executor = shard.executor(settings, None if link is None else LinkedStage(session.place, link))
     with team.at_work():
         follow(session.place.rank, inbox, executor, RankRowServer(executor, rows))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from torch_armllm.patching.cache.encoder_cache import EncoderCache
-from torch_armllm.patching.forwards.calls import Call, TokenCalls
+from torch_armllm.patching.forwards.calls import CallArguments, TokenCalls
 from torch_armllm.patching.forwards.decoder_calls import DecoderCalls
 from torch_armllm.patching.forwards.unserved import Unserved
 
@@ -23,7 +23,7 @@ class AttendingCalls(DecoderCalls):
 
     arguments = (*TokenCalls.arguments, "encoder_hidden_states", "encoder_attention_mask")
 
-    def compute(self, call: Call) -> Any:
+    def compute(self, call: CallArguments) -> Any:
         """See `Calls.compute`."""
         past = call.past
         if past is not None and type(past) is not EncoderDecoderCache:
@@ -44,7 +44,7 @@ class AttendingCalls(DecoderCalls):
             past.is_updated = dict.fromkeys(range(len(cross)), True)
         return self.output(hidden, past if keep else None, call)
 
-    def by_modules(self, call: Call) -> Any:
+    def by_modules(self, call: CallArguments) -> Any:
         """See `Calls.by_modules`."""
         past = call.past
         if isinstance(past, EncoderDecoderCache) and type(past.cross_attention_cache) is EncoderCache:
@@ -52,7 +52,7 @@ class AttendingCalls(DecoderCalls):
             past.cross_attention_cache.give_back()
         return super().by_modules(call)
 
-    def _attended(self, call: Call, ids: Tensor, given: DynamicCache | None) -> EncoderCache:
+    def _attended(self, call: CallArguments, ids: Tensor, given: DynamicCache | None) -> EncoderCache:
         """Returns the cache of the encoder's tokens: the given one, filled in place, or a new one.
 
         Raises:

@@ -31,7 +31,7 @@ _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits"
 
 
 @dataclass
-class Call:
+class CallArguments:
     """A call of a patched module.
 
     Attributes:
@@ -81,18 +81,18 @@ class Calls(ABC):
         self._cache_name = cache_argument(base.forward)
 
     @abstractmethod
-    def compute(self, call: Call) -> Any:
+    def compute(self, call: CallArguments) -> Any:
         """Returns the result of a call.
 
         Raises:
             Unserved: no plan computes it.
         """
 
-    def reads_weights(self, call: Call) -> bool:
+    def reads_weights(self, call: CallArguments) -> bool:
         """True if the weights are compared with what they were before a call."""
         return True
 
-    def by_modules(self, call: Call) -> Any:
+    def by_modules(self, call: CallArguments) -> Any:
         """Returns the result of a call by the module's own ``forward``."""
         cache = {} if call.past is None else {self._cache_name: call.past}
         return self.module_forward(**call.named, **cache)
@@ -122,11 +122,11 @@ class TokenCalls(Calls):
         self._known = _IGNORED.union(self.arguments)
         self._outputs = OutputForm(kind.base)
 
-    def reads_weights(self, call: Call) -> bool:
+    def reads_weights(self, call: CallArguments) -> bool:
         """See `Calls.reads_weights`."""
         return not call.is_step
 
-    def output(self, hidden: Tensor, cache: Any, call: Call) -> Any:
+    def output(self, hidden: Tensor, cache: Any, call: CallArguments) -> Any:
         """Returns hidden states and the cache in the form that the arguments of a call ask for."""
         out = self._outputs.make(hidden, cache, **self.results_of(hidden))
         wants_dict = call.named.get("return_dict")
@@ -138,7 +138,7 @@ class TokenCalls(Calls):
         """Returns further results of the module, which it computes of the hidden states."""
         return {}
 
-    def checked_ids(self, call: Call, past: Any) -> Tensor:
+    def checked_ids(self, call: CallArguments, past: Any) -> Tensor:
         """Returns the token ids of a call.
 
         Args:

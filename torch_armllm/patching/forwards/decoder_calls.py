@@ -19,7 +19,7 @@ from torch_armllm.kv_cache.encoder_keys import EncoderKeys
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.cache.paged_cache import PagedCache, TokenLog
-from torch_armllm.patching.forwards.calls import Call, TokenCalls
+from torch_armllm.patching.forwards.calls import CallArguments, TokenCalls
 from torch_armllm.patching.forwards.padding import (
     begins_padded,
     check_beginnings,
@@ -75,7 +75,7 @@ class DecoderCalls(TokenCalls):
         text = kind.base.config.get_text_config(decoder=True)
         self._layer_kinds = list(getattr(text, "layer_types", None) or ())
 
-    def compute(self, call: Call) -> Any:
+    def compute(self, call: CallArguments) -> Any:
         """See `Calls.compute`."""
         if self.limits.refusal is not None:
             raise Unserved(self.limits.refusal)
@@ -84,7 +84,7 @@ class DecoderCalls(TokenCalls):
         cache, keep = self._cache(call.past, call, ids)
         return self.output(self._step(cache, call, ids), cache if keep else None, call)
 
-    def by_modules(self, call: Call) -> Any:
+    def by_modules(self, call: CallArguments) -> Any:
         """See `Calls.by_modules`."""
         if self.limits.needs_recompute and isinstance(call.past, PagedCache):
             self._recompute(call.past)
@@ -103,7 +103,7 @@ class DecoderCalls(TokenCalls):
                 **{self._cache_name: cache},
             )
 
-    def _cache(self, past: Any, call: Call, ids: Tensor) -> tuple[PagedCache, bool]:
+    def _cache(self, past: Any, call: CallArguments, ids: Tensor) -> tuple[PagedCache, bool]:
         """Returns the cache that a call continues or begins, and whether the call returns it."""
         batch, mask = ids.shape[0], call.mask
         if past is None:
@@ -132,7 +132,9 @@ class DecoderCalls(TokenCalls):
             raise ValueError(f"the cache holds {len(past.rows)} sequences but the batch has {batch}")
         return past, True
 
-    def _step(self, cache: PagedCache, call: Call, ids: Tensor, encoder: EncoderKeys | None = None) -> Tensor:
+    def _step(
+        self, cache: PagedCache, call: CallArguments, ids: Tensor, encoder: EncoderKeys | None = None
+    ) -> Tensor:
         """Returns the hidden states ``(batch, T, hidden)`` of a call's tokens, zeros for padding."""
         mask = call.mask
         ids = ids.long()  # modules take int32 as well

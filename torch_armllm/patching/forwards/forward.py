@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torch_armllm.hf.cache_names import take_cache
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.patching.forwards.calls import Call, Calls, TokenCalls
+from torch_armllm.patching.forwards.calls import CallArguments, Calls, TokenCalls
 from torch_armllm.patching.forwards.unserved import Unserved
 from torch_armllm.patching.forwards.watched_modules import WatchedModules
 from torch_armllm.plan.step import Plan
@@ -29,7 +29,7 @@ class _OfThread(local):
 
     modules_only: str | None = None
     """The reason why calls run module by module."""
-    answer: Callable[[Call], Any] | None = None
+    answer: Callable[[CallArguments], Any] | None = None
     """Answers calls in the place of the plan and the modules."""
 
 
@@ -54,7 +54,7 @@ class PatchedForward(Generic[AnyCalls]):
         """Runs the module; its own ``forward`` documents the arguments."""
         warn_if_forked()
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        call = Call(named, take_cache(named))
+        call = CallArguments(named, take_cache(named))
         if self._of_thread.answer is not None:
             return self._of_thread.answer(call)
         try:
@@ -106,7 +106,7 @@ class PatchedForward(Generic[AnyCalls]):
         """Lets calls run module by module as soon as the modules differ from what they are now."""
         self._watched = WatchedModules(self.base)
 
-    def _raise_if_by_modules(self, call: Call) -> None:
+    def _raise_if_by_modules(self, call: CallArguments) -> None:
         """Raises `Unserved` while `by_modules` lasts, and if the modules have changed since `watch`."""
         if self._of_thread.modules_only is not None:
             raise Unserved(self._of_thread.modules_only)

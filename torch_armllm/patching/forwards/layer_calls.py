@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from torch_armllm.patching.forwards.calls import Call, Calls
+from torch_armllm.patching.forwards.calls import CallArguments, Calls
 from torch_armllm.patching.forwards.unserved import Unserved
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class LayerCalls(Calls):
         """Number of calls that plans computed."""
         return self.plans[-1].calls
 
-    def compute(self, call: Call) -> Any:
+    def compute(self, call: CallArguments) -> Any:
         """See `Calls.compute`."""
         self._check(call.named)
         with self._layers_by_plans():

@@ -11,7 +11,7 @@ from torch_armllm.hf.base_model import default_positions
 from torch_armllm.hf.cache_names import cache_field
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.patching.forwards.calls import Call, TokenCalls
+from torch_armllm.patching.forwards.calls import CallArguments, TokenCalls
 from torch_armllm.patching.forwards.text_steps import TextSteps, whole_texts
 from torch_armllm.patching.forwards.unserved import Unserved
 from torch_armllm.plan.step import Plan
@@ -39,7 +39,7 @@ class TextCalls(TokenCalls):
         self._has_window = has_window
         self._steps = TextSteps(shape)
 
-    def reads_weights(self, call: Call) -> bool:
+    def reads_weights(self, call: CallArguments) -> bool:
         """See `Calls.reads_weights`."""
         return True
 
@@ -48,7 +48,7 @@ class TextCalls(TokenCalls):
         pooler = getattr(self.base, "pooler", None)
         return {"pooler_output": None if pooler is None else pooler(hidden)}
 
-    def compute(self, call: Call) -> Any:
+    def compute(self, call: CallArguments) -> Any:
         """See `Calls.compute`."""
         ids, mask = self.checked_ids(call, None), call.mask
         if call.named.get("use_cache") and cache_field(self._outputs.kind) is not None:

@@ -56,7 +56,7 @@ class DecodeSteps:
             most = gap_limit if most is None else min(most, gap_limit)
         return most is None or self._cache.padded_length < most
 
-    def run(self, token_ids: Sequence[int]) -> StepResult:
+    def decode(self, token_ids: Sequence[int]) -> StepResult:
         """Appends one token to each row; returns the logits after it, valid until the next step.
 
         Raises:

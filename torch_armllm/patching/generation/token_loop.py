@@ -77,10 +77,10 @@ class TokenLoop:
         if synced_gpus or not self._knows(generation_config, model_kwargs):
             rest = (logits_processor, stopping_criteria, generation_config)
             return type(model)._sample(model, input_ids, *rest, synced_gpus, streamer, **model_kwargs)
-        run = _Run(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
+        generation = _Generation(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
         output = model._prefill(input_ids, generation_config, model_kwargs)
         output.logits = output.logits[:, -1:].clone()  # those of a prompt may be large
-        finished = run.choose(output.logits[:, -1], None)
+        finished = generation.choose(output.logits[:, -1], None)
         cache = cache_of(output)
         head = None
         if not finished and type(cache) is PagedCache and cache.next_positions is not None:
@@ -89,13 +89,13 @@ class TokenLoop:
             try:
                 steps = DecodeSteps(self._forward.calls, head, cache)
                 while not finished and steps.has_room:
-                    result = steps.run(run.last)
-                    finished = run.choose(result.logits, result.best)
+                    result = steps.decode(generation.last)
+                    finished = generation.choose(result.logits, result.best)
             finally:
                 self._idle.append(head)
         if not finished:
-            cache = _continue(model, run, output, model_kwargs)
-        return run.result(cache)
+            cache = _continue(model, generation, output, model_kwargs)
+        return generation.result(cache)
 
     def _knows(self, config: Any, kwargs: dict[str, Any]) -> bool:
         """True if the loop knows every setting and argument of a call."""
@@ -126,32 +126,34 @@ class TokenLoop:
         return FusedHead(plan, weights, weights.out_features)
 
 
-def _continue(model: Any, run: _Run, output: Any, model_kwargs: dict[str, Any]) -> Any:
+def _continue(model: Any, generation: _Generation, output: Any, model_kwargs: dict[str, Any]) -> Any:
     """Goes on by the model's ``forward``, past the tokens that a plan supports or without a paged cache.
 
     Args:
         model: the model.
-        run: the call; at least one token is chosen.
+        generation: the call; at least one token is chosen.
         output: the model's for the prompt.
         model_kwargs: what transformers passes from step to step.
 
     Returns:
         The cache.
     """
-    chosen = run.rows.length - run.prompt_length
+    chosen = generation.rows.length - generation.prompt_length
     finished = False
     while not finished:
         model_kwargs = model._update_model_kwargs_for_generation(
             output, model_kwargs, is_encoder_decoder=False, num_new_tokens=chosen
         )
-        inputs = model.prepare_inputs_for_generation(run.rows.ids, next_sequence_length=1, **model_kwargs)
+        inputs = model.prepare_inputs_for_generation(
+            generation.rows.ids, next_sequence_length=1, **model_kwargs
+        )
         output = model(**inputs, return_dict=True)
-        finished = run.choose(output.logits[:, -1], None)
+        finished = generation.choose(output.logits[:, -1], None)
         chosen = 1
     return cache_of(output)
 
 
-class _Run:
+class _Generation:
     """One call: its tokens, and the choice of each next one."""
 
     def __init__(

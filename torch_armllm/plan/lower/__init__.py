@@ -52,7 +52,7 @@ def lower(module: fx.GraphModule) -> Program:
     Raises:
         Unlowerable: some node has no instruction.
     """
-    program = Lowering(module, WRITERS).run()
+    program = Lowering(module, WRITERS).lower()
     fuse_norms(program)  # it counts the instructions as they were written
     join_adapters(program)
     share_rows(program)
