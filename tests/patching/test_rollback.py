@@ -11,11 +11,11 @@ from torch import Tensor
 
 import torch_armllm
 from tests.support.models import tiny, token_ids
+from torch_armllm.hf.replacements import Replacements
 from torch_armllm.lora.slots import AdapterSlots
 from torch_armllm.model_survey.stacks import tiny_stacks
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.patching import install, patch
-from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.state import STATE, patched_forward
 from torch_armllm.quant.inspection import is_packed
 from torch_armllm.quant.layers import Layer

@@ -14,12 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from torch_armllm.capture.markers.declare import marker
 from torch_armllm.ops.op_call import OpCall
-
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("layer_begin(Tensor hidden, int number) -> Tensor")
-_library.define("layer_end(Tensor hidden, int number) -> Tensor")
-_library.define("layer_repeat(Tensor hidden, int number, int like) -> Tensor")
 
 _MODULE_STATE = frozenset(vars(nn.Module())) | {"layer_idx"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -30,13 +26,13 @@ def _copy(hidden: Tensor, *numbers: int) -> Tensor:
     return hidden.clone()
 
 
-def _fake(hidden: Tensor, *numbers: int) -> Tensor:
-    return torch.empty_like(hidden)
+def _like_hidden(a: Any) -> Tensor:
+    return torch.empty_like(a.hidden)
 
 
-for _name in ("layer_begin", "layer_end", "layer_repeat"):
-    _library.impl(_name, _copy, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"armllm::{_name}", _fake, lib=_library)
+for _schema in ("layer_begin(Tensor hidden, int number)", "layer_end(Tensor hidden, int number)"):
+    marker(f"{_schema} -> Tensor", _like_hidden)(_copy)
+marker("layer_repeat(Tensor hidden, int number, int like) -> Tensor", _like_hidden)(_copy)
 
 
 class LayersDiffer(RuntimeError):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from torch_armllm.hf.replacements import Replacements
 from torch_armllm.patching.forwards.forward import PatchedForward
-from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.state import STATE, why_not_captured
 
 _GET_STATE = "__getstate__"

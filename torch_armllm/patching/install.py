@@ -12,6 +12,7 @@ from torch import fx
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.indexer import dense_limit, find_indexers
 from torch_armllm.hf.model_kind import ModelKind
+from torch_armllm.hf.replacements import Replacements
 from torch_armllm.kv_cache.shapes import StatesOnlyShape, latent_groups
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.patching.build_plan import BuiltPlan, build_plan
@@ -22,7 +23,6 @@ from torch_armllm.patching.forwards.nested_text import has_nested_text, with_tex
 from torch_armllm.patching.forwards.padding import gap_limit
 from torch_armllm.patching.forwards.text_calls import TextCalls
 from torch_armllm.patching.generation.generate import PatchedGenerate
-from torch_armllm.patching.replacements import Replacements
 from torch_armllm.quant.inspection import is_packed
 
 

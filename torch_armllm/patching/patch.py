@@ -11,13 +11,13 @@ from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.hf.releases import warn_if_newer
+from torch_armllm.hf.replacements import Replacements
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, full_kv_cache_dtype
 from torch_armllm.lora.slots import AdapterSlots, add_slots, check_recipe
 from torch_armllm.ops import variants
 from torch_armllm.patching.copies import keep_apart
 from torch_armllm.patching.install import install
 from torch_armllm.patching.patchable import check_cache_dtype, checked_kind
-from torch_armllm.patching.replacements import Replacements
 from torch_armllm.patching.stacks import install_stacks
 from torch_armllm.patching.state import STATE, PatchState, patch_state
 from torch_armllm.patching.trial.trial import fault_of

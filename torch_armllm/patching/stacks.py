@@ -12,6 +12,7 @@ from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.sample import sample_ids
 from torch_armllm.capture.step_inputs import step_arguments
 from torch_armllm.hf.model_kind import ModelKind
+from torch_armllm.hf.replacements import Replacements
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.forwards.attending_calls import AttendingCalls
 from torch_armllm.patching.forwards.encoder_layers import plan_layers
@@ -19,7 +20,6 @@ from torch_armllm.patching.forwards.forward import PatchedForward, with_gradient
 from torch_armllm.patching.forwards.layer_calls import LayerCalls, is_close
 from torch_armllm.patching.forwards.text_calls import TextCalls
 from torch_armllm.patching.install import Installed, op_counts
-from torch_armllm.patching.replacements import Replacements
 from torch_armllm.quant.inspection import is_packed
 from torch_armllm.quant.modules.linear import QuantLinear
 

@@ -11,9 +11,9 @@ from torch_armllm.plan.native import NativePlan, native_plan
 
 if TYPE_CHECKING:
     from torch_armllm.hf.model_kind import ModelKind
+    from torch_armllm.hf.replacements import Replacements
     from torch_armllm.patching.forwards.calls import TokenCalls
     from torch_armllm.patching.forwards.forward import PatchedForward
-    from torch_armllm.patching.replacements import Replacements
     from torch_armllm.plan.servable_model import ServableModel
     from torch_armllm.quant.report import Report
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.capture.markers.compression import found_entries
+from torch_armllm.capture.markers.declare import like_attention, marker
 from torch_armllm.ops.declare import arguments, reference
 from torch_armllm.ops.op_call import OpCall
 
@@ -21,17 +22,6 @@ EVERY = 1 << 30
 UNNUMBERED = -1
 """Layer of an attention whose module does not know its number, as several layers share it."""
 _IGNORED = {"cache_position", "output_attentions", "output_hidden_states", "return_dict"}
-
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define(
-    "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks, Tensor? slopes=None, Tensor? factors=None, Tensor? profiles=None,"
-    " Tensor? selected=None, int ahead=0, Tensor? biases=None) -> Tensor"
-)
-_library.define(
-    "biased_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks, Tensor bias, int ahead=0) -> Tensor"
-)
 
 
 def ahead_of(node: fx.Node) -> int:
@@ -63,6 +53,12 @@ def mixed_profiles(factors: Tensor, profiles: Tensor) -> Tensor:
     return nearest.masked_fill((distance < 0) | (distance >= extent), 0.0)
 
 
+@marker(
+    "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
+    " Tensor? sinks, Tensor? slopes=None, Tensor? factors=None, Tensor? profiles=None,"
+    " Tensor? selected=None, int ahead=0, Tensor? biases=None) -> Tensor",
+    like_attention,
+)
 @reference("attention")
 def dense_attention(a: Any) -> Tensor:
     """Computes attention of one sequence in float32; the reference implementation.
@@ -132,20 +128,15 @@ def _attention(a: Any, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _biased_attention(*args: Any, **kwargs: Any) -> Tensor:
-    given = arguments("biased_attention", args, kwargs)
+@marker(
+    "biased_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
+    " Tensor? sinks, Tensor bias, int ahead=0) -> Tensor",
+    like_attention,
+)
+@reference("biased_attention")
+def _biased_attention(given: Any) -> Tensor:
     without = given.q, given.k, given.v, given.layer, given.scale, given.window, given.softcap, given.sinks
     return _attention(arguments("attention", without, {"ahead": given.ahead}), given.bias.float())
-
-
-def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
-
-
-_library.impl("attention", dense_attention, "CompositeExplicitAutograd")
-_library.impl("biased_attention", _biased_attention, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::attention", _fake, lib=_library)
-torch.library.register_fake("armllm::biased_attention", _fake, lib=_library)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.capture.markers.declare import marker
 from torch_armllm.capture.markers.selection import UnknownSelection, is_call, selected_by, take, uncast
 from torch_armllm.capture.markers.selection_limits import Selects
 from torch_armllm.kv_cache.shapes import CacheShape
@@ -23,10 +24,11 @@ from torch_armllm.ops.select.reference import highest
 
 aten = torch.ops.aten
 
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("block_selection(Tensor q, Tensor k, int span, int top_k, int nearest) -> Tensor")
 
-
+@marker(
+    "block_selection(Tensor q, Tensor k, int span, int top_k, int nearest) -> Tensor",
+    lambda a: a.q.new_empty((*a.q.shape[:3], a.k.shape[2]), dtype=torch.bool),
+)
 def block_selection(q: Tensor, k: Tensor, span: int, top_k: int, nearest: int) -> Tensor:
     """Selects the nearest blocks and those of the highest scores; the reference implementation.
 
@@ -47,14 +49,6 @@ def block_selection(q: Tensor, k: Tensor, span: int, top_k: int, nearest: int) -
     blocks = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True)
     tokens = blocks.repeat_interleave(span, -1)[..., :count]
     return (tokens & torch.ones(count, count, dtype=torch.bool, device=q.device).tril())[None]
-
-
-def _fake(q: Tensor, k: Tensor, span: int, top_k: int, nearest: int) -> Tensor:
-    return q.new_empty((*q.shape[:3], k.shape[2]), dtype=torch.bool)
-
-
-_library.impl("block_selection", block_selection, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::block_selection", _fake, lib=_library)
 
 
 def mark_block_selections(graph: fx.Graph, selects: Selects) -> None:
@@ -79,11 +73,13 @@ def mark_block_selections(graph: fx.Graph, selects: Selects) -> None:
             raise UnknownSelection(f"{heads} heads select blocks for {kv_heads} KV heads")
         with graph.inserting_before(indices):
             arguments = (q, k, selects.span, selects.count, selects.nearest)
-            marker = graph.call_function(torch.ops.armllm.block_selection.default, arguments)
-        marker.meta = dict(indices.meta)
+            marked = graph.call_function(torch.ops.armllm.block_selection.default, arguments)
+        marked.meta = dict(indices.meta)
         with q.meta["val"].fake_mode:
-            marker.meta["val"] = _fake(q.meta["val"], k.meta["val"], *arguments[2:])
-        OpCall(node).replace(selected=marker)
+            marked.meta["val"] = torch.ops.armllm.block_selection(
+                q.meta["val"], k.meta["val"], *arguments[2:]
+            )
+        OpCall(node).replace(selected=marked)
         graph.eliminate_dead_code()
         if changed is not None:  # graphs keep operators that overwrite a tensor, even if none reads it
             graph.erase_node(changed)

@@ -19,22 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from torch_armllm.capture.markers.declare import marker
 from torch_armllm.capture.output_check import lowest_first
 from torch_armllm.ops.compress.reference import compressed
 from torch_armllm.ops.select.reference import highest, index_scores
-
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define(
-    "window_entries(Tensor kv, Tensor gate, Tensor bias, Tensor weight, Tensor cos, Tensor sin, float eps)"
-    " -> Tensor"
-)
-_library.define(
-    "entry_selection(Tensor q, Tensor entries, Tensor weights, float scale, int top_k, int rate) -> Tensor"
-)
-_library.define(
-    "attention_to_entries(Tensor q, Tensor kv, Tensor entries, int layer, float scale, int window,"
-    " Tensor? sinks, int rate, Tensor? selected=None) -> Tensor"
-)
 
 _PARTS = ("compress_rate", "head_dim", "kv_proj", "gate_proj", "position_bias", "kv_norm", "rotary_emb")
 _INDEXER_PARTS = (*_PARTS, "index_topk", "num_heads", "q_b_proj", "scorer")
@@ -43,6 +31,11 @@ _PROBES = 3
 _FOUND = "entries_for_attention"
 
 
+@marker(
+    "window_entries(Tensor kv, Tensor gate, Tensor bias, Tensor weight, Tensor cos, Tensor sin, float eps)"
+    " -> Tensor",
+    lambda a: a.kv.new_empty(1, a.kv.shape[1], a.weight.shape[0]),
+)
 def window_entries(
     kv: Tensor, gate: Tensor, bias: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> Tensor:
@@ -76,6 +69,10 @@ def _complete(tokens: int, rate: int) -> Tensor:
     return ends & torch.ones(tokens, tokens, dtype=torch.bool).tril()
 
 
+@marker(
+    "entry_selection(Tensor q, Tensor entries, Tensor weights, float scale, int top_k, int rate) -> Tensor",
+    lambda a: a.q.new_empty((1, a.q.shape[1], a.q.shape[1]), dtype=torch.bool),
+)
 def entry_selection(
     q: Tensor, entries: Tensor, weights: Tensor, scale: float, top_k: int, rate: int
 ) -> Tensor:
@@ -98,6 +95,11 @@ def entry_selection(
     return (torch.zeros_like(seen).scatter(-1, chosen, True) & seen)[None]
 
 
+@marker(
+    "attention_to_entries(Tensor q, Tensor kv, Tensor entries, int layer, float scale, int window,"
+    " Tensor? sinks, int rate, Tensor? selected=None) -> Tensor",
+    lambda a: a.q.new_empty(1, a.q.shape[2], a.q.shape[1], a.q.shape[3]),
+)
 def attention_to_entries(
     q: Tensor,
     kv: Tensor,
@@ -136,27 +138,6 @@ def attention_to_entries(
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, tokens, 1)], 2)
     out = scores.softmax(2)[..., : 2 * tokens] @ rows
     return out.transpose(0, 1)[None].contiguous().to(q.dtype)
-
-
-def _entries_fake(kv: Tensor, gate: Tensor, bias: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return kv.new_empty(1, kv.shape[1], weight.shape[0])
-
-
-def _selection_fake(q: Tensor, *_: Any) -> Tensor:
-    return q.new_empty((1, q.shape[1], q.shape[1]), dtype=torch.bool)
-
-
-def _attention_fake(q: Tensor, *_: Any, **__: Any) -> Tensor:
-    return q.new_empty(1, q.shape[2], q.shape[1], q.shape[3])
-
-
-for _function, _fake in (
-    (window_entries, _entries_fake),
-    (entry_selection, _selection_fake),
-    (attention_to_entries, _attention_fake),
-):
-    _library.impl(_function.__name__, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"armllm::{_function.__name__}", _fake, lib=_library)
 
 
 def entry_attentions(module: fx.GraphModule) -> list[fx.Node]:

@@ -7,8 +7,7 @@ recognized by what it computes.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,27 +18,25 @@ from torch.fx.node import Node
 from torch_armllm.capture.attention_operands import insert_call
 from torch_armllm.capture.markers import key_bias
 from torch_armllm.capture.markers.attention import UnsupportedAttention, mixed_profiles
+from torch_armllm.capture.markers.declare import marker
 from torch_armllm.capture.markers.encoder_states import encoder_attentions
 from torch_armllm.capture.probing import is_op, module_name, tensor_of
+from torch_armllm.hf.replacements import replaced
 from torch_armllm.ops.op_call import OpCall
 
 _aten = torch.ops.aten
-_library = torch.library.Library("armllm", "FRAGMENT")
 _NO_PROFILES: tuple[Any, ...] = ()
-_library.define("distance_bias(Tensor factors, Tensor profiles) -> Tensor")
 
 
-def _fake(factors: Tensor, profiles: Tensor) -> Tensor:
-    batch, tokens, heads, _ = factors.shape
-    return factors.new_empty(batch, heads, tokens, tokens)
+def _like_result(a: Any) -> Tensor:
+    batch, tokens, heads, _ = a.factors.shape
+    like: Tensor = a.factors.new_empty(batch, heads, tokens, tokens)
+    return like
 
 
+@marker("distance_bias(Tensor factors, Tensor profiles) -> Tensor", _like_result)
 def _mixed(factors: Tensor, profiles: Tensor) -> Tensor:
     return mixed_profiles(factors, profiles).to(factors.dtype)
-
-
-_library.impl("distance_bias", _mixed, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::distance_bias", _fake, lib=_library)
 
 
 @dataclass(frozen=True)
@@ -120,21 +117,9 @@ def _replacement(module: Any) -> _Profiles | _HiddenProfiles | None:
         return None
 
 
-@contextlib.contextmanager
-def mark_distance_biases(model: nn.Module) -> Iterator[None]:
+def mark_distance_biases(model: nn.Module) -> AbstractContextManager[None]:
     """Lets modules that mix profiles insert the marker while the context lasts."""
-    replaced: list[nn.Module] = []
-    try:
-        for module in model.modules():
-            with torch.no_grad():
-                replacement = _replacement(module)
-            if replacement is not None:
-                module.__dict__["forward"] = replacement
-                replaced.append(module)
-        yield
-    finally:
-        for module in replaced:
-            del module.__dict__["forward"]
+    return replaced(model, "forward", _replacement)
 
 
 def resolve_biases(graph: fx.Graph) -> bool:
@@ -161,7 +146,7 @@ def resolve_biases(graph: fx.Graph) -> bool:
                 operands, mixed, longer_keys = joined, _NO_PROFILES, True
             else:
                 operands, mixed = (q, k), (None, *_factors(graph, bias))
-            marker = insert_call(
+            marked = insert_call(
                 graph,
                 torch.ops.armllm.attention.default,
                 *operands,
@@ -171,8 +156,8 @@ def resolve_biases(graph: fx.Graph) -> bool:
                 *arguments,
                 *mixed,
             )
-        marker.meta.update({k: v for k, v in node.meta.items() if k != "val"})
-        node.replace_all_uses_with(marker)
+        marked.meta.update({k: v for k, v in node.meta.items() if k != "val"})
+        node.replace_all_uses_with(marked)
         graph.erase_node(node)
     if _drop_zero_biases(graph) or nodes:
         for node in list(graph.nodes):

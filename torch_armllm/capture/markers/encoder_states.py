@@ -12,24 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torch_armllm.capture.markers.declare import like_attention, marker
+
 _TOKENS = 11
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("encoder_states(Tensor input_ids, int columns, ScalarType dtype) -> Tensor")
-_library.define(
-    "encoder_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, Tensor? bias=None) -> Tensor"
+
+
+@marker(
+    "encoder_states(Tensor input_ids, int columns, ScalarType dtype) -> Tensor",
+    lambda a: a.input_ids.new_empty((1, _TOKENS, a.columns), dtype=a.dtype),
 )
-
-
 def _sample_states(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """Returns the sample ``(1, 11, columns)``."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, _TOKENS, columns, generator=generator, dtype=torch.float32).to(dtype)
 
 
-def _fake_states(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    return input_ids.new_empty((1, _TOKENS, columns), dtype=dtype)
-
-
+@marker(
+    "encoder_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, Tensor? bias=None) -> Tensor",
+    like_attention,
+)
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, bias: Tensor | None = None
 ) -> Tensor:
@@ -52,16 +53,6 @@ def _attention(
         scores = scores + bias.float()
     out = scores.softmax(-1) @ v.float().repeat_interleave(groups, 1)
     return out.transpose(1, 2).contiguous().to(q.dtype)
-
-
-def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
-
-
-_library.impl("encoder_states", _sample_states, "CompositeExplicitAutograd")
-_library.impl("encoder_attention", _attention, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::encoder_states", _fake_states, lib=_library)
-torch.library.register_fake("armllm::encoder_attention", _fake, lib=_library)
 
 
 def encoder_attentions(graph: fx.Graph) -> list[fx.Node]:

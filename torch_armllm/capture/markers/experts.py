@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torch_armllm.capture.markers.declare import marker
 from torch_armllm.hf.expert_detection import is_decorated, is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
+from torch_armllm.hf.replacements import replaced
 from torch_armllm.ops.activation import FUNCTIONS
 from torch_armllm.ops.declare import reference
 from torch_armllm.ops.untraced import untraced
@@ -21,14 +23,13 @@ IMPLEMENTATION = "armllm"
 _FALLBACK = "grouped_mm"
 """transformers' own capturable implementation, for experts that the marker op cannot express."""
 
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define(
+
+@marker(
     "experts(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, str activation,"
     " float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True,"
-    " bool transposed=False, bool interleaved=False, int identity_experts=0, float up_limit=7.0) -> Tensor"
+    " bool transposed=False, bool interleaved=False, int identity_experts=0, float up_limit=7.0) -> Tensor",
+    lambda a: torch.empty_like(a.x),
 )
-
-
 @reference("experts")
 def float_experts(a: Any) -> Tensor:
     """Computes the weighted sum of experts, one expert after the other.
@@ -88,14 +89,6 @@ def expert_layout(a: Any) -> ExpertLayout:
     )
 
 
-def _fake(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-_library.impl("experts", float_experts, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::experts", _fake, lib=_library)
-
-
 def experts_function(
     module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Any:
@@ -146,22 +139,16 @@ def _batched_forward(module: Any, layout: ExpertLayout) -> Callable[[Tensor], Te
     return forward
 
 
-@contextlib.contextmanager
-def mark_undecorated_experts(model: nn.Module) -> Iterator[None]:
+def mark_undecorated_experts(model: nn.Module) -> AbstractContextManager[None]:
     """Replaces float experts outside transformers' interface (Llama 4, LongCat) by the marker op."""
-    replaced: list[nn.Module] = []
-    try:
-        for module in model.modules():
-            layout = read_layout(module) if is_experts(module) and not is_decorated(module) else ""
-            if isinstance(layout, ExpertLayout):
-                module.__dict__["forward"] = (
-                    _batched_forward(module, layout) if layout.batched else partial(_marked, module, layout)
-                )
-                replaced.append(module)
-        yield
-    finally:
-        for module in replaced:
-            del module.__dict__["forward"]
+    return replaced(model, "forward", _undecorated_forward)
+
+
+def _undecorated_forward(module: nn.Module) -> Callable[..., Any] | None:
+    layout = read_layout(module) if is_experts(module) and not is_decorated(module) else ""
+    if not isinstance(layout, ExpertLayout):
+        return None
+    return _batched_forward(module, layout) if layout.batched else partial(_marked, module, layout)
 
 
 def register() -> None:

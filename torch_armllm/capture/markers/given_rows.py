@@ -12,25 +12,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
+from torch_armllm.capture.markers.declare import marker
 from torch_armllm.capture.markers.token_types import sample_types
 from torch_armllm.ops.op_call import OpCall
 
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("given_rows(Tensor input_ids, int columns, ScalarType dtype) -> Tensor")
 
-
+@marker(
+    "given_rows(Tensor input_ids, int columns, ScalarType dtype) -> Tensor",
+    lambda a: a.input_ids.new_empty((*a.input_ids.shape, a.columns), dtype=a.dtype),
+)
 def sample_rows(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """Returns rows ``(1, T, columns)`` that are functions of the token ids ``(1, T)``."""
     phases = torch.arange(1, columns + 1, dtype=torch.float64) * 0.618034
     return torch.sin((input_ids[..., None] + 1).double() * phases).to(dtype)
-
-
-def _fake(input_ids: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    return input_ids.new_empty((*input_ids.shape, columns), dtype=dtype)
-
-
-_library.impl("given_rows", sample_rows, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::given_rows", _fake, lib=_library)
 
 
 def sample_of(module: fx.GraphModule, input_ids: Tensor) -> Tensor | None:

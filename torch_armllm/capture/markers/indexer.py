@@ -8,8 +8,7 @@ length; longer sequences run through the modules.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch_armllm.capture.markers.attention import attention_function
 from torch_armllm.capture.markers.compression import inside_compressors
 from torch_armllm.capture.markers.selection_limits import Selects
+from torch_armllm.hf.replacements import replaced
 
 IMPLEMENTATION = "armllm_dense"
 """Attention without the indexers."""
@@ -96,17 +96,10 @@ def _select_nothing(*args: Any, **kwargs: Any) -> Tensor:
     return torch.zeros(1, 1, 1, dtype=torch.int32)
 
 
-@contextlib.contextmanager
-def disable_indexers(base: nn.Module) -> Iterator[None]:
+def disable_indexers(base: nn.Module) -> AbstractContextManager[None]:
     """Replaces the indexers' forward by a constant while the context lasts."""
     indexers = find_indexers(base)
-    try:
-        for indexer in indexers:
-            indexer.__dict__["forward"] = _select_nothing
-        yield
-    finally:
-        for indexer in indexers:
-            indexer.__dict__.pop("forward", None)
+    return replaced(base, "forward", lambda module: _select_nothing if module in indexers else None)
 
 
 def _dense(

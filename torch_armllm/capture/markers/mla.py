@@ -7,22 +7,17 @@ heads share, is concatenated to it.  The method is replaced only if its result e
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.capture.markers.declare import marker
+from torch_armllm.hf.replacements import replaced
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.packing import dequantize_matrix
-
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define(
-    "expand_kv(Tensor latent, Tensor k_rope, Tensor weight, int heads, int nope_size, int value_size,"
-    " str scheme) -> (Tensor, Tensor)"
-)
 
 
 def float_weight(weight: Tensor, rank: int, rows: int, scheme: str) -> Tensor:
@@ -30,6 +25,17 @@ def float_weight(weight: Tensor, rank: int, rows: int, scheme: str) -> Tensor:
     return dequantize_matrix(weight, rows, rank, scheme) if scheme else weight
 
 
+def _like_result(a: Any) -> tuple[Tensor, Tensor]:
+    sizes = (a.latent.shape[0], a.heads, a.latent.shape[2])
+    keys = a.latent.new_empty((*sizes, a.nope_size + a.k_rope.shape[-1]))
+    return keys, a.latent.new_empty((*sizes, a.value_size))
+
+
+@marker(
+    "expand_kv(Tensor latent, Tensor k_rope, Tensor weight, int heads, int nope_size, int value_size,"
+    " str scheme) -> (Tensor, Tensor)",
+    _like_result,
+)
 def expand_kv(
     latent: Tensor, k_rope: Tensor, weight: Tensor, heads: int, nope_size: int, value_size: int, scheme: str
 ) -> tuple[Tensor, Tensor]:
@@ -56,20 +62,6 @@ def _join(expanded: Tensor, k_rope: Tensor, heads: int, nope_size: int) -> tuple
     by_head = expanded[:, 0].unflatten(-1, (heads, -1)).transpose(1, 2)
     keys = torch.cat([by_head[..., :nope_size], k_rope.expand(-1, heads, -1, -1)], -1)
     return keys, by_head[..., nope_size:].contiguous()
-
-
-def _fake(
-    latent: Tensor, k_rope: Tensor, weight: Tensor, heads: int, nope_size: int, value_size: int, scheme: str
-) -> tuple[Tensor, Tensor]:
-    sizes = (latent.shape[0], heads, latent.shape[2])
-    return (
-        latent.new_empty((*sizes, nope_size + k_rope.shape[-1])),
-        latent.new_empty((*sizes, value_size)),
-    )
-
-
-_library.impl("expand_kv", expand_kv, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::expand_kv", _fake, lib=_library)
 
 
 @dataclass(frozen=True)
@@ -134,18 +126,6 @@ def _expansion(module: Any) -> _Expansion | None:
     return _Expansion(weight, heads, nope_size, value_size, scheme)
 
 
-@contextlib.contextmanager
-def mark_expand_kv(model: nn.Module) -> Iterator[None]:
+def mark_expand_kv(model: nn.Module) -> AbstractContextManager[None]:
     """Replaces ``expand_kv`` by the marker op in all modules whose method is equivalent to it."""
-    replaced: list[nn.Module] = []
-    try:
-        for module in model.modules():
-            if is_latent_attention(module):
-                replacement: Callable[..., Any] | None = _expansion(module)
-                if replacement is not None:
-                    module.__dict__["expand_kv"] = replacement
-                    replaced.append(module)
-        yield
-    finally:
-        for module in replaced:
-            del module.__dict__["expand_kv"]
+    return replaced(model, "expand_kv", lambda m: _expansion(m) if is_latent_attention(m) else None)

@@ -6,10 +6,10 @@ the same for a few random tokens.  A module that computes something else stays a
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import torch_armllm.capture.markers.recurrent_ops  # noqa: F401  (registers the marker ops)
 from torch_armllm.hf.cache_names import given_cache
+from torch_armllm.hf.replacements import replaced
 
 Forward = Callable[..., Any]
 _TOKENS = 9
@@ -200,23 +201,11 @@ _REPLACEMENTS = (
 )
 
 
-@contextlib.contextmanager
-def mark_recurrent_modules(model: nn.Module) -> Iterator[None]:
+def mark_recurrent_modules(model: nn.Module) -> AbstractContextManager[None]:
     """Lets modules with a recurrence of their own insert marker ops while the context lasts."""
-    replaced: list[tuple[nn.Module, Forward | None]] = []
-    try:
-        for module in model.modules():
-            for replacement in _REPLACEMENTS:
-                with torch.no_grad():
-                    forward = replacement.of(module)
-                if forward is not None:
-                    replaced.append((module, vars(module).get("forward")))
-                    module.__dict__["forward"] = forward
-                    break
-        yield
-    finally:
-        for module, own in replaced:
-            if own is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = own
+    return replaced(model, "forward", _forward_of)
+
+
+def _forward_of(module: nn.Module) -> Forward | None:
+    found = (replacement.of(module) for replacement in _REPLACEMENTS)
+    return next((forward for forward in found if forward is not None), None)

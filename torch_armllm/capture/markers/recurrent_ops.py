@@ -7,19 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import torch_armllm.capture.markers.compression  # noqa: F401  (registers a marker op)
-from torch_armllm.ops.declare import fake
+from torch_armllm.capture.markers.declare import marker
 
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("convolve_tokens(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor")
-_library.define(
-    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, float scale, bool normalize,"
-    " bool delta=True) -> Tensor"
+
+@marker(
+    "convolve_tokens(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor",
+    lambda a: torch.empty_like(a.x, memory_format=torch.contiguous_format),
 )
-_library.define(
-    "scan_channels(Tensor x, Tensor dt, Tensor a, Tensor? b, Tensor? c, bool normalize=False) -> Tensor"
-)
-
-
 def convolve_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
     """Convolves each channel of one sequence with its last ``taps`` tokens; the reference implementation.
 
@@ -41,6 +35,11 @@ def convolve_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) 
     return (F.silu(out) if silu else out).to(x.dtype).contiguous()
 
 
+@marker(
+    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, float scale, bool normalize,"
+    " bool delta=True) -> Tensor",
+    lambda a: a.v.new_empty(a.v.shape),
+)
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -86,6 +85,10 @@ def delta_rule(
     return out[None].to(v.dtype)
 
 
+@marker(
+    "scan_channels(Tensor x, Tensor dt, Tensor a, Tensor? b, Tensor? c, bool normalize=False) -> Tensor",
+    lambda a: a.x.new_empty(a.x.shape),
+)
 def scan_channels(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, normalize: bool = False
 ) -> Tensor:
@@ -114,14 +117,6 @@ def scan_channels(
         state = decay[t] * state + added[t]
         out[t] = (state if c is None else c[0, t, :, None].float() * state).sum(0)
     return out[None].to(x.dtype)
-
-
-_library.impl("convolve_tokens", convolve_tokens, "CompositeExplicitAutograd")
-_library.impl("delta_rule", delta_rule, "CompositeExplicitAutograd")
-_library.impl("scan_channels", scan_channels, "CompositeExplicitAutograd")
-fake("convolve_tokens", lambda a: torch.empty_like(a.x, memory_format=torch.contiguous_format))
-fake("delta_rule", lambda a: a.v.new_empty(a.v.shape))
-fake("scan_channels", lambda a: a.x.new_empty(a.x.shape))
 
 
 MARKERS = (

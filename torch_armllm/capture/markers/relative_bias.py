@@ -6,17 +6,21 @@ during capture, and attention takes the numbers by distance.  The module is reco
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("relative_bias(Tensor biases, SymInt tokens) -> Tensor")
+from torch_armllm.capture.markers.declare import marker
+from torch_armllm.hf.replacements import replaced
 
 
+@marker(
+    "relative_bias(Tensor biases, SymInt tokens) -> Tensor",
+    lambda a: a.biases.new_empty(1, a.biases.shape[0], a.tokens, a.tokens),
+)
 def by_distance(biases: Tensor, tokens: int) -> Tensor:
     """Returns a bias for each pair of tokens, ``(1, heads, T, T)``.
 
@@ -27,14 +31,6 @@ def by_distance(biases: Tensor, tokens: int) -> Tensor:
     reach, positions = biases.shape[1] // 2, torch.arange(tokens)
     away = (positions - positions[:, None]).clamp(-reach, reach)
     return biases[None, :, away + reach]
-
-
-def _fake(biases: Tensor, tokens: int) -> Tensor:
-    return biases.new_empty(1, biases.shape[0], tokens, tokens)
-
-
-_library.impl("relative_bias", by_distance, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::relative_bias", _fake, lib=_library)
 
 
 def _biases_of(module: Any) -> Tensor | None:
@@ -58,29 +54,18 @@ def _computer(module: Any) -> Callable[..., Tensor] | None:
     return compute if has_table and callable(compute) else None
 
 
-@contextlib.contextmanager
-def mark_relative_biases(model: nn.Module) -> Iterator[None]:
+def mark_relative_biases(model: nn.Module) -> AbstractContextManager[None]:
     """Lets modules that look up a bias by distance insert the marker while the context lasts."""
-    replaced: list[nn.Module] = []
-    try:
-        for module in model.modules():
-            with torch.no_grad():
-                biases = _biases_of(module)
-            if biases is not None:
-                module.__dict__["compute_bias"] = _Marked(biases)
-                replaced.append(module)
-        yield
-    finally:
-        for module in replaced:
-            del module.__dict__["compute_bias"]
+    return replaced(model, "compute_bias", _marked)
 
 
-class _Marked:
-    """Replacement of a module's method that inserts the marker."""
+def _marked(module: Any) -> Callable[..., Tensor] | None:
+    """Returns a method that inserts the marker, in the place of a module's own; None: it has no biases."""
+    if (biases := _biases_of(module)) is None:
+        return None
 
-    def __init__(self, biases: Tensor) -> None:
-        self._biases = biases
-
-    def __call__(self, query_length: Any, key_length: Any, **_: Any) -> Tensor:
-        bias: Tensor = torch.ops.armllm.relative_bias(self._biases, query_length)
+    def compute_bias(query_length: Any, key_length: Any, **_: Any) -> Tensor:
+        bias: Tensor = torch.ops.armllm.relative_bias(biases, query_length)
         return bias
+
+    return compute_bias

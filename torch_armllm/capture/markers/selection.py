@@ -13,19 +13,21 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.capture.markers.declare import marker
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.ops.select.reference import highest, index_scores
 
 aten = torch.ops.aten
-
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("selection(Tensor q, Tensor k, Tensor weights, float scale, int top_k) -> Tensor")
 
 
 class UnknownSelection(RuntimeError):
     """An indexer computes something else than the marker."""
 
 
+@marker(
+    "selection(Tensor q, Tensor k, Tensor weights, float scale, int top_k) -> Tensor",
+    lambda a: a.q.new_empty((1, a.q.shape[1], a.k.shape[1]), dtype=torch.bool),
+)
 def selection(q: Tensor, k: Tensor, weights: Tensor, scale: float, top_k: int) -> Tensor:
     """Selects the earlier tokens of the highest scores; the reference implementation.
 
@@ -44,14 +46,6 @@ def selection(q: Tensor, k: Tensor, weights: Tensor, scale: float, top_k: int) -
     seen = torch.ones(count, count, dtype=torch.bool).tril()
     chosen = highest(scores.masked_fill(~seen, float("-inf")), min(top_k, count))
     return (torch.zeros_like(seen).scatter(-1, chosen, True) & seen)[None]
-
-
-def _fake(q: Tensor, k: Tensor, weights: Tensor, scale: float, top_k: int) -> Tensor:
-    return q.new_empty((1, q.shape[1], k.shape[1]), dtype=torch.bool)
-
-
-_library.impl("selection", selection, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::selection", _fake, lib=_library)
 
 
 def mark_selections(graph: fx.Graph, top_k: int) -> None:
@@ -103,7 +97,7 @@ def _marker(graph: fx.Graph, indices: Node, top_k: int) -> Node:
         node = graph.call_function(torch.ops.armllm.selection.default, (q, k, weights, scale, top_k))
     node.meta = dict(indices.meta)
     with values[0].fake_mode:
-        node.meta["val"] = _fake(*values, scale, top_k)
+        node.meta["val"] = torch.ops.armllm.selection(*values, scale, top_k)
     return node
 
 

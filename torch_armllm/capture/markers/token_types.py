@@ -8,18 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("token_types(Tensor input_ids, int count) -> Tensor")
+from torch_armllm.capture.markers.declare import marker
 
 
+@marker("token_types(Tensor input_ids, int count) -> Tensor", lambda a: torch.empty_like(a.input_ids))
 def sample_types(input_ids: Tensor, count: int) -> Tensor:
     """Returns types ``(1, T)`` that are functions of the token ids ``(1, T)``."""
     return input_ids % count
-
-
-def _fake(input_ids: Tensor, count: int) -> Tensor:
-    return torch.empty_like(input_ids)
-
-
-_library.impl("token_types", sample_types, "CompositeExplicitAutograd")
-torch.library.register_fake("armllm::token_types", _fake, lib=_library)

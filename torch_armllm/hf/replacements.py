@@ -1,10 +1,13 @@
-"""Attributes that `patch` puts in the place of those of a model and its modules, and the way back."""
+"""Attributes in the place of those of a model and its modules, and the way back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -55,3 +58,24 @@ class Replacements:
             else:
                 module.__dict__.pop(name, None)
             self._before.pop()  # last: it may be interrupted, and begun anew
+
+
+@contextmanager
+def replaced(model: nn.Module, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces an attribute of a model's modules while the context lasts.
+
+    Args:
+        model: whose modules are looked at in order, with those before already replaced.
+        name: of the attribute.
+        replacement_of: returns what a module gets; None leaves it as it is.
+    """
+    replacements = Replacements()
+    try:
+        for module in model.modules():
+            with torch.no_grad():
+                replacement = replacement_of(module)
+            if replacement is not None:
+                replacements.put(module, name, replacement)
+        yield
+    finally:
+        replacements.undo()
