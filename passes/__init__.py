@@ -56,6 +56,7 @@ from torch_armllm.passes import (
 from torch_armllm.passes.lib.context import PassContext
 
 Pass = Callable[[fx.GraphModule, PassContext], int]
+"""Rewrites a graph in place, and returns the number of rewrites."""
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),

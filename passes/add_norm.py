@@ -22,11 +22,7 @@ def _copy_constant(graph: fx.Graph, operand: Any) -> Any:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Fuses residual adds into the norms that read them; other users read the sum from the fused op.
-
-    Returns:
-        The number of adds fused.
-    """
+    """Fuses residual adds into the norms that read them; other users read the sum from the fused op."""
     fused = {
         torch.ops.armllm.rms_norm.default: torch.ops.armllm.add_rms_norm.default,
         torch.ops.armllm.layer_norm.default: torch.ops.armllm.add_layer_norm.default,

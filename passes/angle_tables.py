@@ -19,6 +19,7 @@ from torch_armllm.passes.lib.graph import (
     is_op,
     match,
     new_constant,
+    replace_nodes,
     strip,
     value,
 )
@@ -69,22 +70,15 @@ class _Tables:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites cosines and sines of products of positions and constant frequencies.
+    """Rewrites cosines and sines of products of positions and constant frequencies."""
+    graph, tables = module.graph, _Tables(module)
 
-    Returns:
-        The number of functions rewritten.
-    """
-    graph, tables, num_rewritten = module.graph, _Tables(module), 0
-    for node in list(graph.nodes):
+    def rows(node: Node) -> Node | None:
         if not is_op(node, aten.cos.default, aten.sin.default) or value(node).dtype != torch.float32:
-            continue
-        table = tables.get(OpCall(node).self)
-        if table is None:
-            continue
-        with graph.inserting_before(node):
-            rows = call(graph, operator.getitem, table, 0 if is_op(node, aten.cos.default) else 1)
-            node.replace_all_uses_with(call(graph, aten.unsqueeze.default, rows, 0))
-        graph.erase_node(node)
-        num_rewritten += 1
-    graph.eliminate_dead_code()
-    return num_rewritten
+            return None
+        if (table := tables.get(OpCall(node).self)) is None:
+            return None
+        found = call(graph, operator.getitem, table, 0 if is_op(node, aten.cos.default) else 1)
+        return call(graph, aten.unsqueeze.default, found, 0)
+
+    return replace_nodes(graph, rows)

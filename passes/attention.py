@@ -61,11 +61,7 @@ def _is_latent(node: Node) -> bool:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all attentions to all tokens or to selected blocks; does nothing if the context is not paged.
-
-    Returns:
-        The number of attentions rewritten.
-    """
+    """Rewrites attentions to all tokens or to selected blocks; does nothing if the context is not paged."""
     graph = module.graph
     nodes = [n for n in graph.nodes if is_op(n, torch.ops.armllm.attention.default) and not _is_latent(n)]
     if not context.paged or not nodes:

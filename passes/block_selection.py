@@ -20,11 +20,7 @@ _STEPS = ("block_table", "query_start", "seq_lens", "max_seq_len")
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all markers; does nothing before attention is rewritten.
-
-    Returns:
-        The number of markers rewritten.
-    """
+    """Rewrites all markers; does nothing before attention is rewritten."""
     graph = module.graph
     found, inputs = selections(module, armllm.block_selection.default), paged_inputs(module)
     if not found or not inputs:

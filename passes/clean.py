@@ -156,11 +156,7 @@ def _only_part(node: fx.Node) -> fx.Node | None:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Removes identities and dead code.
-
-    Returns:
-        The number of removed nodes.
-    """
+    """Removes identities and dead code."""
     graph = module.graph
     before = len(graph.nodes)
     for node in list(graph.nodes):

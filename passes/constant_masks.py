@@ -44,11 +44,7 @@ def _replaces_all(node: Node) -> bool:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Replaces ``x[mask]`` by x, and ``y[mask] = z`` by z or y, where a constant mask of one row says which.
-
-    Returns:
-        The number of masks.
-    """
+    """Replaces ``x[mask]`` by x, and ``y[mask] = z`` by z or y, as a constant mask of one row says."""
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):

@@ -47,11 +47,7 @@ def _nonzero_scores(results: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites quantized dense experts without biases, for which a zero input has a zero output.
-
-    Returns:
-        The number of experts layers rewritten.
-    """
+    """Rewrites quantized dense experts without biases, for which a zero input has a zero output."""
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):

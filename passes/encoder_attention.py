@@ -19,11 +19,7 @@ from torch_armllm.passes.lib.paged_inputs import BLOCK_SIZE, add_encoder_inputs,
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all attentions to an encoder's tokens; does nothing if the context is not paged.
-
-    Returns:
-        The number of attentions rewritten.
-    """
+    """Rewrites all attentions to an encoder's tokens; does nothing if the context is not paged."""
     graph, nodes = module.graph, encoder_attentions(module.graph)
     if not context.paged or not nodes:
         return 0

@@ -93,11 +93,7 @@ class _Rewriting:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all attentions of a graph with entries; does nothing if the context is not paged.
-
-    Returns:
-        The number of attentions rewritten.
-    """
+    """Rewrites all attentions of a graph with entries; does nothing if the context is not paged."""
     attentions = entry_attentions(module)
     if not context.paged or not attentions:
         return 0

@@ -88,11 +88,7 @@ def _computed(module: fx.GraphModule, node: Node) -> Any:
 
 @torch.no_grad()
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Computes nodes whose inputs are constants.
-
-    Returns:
-        The number of nodes that became constants.
-    """
+    """Computes nodes whose inputs are constants."""
     num_rewritten = 0
     for node in list(module.graph.nodes):
         if is_op(node, aten.embedding.default):

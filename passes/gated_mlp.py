@@ -88,11 +88,7 @@ def _alike(gate: Tensor, up: Tensor) -> bool:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all products ``act(gate) · up``.
-
-    Returns:
-        The number of products rewritten.
-    """
+    """Rewrites all products ``act(gate) · up``."""
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):

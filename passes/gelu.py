@@ -24,11 +24,7 @@ def _last(tanh: Node) -> Node | None:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all subgraphs that compute tanh-GELU.
-
-    Returns:
-        The number of activations rewritten.
-    """
+    """Rewrites all subgraphs that compute tanh-GELU."""
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
 
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
+from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, replace_nodes, value
 
 
-def _by_token(graph: fx.Graph, node: fx.Node, weight: Tensor) -> tuple[fx.Node, Tensor, Any]:
+def _by_token(
+    graph: fx.Graph, node: fx.Node, weight: Tensor
+) -> tuple[fx.Node, Tensor, Callable[[fx.Node], fx.Node]]:
     """Returns the tokens ``(T, n, in)`` of a product and the matrices ``(n, out, in)``.
 
     The last result is a function that gives the product ``(T, n, out)`` the shape of the node's own.
@@ -49,22 +51,14 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
 
     These are ``bmm`` of tokens ``(n, T, in)`` and a constant ``(n, in, out)``, and ``matmul`` of a constant
     ``(n, 1, out, in)`` and tokens ``(n, 1, in, T)``.
-
-    Returns:
-        The number of products rewritten.
     """
     graph = module.graph
-    num_rewritten = 0
-    for node in list(graph.nodes):
-        weight = _weight(module, node)
-        if weight is None:
-            continue
-        with graph.inserting_before(node):
-            by_token, matrices, as_before = _by_token(graph, node, weight)
-            held = new_constant(module, node, "matrices", matrices.contiguous())
-            out = call(graph, torch.ops.armllm.dense_heads_linear.default, by_token, held)
-            node.replace_all_uses_with(as_before(out))
-        graph.erase_node(node)
-        num_rewritten += 1
-    graph.eliminate_dead_code()
-    return num_rewritten
+
+    def linear(node: fx.Node) -> fx.Node | None:
+        if (weight := _weight(module, node)) is None:
+            return None
+        by_token, matrices, as_before = _by_token(graph, node, weight)
+        held = new_constant(module, node, "matrices", matrices.contiguous())
+        return as_before(call(graph, torch.ops.armllm.dense_heads_linear.default, by_token, held))
+
+    return replace_nodes(graph, linear)

@@ -10,7 +10,17 @@ from torch.fx.node import Node
 
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, constant, is_op, match, new_constant, strip, value
+from torch_armllm.passes.lib.graph import (
+    aten,
+    call,
+    constant,
+    is_op,
+    match,
+    new_constant,
+    replace_nodes,
+    strip,
+    value,
+)
 
 MAX_VALUES = 1 << 26
 """Elements of a table that is looked up by another table's entries."""
@@ -116,26 +126,14 @@ def _same_id(module: fx.GraphModule, ids: Any) -> tuple[int, Any] | None:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites indexing whose table or indices are constants.
+    """Rewrites indexing whose table or indices are constants."""
 
-    Returns:
-        The number of nodes rewritten.
-    """
-    graph = module.graph
-    num_rewritten = 0
-    for node in list(graph.nodes):
+    def found(node: Node) -> Node | None:
         rewrites: tuple[Any, ...] = ()
         if is_op(node, aten.index.Tensor):
             rewrites = (_looked_up_rows, _adjacent_entries)
         elif is_op(node, aten.embedding.default):
             rewrites = (_by_another_table, _same_row, _by_shifted_ids)
-        for rewrite in rewrites:
-            with graph.inserting_before(node):
-                found = rewrite(module, node)
-            if found is not None:
-                node.replace_all_uses_with(found)
-                graph.erase_node(node)
-                num_rewritten += 1
-                break
-    graph.eliminate_dead_code()
-    return num_rewritten
+        return next((new for rewrite in rewrites if (new := rewrite(module, node)) is not None), None)
+
+    return replace_nodes(module.graph, found)

@@ -178,11 +178,7 @@ class _Absorption:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all latent attentions; does nothing if the context is not paged or one is not supported.
-
-    Returns:
-        The number of attentions rewritten.
-    """
+    """Rewrites all latent attentions; does nothing if the context is not paged or one is not supported."""
     attentions = find_latent_attention(module)
     if not context.paged or not attentions or not_absorbed_reason(module) is not None:
         return 0

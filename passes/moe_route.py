@@ -51,11 +51,7 @@ def _is_routed(node: Node) -> bool:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Fuses the routing of every ``int4_moe`` (and float ``experts``) that it recognizes.
-
-    Returns:
-        The number of routers fused.
-    """
+    """Fuses the routing of every ``int4_moe`` (and float ``experts``) that it recognizes."""
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):

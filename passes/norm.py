@@ -129,11 +129,7 @@ def _replace(module: fx.GraphModule, last: Node, target: Any, *args: Any) -> Non
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all recognized norms.
-
-    Returns:
-        The number of norms rewritten.
-    """
+    """Rewrites all recognized norms."""
     num_rewritten = 0
     for node in list(module.graph.nodes):
         if _is_rsqrt(node):

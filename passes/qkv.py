@@ -75,11 +75,7 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Merges quantized layers with the same input; their results become column slices.
-
-    Returns:
-        The number of groups merged.
-    """
+    """Merges quantized layers with the same input; their results become column slices."""
     groups = _groups(module)
     for nodes in groups:
         _merge(module, context, nodes)

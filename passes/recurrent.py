@@ -107,11 +107,7 @@ _REWRITES = {
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all recurrent markers; does nothing if the context is not paged.
-
-    Returns:
-        The number of markers rewritten.
-    """
+    """Rewrites all recurrent markers; does nothing if the context is not paged."""
     graph = module.graph
     nodes = markers_of(module)
     if not context.paged or not nodes:

@@ -112,11 +112,7 @@ def _join_parts(graph: fx.Graph) -> None:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Replaces rows that are equal to each other by one row.
-
-    Returns:
-        The number of expanded tensors.
-    """
+    """Replaces rows that are equal to each other by one row."""
     graph = module.graph
     found = 0
     for node in list(graph.nodes):

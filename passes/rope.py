@@ -84,9 +84,6 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     If something does, the attention is not changed.  Keys that several attentions read are rotated before the
     first of them.  Norms may follow the rotation.  `torch_armllm.passes.lib.rope_probe` finds rotations in
     other decompositions.
-
-    Returns:
-        The number of attentions rewritten.
     """
     graph = module.graph
     rewriter = _RopeRewriter(module)

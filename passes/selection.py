@@ -106,11 +106,7 @@ class _Selection:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all markers; does nothing before attention is rewritten.
-
-    Returns:
-        The number of markers rewritten.
-    """
+    """Rewrites all markers; does nothing before attention is rewritten."""
     found, inputs = selections(module, armllm.selection.default), paged_inputs(module)
     if not found or not inputs:
         return 0

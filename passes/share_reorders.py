@@ -11,11 +11,7 @@ from torch_armllm.passes.lib.graph import aten, constant, drop_unused, is_op
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Merges equal column selections of the same tensor.
-
-    Returns:
-        The number of selections removed.
-    """
+    """Merges equal column selections of the same tensor."""
     selections: dict[tuple[Node, int], list[tuple[Node, torch.Tensor]]] = {}
     unused = []
     for node in list(module.graph.nodes):

@@ -77,11 +77,7 @@ def _is_small_matrix(val: Tensor) -> bool:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all chains of such divisions.
-
-    Returns:
-        The number of chains rewritten.
-    """
+    """Rewrites all chains of such divisions."""
     num_rewritten = 0
     for node in list(module.graph.nodes):
         first = _division(node)

@@ -43,9 +43,6 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     """Shards attention heads and the columns of quantized layers; does nothing without a group.
 
     `PassContext.key_heads` says how many heads the rank's KV cache has.
-
-    Returns:
-        The number of layers that are sharded.
     """
     group = context.group
     if group is None:

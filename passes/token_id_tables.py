@@ -63,11 +63,7 @@ def _tabulate(
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites embedding indices that are functions of the input ids.
-
-    Returns:
-        The number of functions rewritten.
-    """
+    """Rewrites embedding indices that are functions of the input ids."""
     graph = module.graph
     inputs = [n for n in graph.nodes if n.op == "placeholder" and n.name == "input_ids"]
     if not inputs or not isinstance(inputs[0].meta.get("val"), torch.Tensor):

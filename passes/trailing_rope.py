@@ -57,11 +57,7 @@ def _is_own(x: Node) -> bool:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites such rotations, in place, of tensors that nothing else reads.
-
-    Returns:
-        The number of rotations rewritten.
-    """
+    """Rewrites such rotations, in place, of tensors that nothing else reads."""
     graph = module.graph
     tables, rotations = RopeTables(module), RotationFinder(module)
     num_rewritten = 0

@@ -60,11 +60,7 @@ def _move_of(node: Node) -> Callable[[fx.Graph, Node, Node], None] | None:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Moves transposes after the norms, the splits and the factors of heads that read them.
-
-    Returns:
-        The number of nodes moved.
-    """
+    """Moves transposes after the norms, the splits and the factors of heads that read them."""
     graph = module.graph
     num_rewritten = 0
     for node in list(graph.nodes):

@@ -6,30 +6,22 @@ from torch import fx
 
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, is_weight, match, value
+from torch_armllm.passes.lib.graph import aten, call, is_op, is_weight, match, replace_nodes, value
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites products of a weight and the tokens of one sequence.
-
-    Returns:
-        The number of products rewritten.
-    """
+    """Rewrites products of a weight and the tokens of one sequence."""
     graph = module.graph
-    num_rewritten = 0
-    for node in list(graph.nodes):
+
+    def linear(node: fx.Node) -> fx.Node | None:
         if not is_op(node, aten.matmul.default) or not is_weight(OpCall(node).self):
-            continue
+            return None
         weight, tokens = OpCall(node).self, OpCall(node).other
         if value(weight).dim() != 2 or value(tokens).dim() != 3:
-            continue
-        with graph.inserting_before(node):
-            linear = _linear(graph, _transposed(graph, tokens), weight)
-            node.replace_all_uses_with(_transposed(graph, linear))
-        graph.erase_node(node)
-        num_rewritten += 1
-    graph.eliminate_dead_code()
-    return num_rewritten
+            return None
+        return _transposed(graph, _linear(graph, _transposed(graph, tokens), weight))
+
+    return replace_nodes(graph, linear)
 
 
 def _linear(graph: fx.Graph, x: fx.Node, weight: fx.Node) -> fx.Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -108,6 +109,25 @@ def writes_to(node: Node, target: Node) -> bool:
     """True if a node changes the result of another one in place."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable) and OpCall(node).first is target
+
+
+def replace_nodes(graph: fx.Graph, replacement_of: Callable[[Node], Node | None]) -> int:
+    """Replaces nodes of a graph, and removes what only they have read; returns the number of nodes.
+
+    Args:
+        graph: the graph.
+        replacement_of: returns what a node becomes, and inserts it before that node; None leaves the node.
+    """
+    count = 0
+    for node in list(graph.nodes):
+        with graph.inserting_before(node):
+            replacement = replacement_of(node)
+        if replacement is not None:
+            node.replace_all_uses_with(replacement)
+            graph.erase_node(node)
+            count += 1
+    graph.eliminate_dead_code()
+    return count
 
 
 def keep_results(graph: fx.Graph) -> None:

@@ -5,18 +5,11 @@ from __future__ import annotations
 import torch
 
 from torch_armllm.ops.op_call import OpCall
-from torch_armllm.plan.lower.call import cache_fields, layer_fields, write_call, writers
+from torch_armllm.plan.lower.call import cache_fields, select_writer, write_call, writers
 from torch_armllm.plan.lowering import Lowering
 from torch_armllm.plan.program import Operand
 
 armllm = torch.ops.armllm
-
-
-def _select(low: Lowering, call: OpCall) -> Operand:
-    queries = low.heads(call.q)
-    heads, head_size = queries.inner[-2:]
-    sizes = {"heads": heads, "head_size": head_size, "head_stride": queries.head_stride}
-    return write_call(low, call, "select_blocks", q=queries, **layer_fields(low, call.keys), **sizes)
 
 
 def _attention(low: Lowering, call: OpCall) -> Operand:
@@ -29,7 +22,7 @@ def _attention(low: Lowering, call: OpCall) -> Operand:
 
 WRITERS = writers(
     {
-        armllm.select_blocks.default: _select,
+        armllm.select_blocks.default: select_writer("select_blocks"),
         armllm.block_attention.default: _attention,
     }
 )

@@ -93,6 +93,18 @@ def layer_fields(low: Lowering, cache: Any) -> dict[str, int]:
     return {"cache": layer.input, "layer": layer.layer}
 
 
+def select_writer(opcode: str) -> CallWriter:
+    """Returns the writer of an indexer's op, which selects what a layer attends to by queries and keys."""
+
+    def select(low: Lowering, call: OpCall) -> Operand:
+        queries = low.heads(call.q)
+        heads, head_size = queries.inner[-2:]
+        sizes = {"heads": heads, "head_size": head_size, "head_stride": queries.head_stride}
+        return write_call(low, call, opcode, q=queries, **layer_fields(low, call.keys), **sizes)
+
+    return select
+
+
 def cache_fields(low: Lowering, call: OpCall) -> dict[str, int]:
     """Returns the fields of a cache: numbers of its inputs, -1 for scales that it lacks, and its layer."""
     keys = cache_layer(low, call.k_cache)

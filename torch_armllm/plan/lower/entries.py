@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_armllm.ops.op_call import OpCall
-from torch_armllm.plan.lower.call import cache_layer, layer_fields, write_call, writers
+from torch_armllm.plan.lower.call import cache_layer, layer_fields, select_writer, write_call, writers
 from torch_armllm.plan.lower.recurrent import step_fields
 from torch_armllm.plan.lowering import Lowering
 from torch_armllm.plan.program import Operand
@@ -33,13 +33,6 @@ def _compress(low: Lowering, call: OpCall) -> None:
     )
 
 
-def _select(low: Lowering, call: OpCall) -> Operand:
-    queries = low.heads(call.q)
-    heads, head_size = queries.inner[-2:]
-    sizes = {"heads": heads, "head_size": head_size, "head_stride": queries.head_stride}
-    return write_call(low, call, "select_entries", q=queries, **layer_fields(low, call.keys), **sizes)
-
-
 def _attention(low: Lowering, call: OpCall) -> Operand:
     queries = low.rows(call.q)
     kept = None if call.entries is None else cache_layer(low, call.entries)
@@ -62,7 +55,7 @@ def _attention(low: Lowering, call: OpCall) -> Operand:
 WRITERS = writers(
     {
         armllm.compress_windows.default: _compress,
-        armllm.select_entries.default: _select,
+        armllm.select_entries.default: select_writer("select_entries"),
         armllm.entry_attention.default: _attention,
     }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_armllm.ops.op_call import OpCall
-from torch_armllm.plan.lower.call import layer_fields, write_call, writers
+from torch_armllm.plan.lower.call import layer_fields, select_writer, write_call, writers
 from torch_armllm.plan.lowering import Lowering
 from torch_armllm.plan.program import Operand
 
@@ -55,19 +55,12 @@ def _attention(low: Lowering, call: OpCall) -> Operand:
     )
 
 
-def _select(low: Lowering, call: OpCall) -> Operand:
-    queries = low.heads(call.q)
-    heads, head_size = queries.inner[-2:]
-    sizes = {"heads": heads, "head_size": head_size, "head_stride": queries.head_stride}
-    return write_call(low, call, "select_tokens", q=queries, **layer_fields(low, call.keys), **sizes)
-
-
 WRITERS = writers(
     {
         armllm.int8_heads_linear.default: _int8_heads,
         armllm.dense_heads_linear.default: _dense_heads,
         armllm.mla_write.default: _write,
         armllm.mla_attention.default: _attention,
-        armllm.select_tokens.default: _select,
+        armllm.select_tokens.default: select_writer("select_tokens"),
     }
 )
