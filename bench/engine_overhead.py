@@ -35,8 +35,7 @@ from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParam
 from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.llm.loading.loader import load_engine
 from torch_armllm.plan.fused_head import FusedHead
-from torch_armllm.plan.step import StepInputs
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import StepInputs, StepResult
 
 MODEL = ("decode", "head")
 """Phases that belong to the model; in greedy steps ``decode`` includes the head."""

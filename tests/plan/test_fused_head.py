@@ -21,7 +21,7 @@ from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.ops import variants
 from torch_armllm.ops.sample import best_tokens
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import StepResult
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 

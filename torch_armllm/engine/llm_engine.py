@@ -33,8 +33,7 @@ from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
 from torch_armllm.lora.adapter_table import AdapterTable, PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
 from torch_armllm.plan.expert_store import ExpertCounts
-from torch_armllm.plan.step import Plan
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import Plan, StepResult
 from torch_armllm.system.panics import PANICS_AS_ERRORS, PanicError
 
 

@@ -13,8 +13,7 @@ from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
 from torch_armllm.plan.program import NOTHING, Operand, Program
 from torch_armllm.plan.shared_buffer import SharedBuffer
-from torch_armllm.plan.step import StepInputs
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import StepInputs, StepResult
 
 _KEPT = 8
 """Numbers of tokens whose results keep their memory."""

@@ -1,10 +1,10 @@
-"""Inputs of a step, and the protocol of a plan that computes it."""
+"""Inputs of a step, its result, and the protocol of a plan that computes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.encoder_keys import EncoderKeys
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Cache
+
+if TYPE_CHECKING:
+    from array import array
 
 NO_SAVES = torch.empty(0, dtype=torch.int64)
 """`StepInputs.save_slots` of steps that save no states."""
@@ -115,6 +118,17 @@ class StepInputs:
     def tokens(self) -> int:
         """Number of tokens T."""
         return self.input_ids.shape[1]
+
+
+class StepResult(NamedTuple):
+    """Logits of a step, with the most probable tokens if they were computed."""
+
+    logits: Tensor
+    """``(R, vocab_size)``, in the model's dtype; of a tensor parallel rank its own where ``best`` is known"""
+    best: array[int] | None = None
+    """R most probable tokens, as by `torch_armllm.ops.sample.best_tokens`; None: not computed"""
+    hidden: Tensor | None = None
+    """``(T, columns)``: what a drafter reads of every token; None if no drafter does"""
 
 
 class Plan(Protocol):

@@ -20,8 +20,7 @@ from torch_armllm.engine.reports.trace import NO_TRACE, Trace
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.scheduling.step import Scheduled, Step
 from torch_armllm.hf.cache_names import STATE_NAMES, cache_argument
-from torch_armllm.plan.step import Plan
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import Plan, StepResult
 
 
 class Text:

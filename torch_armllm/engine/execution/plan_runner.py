@@ -13,8 +13,7 @@ from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_message import step_messages
 from torch_armllm.engine.scheduling.step import Step
-from torch_armllm.plan.step import Plan
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import Plan, StepResult
 
 
 class PlanRunner:

@@ -15,8 +15,7 @@ from torch_armllm.engine.execution.step_layers import StepLayers
 from torch_armllm.engine.reports.trace import NO_TRACE, Trace
 from torch_armllm.parallel.rank_place import RankPlace
 from torch_armllm.parallel.stage_link import StageLink
-from torch_armllm.plan.step import StepInputs
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import StepInputs, StepResult
 
 
 @dataclass(frozen=True)

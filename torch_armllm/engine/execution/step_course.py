@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from torch_armllm.engine.execution.step_feature import NOTHING_HELD, StepFeatures
 from torch_armllm.engine.execution.step_layers import StepLayers
-from torch_armllm.plan.step import StepInputs
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import StepInputs, StepResult
 
 
 class StepCourse(Protocol):

@@ -13,8 +13,7 @@ from torch_armllm.ops.linear.schemes import same_in_any_batch
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.native import native_plan
 from torch_armllm.plan.servable_model import ServableModel
-from torch_armllm.plan.step import Plan, StepInputs
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import Plan, StepInputs, StepResult
 
 
 class StepLayers:

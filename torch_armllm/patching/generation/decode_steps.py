@@ -11,8 +11,7 @@ from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.plan.block_table import BlockTable
 from torch_armllm.plan.fused_head import FusedHead
 from torch_armllm.plan.shared_buffer import SharedBuffer
-from torch_armllm.plan.step import StepInputs
-from torch_armllm.plan.step_result import StepResult
+from torch_armllm.plan.step import StepInputs, StepResult
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forwards.decoder_calls import DecoderCalls
