@@ -12,7 +12,7 @@ from torch.fx.node import Node
 
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, match, only_user, value
+from torch_armllm.passes.lib.graph import aten, call, is_op, match, only_user, replace_nodes, value
 from torch_armllm.passes.lib.rope_match import RopeTables, joined_parts
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
@@ -60,25 +60,21 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     """Rewrites such rotations, in place, of tensors that nothing else reads."""
     graph = module.graph
     tables, rotations = RopeTables(module), RotationFinder(module)
-    num_rewritten = 0
-    for node in list(graph.nodes):
+
+    def rotated_in_place(node: Node) -> Node | None:
         split = _split(node)
         if split is None or not _is_own(split[0]):
-            continue
+            return None
         x, last, rotated = split
         by_token = isinstance(value(x).shape[1], torch.SymInt)
         found = rotations.find(rotated, by_token, by_token)
         if found is None or found[0] is not last or found[1].parts > 1:
-            continue
+            return None
         rotation = found[1]
         table = tables.get_probed(rotation, node)
-        with graph.inserting_before(node):
-            heads = last if by_token else call(graph, aten.transpose.int, last, 1, 2)
-            none = call(graph, aten.slice.Tensor, heads, 2, 0, 0)
-            layout = (rotation.interleaved, rotation.unzip)
-            call(graph, armllm.rope_.default, heads, none, *table, *layout)
-        node.replace_all_uses_with(x)
-        graph.erase_node(node)
-        num_rewritten += 1
-    graph.eliminate_dead_code()
-    return num_rewritten
+        heads = last if by_token else call(graph, aten.transpose.int, last, 1, 2)
+        none = call(graph, aten.slice.Tensor, heads, 2, 0, 0)
+        call(graph, armllm.rope_.default, heads, none, *table, rotation.interleaved, rotation.unzip)
+        return x
+
+    return replace_nodes(graph, rotated_in_place)
