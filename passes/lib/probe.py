@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.capture.probing import in_float32, is_size, number
+from torch_armllm.capture.probing import as_float32, compute, is_size, number
 from torch_armllm.passes.lib.graph import constant, writes_to
 
 MAX_NODES = 80
@@ -82,13 +82,11 @@ class Region:
                 return known[node]
             tensor = constant(module, node)
             if tensor is not None:
-                return tensor.float() if tensor.is_floating_point() else tensor
+                return as_float32(tensor)
             return number(node.meta["val"], rows)
 
         for node in self.nodes:
-            args = fx.node.map_aggregate(fx.map_arg(node.args, read), in_float32)
-            kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
-            known[node] = node.target(*args, **kwargs)  # type: ignore[operator,misc]
+            known[node] = compute(node, read)
         return [known[node] for node in self.results]
 
     def erase(self, graph: fx.Graph) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.capture.probing import in_float32, is_size, number
+from torch_armllm.capture.probing import as_float32, compute, is_size, number
 from torch_armllm.ops.rope import reference_rope, reference_rope_table
 from torch_armllm.passes.lib.graph import aten, constant, is_op, value
 from torch_armllm.passes.lib.rope_tables import TabledRotation, read_table
@@ -148,12 +148,10 @@ class RotationFinder:
                 return self._sample(source)
             tensor = constant(self.module, source)
             if tensor is not None:
-                return tensor.float() if tensor.is_floating_point() else tensor
+                return as_float32(tensor)
             return number(source.meta["val"], len(self._positions))
 
-        args = fx.node.map_aggregate(fx.map_arg(node.args, read), in_float32)
-        kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
-        return node.target(*args, **kwargs)  # type: ignore[operator,misc]
+        return compute(node, read)
 
     def _probe(
         self, heads: Node, layout: tuple[bool, bool], entry: Node, nodes: list[Node]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,35 +25,49 @@ def number(val: Any, rows: int) -> Any:
     return int(expression.xreplace(dict.fromkeys(expression.free_symbols, rows)))
 
 
-def in_float32(argument: Any) -> Any:
+def as_float32(tensor: Tensor) -> Tensor:
+    """Returns a tensor of floats in float32, any other one as it is."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def compute(node: Node, read: Callable[[Node], Any]) -> Any:
+    """Computes a node in float32.
+
+    Args:
+        node: a call of an operator.
+        read: returns the value of a node that it reads.
+
+    Raises:
+        Exception: the operator fails.
+    """
+    args = fx.node.map_aggregate(fx.map_arg(node.args, read), _in_float32)
+    kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), _in_float32)
+    return node.target(*args, **kwargs)  # type: ignore[operator,misc]
+
+
+def _in_float32(argument: Any) -> Any:
     """Replaces a float dtype argument by float32; returns anything else unchanged."""
     return torch.float32 if argument in _FLOATS and isinstance(argument, torch.dtype) else argument
 
 
 def evaluate(node: Node, values: dict[Node, Any], module: fx.GraphModule, rows: int) -> Any:
-    """Computes one node in float32.
+    """Computes a node in float32; see `compute`.
 
     Args:
         node: a call of an operator.
         values: results of other nodes.
         module: the graph's module, which holds the constants.
         rows: number of tokens.
-
-    Raises:
-        Exception: the operator fails.
     """
 
     def read(source: Node) -> Any:
         if source in values:
             return values[source]
         if source.op == "get_attr":
-            tensor = module.get_buffer(str(source.target))
-            return tensor.float() if tensor.is_floating_point() else tensor
+            return as_float32(module.get_buffer(str(source.target)))
         return number(source.meta["val"], rows)
 
-    args = fx.node.map_aggregate(fx.map_arg(node.args, read), in_float32)
-    kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
-    return node.target(*args, **kwargs)  # type: ignore[operator,misc]
+    return compute(node, read)
 
 
 def is_op(node: Any, *packets: Any) -> bool:

@@ -8,9 +8,9 @@ of the same name that computes something else.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -186,11 +186,9 @@ def _replacement(name: str, function: Callable[..., Any]) -> Callable[..., Any] 
     return marker.mark(function) if marker.stands_for(function) else None
 
 
-@contextlib.contextmanager
-def mark_recurrences(model: nn.Module) -> Iterator[None]:
+def mark_recurrences(model: nn.Module) -> AbstractContextManager[None]:
     """Lets the recurrent layers of a model insert marker ops while the context lasts.
 
     The functions are replaced for the whole process, so the caller must be alone with the model's code.
     """
-    with replaced_functions(model, _MARKERS, _replacement):
-        yield
+    return replaced_functions(model, _MARKERS, _replacement)
