@@ -81,13 +81,13 @@ def test_generate_runs_the_plan_from_the_second_token_on(
     model = tiny(family)
     torch_armllm.patch(model, progress=False)
     ran: list[int] = []
-    run = DecodeSteps.run
+    decode = DecodeSteps.decode
 
     def count(self: DecodeSteps, token_ids: Any) -> Any:
         ran.append(len(token_ids))
-        return run(self, token_ids)
+        return decode(self, token_ids)
 
-    monkeypatch.setattr(DecodeSteps, "run", count)
+    monkeypatch.setattr(DecodeSteps, "decode", count)
     with plan_steps(model) as steps:
         out = model.generate(IDS, max_new_tokens=5, min_new_tokens=5, do_sample=False)
         result = model.generate(IDS, max_new_tokens=5, min_new_tokens=5, return_dict_in_generate=True)

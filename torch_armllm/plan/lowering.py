@@ -41,7 +41,7 @@ location of the result."""
 class Unlowerable(RuntimeError):
     """A node of the graph has no instruction; the graph runs node by node instead.
 
-    The message says what the node does; `Lowering.run` adds the layer to which it belongs.
+    The message says what the node does; `Lowering.lower` adds the layer to which it belongs.
     """
 
 
@@ -134,11 +134,6 @@ class Lowering:
         if dim == token or dim < skipped:
             return None
         return dim - skipped - (1 if dim > token else 0)
-
-    def tokens_lead(self, val: Tensor) -> bool:
-        """True if all elements of a token are adjacent."""
-        dim, _ = self.token_dim(val)
-        return all(size == 1 for size in val.shape[:dim])
 
     def place(self, node: Any) -> Operand:
         """Returns the location of a node's result; the elements of a token may lie anywhere in a row."""
