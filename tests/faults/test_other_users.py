@@ -40,6 +40,7 @@ def generated(folder: Path, *command: str, **environment: str) -> subprocess.Com
     )
 
 
+@pytest.mark.usefixtures("warm_processes")  # but those of the other user begin as ever
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv")
 def test_user_without_a_home_and_a_name(tmp_path: Path) -> None:
     as_user = ("setpriv", f"--reuid={_USER}", "--clear-groups")

@@ -41,7 +41,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def process() -> Iterator[TemplateProcess]:
     made = TemplateProcess(seconds=1, memory=64 << 20, characters=1000)
     yield made
