@@ -13,6 +13,18 @@ from torch_armllm.cli.parser import Parser
 Subcommands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
+def add_model(parser: Parser, number: str | None = "?") -> None:
+    """Adds the model to a command.
+
+    Args:
+        parser: of the command.
+        number: ``?``: one or none; ``*``: any number; None: one, which has to be given.
+    """
+    default = {"?": "smollm2", "*": ["smollm2"]}.get(number or "")
+    known = "smollm2, smollm2-moe, a folder or a hub name"
+    parser.add_argument("model", nargs=number, default=default, help=known)
+
+
 def add_command(commands: Subcommands, name: str, about: str, *examples: str) -> Parser:
     """Adds a command and returns its parser.
 

@@ -4,14 +4,47 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch_armllm.cli import Subcommands, add_command
-from torch_armllm.cli import option_types as types
+from torch_armllm.cli import Subcommands, add_command, add_model
+from torch_armllm.cli.option_types import FLOATS
 from torch_armllm.cli.parser import Parser
+from torch_armllm.cli.setting_options import add_settings, read_settings
+from torch_armllm.system.settings import COUNT, FLAG, TEXT, choice, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class _Latency:
+    """What is measured, and how the result is printed."""
+
+    engine: str = setting("armllm", choice(("armllm", "transformers")), "engine to measure")
+    quantization: str = setting("int4", choice(("int4", "none")), "scheme of the armllm engine")
+    dtype: str = setting(
+        "bfloat16",
+        choice(FLOATS, kind="dtype"),
+        "data type of the weights; bf16, fp16 and fp32 are accepted, too",
+    )
+    prompt_len: int = setting(512, COUNT, "prompt tokens per sequence")
+    new_tokens: int = setting(64, COUNT, "tokens to generate per sequence")
+    batch_size: str = setting(
+        "1", replace(TEXT, shown="N"), "number of sequences per batch, or a list such as 1,4,8"
+    )
+    repeats: int = setting(2, COUNT, "number of rounds; the median is reported")
+    compare: bool = setting(
+        False,
+        FLAG,
+        "also measure the unpatched model, alternating with the patched one, and print ratios",
+    )
+    json: bool = setting(False, FLAG, "print one JSON line per batch size")
+    profile: bool = setting(
+        False,
+        FLAG,
+        "print a time profile instead: of a decode step after the prompt, then of the prefill",
+    )
 
 
 def add_parser(commands: Subcommands) -> Parser:
@@ -24,52 +57,8 @@ def add_parser(commands: Subcommands) -> Parser:
         "torch-armllm bench latency --compare          # beside transformers, in turn",
         "torch-armllm bench latency --profile          # where the time of a step goes",
     )
-    parser.add_argument(
-        "model", nargs="?", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name"
-    )
-    parser.add_argument(
-        "--engine", choices=["armllm", "transformers"], default="armllm", help="engine to measure"
-    )
-    parser.add_argument(
-        "--quantization", choices=["int4", "none"], default="int4", help="scheme of the armllm engine"
-    )
-    parser.add_argument(
-        "--dtype",
-        type=types.dtype,
-        choices=types.FLOATS,
-        default="bfloat16",
-        help="data type of the weights; bf16, fp16 and fp32 are accepted, too",
-    )
-    parser.add_argument(
-        "--prompt-len", type=types.positive, default=512, metavar="N", help="prompt tokens per sequence"
-    )
-    parser.add_argument(
-        "--new-tokens", type=types.positive, default=64, metavar="N", help="tokens to generate per sequence"
-    )
-    parser.add_argument(
-        "--batch-size",
-        default="1",
-        metavar="N",
-        help="number of sequences per batch, or a list such as 1,4,8",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=types.positive,
-        default=2,
-        metavar="N",
-        help="number of rounds; the median is reported",
-    )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="also measure the unpatched model, alternating with the patched one, and print ratios",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON line per batch size")
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="print a time profile instead: of a decode step after the prompt, then of the prefill",
-    )
+    add_model(parser)
+    add_settings(parser, _Latency)
     parser.set_defaults(run=run)
     return parser
 
@@ -83,45 +72,46 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.patching.patch import patch
     from torch_armllm.patching.state import is_patched
 
-    if options.profile and (options.compare or options.json or options.engine != "armllm"):
+    chosen = read_settings(options, _Latency)
+    if chosen.profile and (chosen.compare or chosen.json or chosen.engine != "armllm"):
         raise ValueError(
             "--profile prints tables of the armllm engine only; leave out --compare, --json and --engine"
         )
-    sizes = [_positive(part) for part in options.batch_size.split(",")]
-    if options.compare and options.engine != "armllm":
+    sizes = [_positive(part) for part in chosen.batch_size.split(",")]
+    if chosen.compare and chosen.engine != "armllm":
         raise ValueError("--compare measures both engines; leave out --engine")
-    engines = ["armllm", "transformers"] if options.compare else [options.engine]
+    engines = ["armllm", "transformers"] if chosen.compare else [chosen.engine]
     models = {}
     for engine in engines:
-        model = load_model(options.model, getattr(torch, options.dtype), progress=not options.json)
+        model = load_model(options.model, getattr(torch, chosen.dtype), progress=not chosen.json)
         if is_patched(model):
-            _check_saved(options, engine)
+            _check_saved(options.model, chosen.quantization, engine)
         elif engine == "armllm":
-            quantization = None if options.quantization == "none" else options.quantization
-            patch(model, quantization, progress=not options.json)
+            quantization = None if chosen.quantization == "none" else chosen.quantization
+            patch(model, quantization, progress=not chosen.json)
         models[engine] = model
-    if options.profile:
-        _profile(models["armllm"], sizes, options.prompt_len)
+    if chosen.profile:
+        _profile(models["armllm"], sizes, chosen.prompt_len)
         return
     for size in sizes:
-        latencies = measure_in_turn(models, size, options.prompt_len, options.new_tokens, options.repeats)
+        latencies = measure_in_turn(models, size, chosen.prompt_len, chosen.new_tokens, chosen.repeats)
         for engine, latency in latencies.items():
             line = {
                 "model": options.model,
                 "engine": engine,
-                "quant": options.quantization if engine == "armllm" else "none",
-                "dtype": options.dtype,
+                "quant": chosen.quantization if engine == "armllm" else "none",
+                "dtype": chosen.dtype,
                 **latency.to_dict(),
             }
-            if options.compare and engine == "armllm":
+            if chosen.compare and engine == "armllm":
                 line.update(ratios(latency, latencies["transformers"]))
-            _print(line, options.json)
+            _print(line, chosen.json)
 
 
-def _check_saved(options: argparse.Namespace, engine: str) -> None:
-    if engine != "armllm" or options.quantization == "none":
+def _check_saved(model: str, quantization: str, engine: str) -> None:
+    if engine != "armllm" or quantization == "none":
         raise ValueError(
-            f"{options.model} was saved quantized and always runs patched; leave out "
+            f"{model} was saved quantized and always runs patched; leave out "
             + ("--quantization none" if engine == "armllm" else "--compare and --engine")
             + ", or name the unquantized model"
         )

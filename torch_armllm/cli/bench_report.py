@@ -5,12 +5,35 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch_armllm.cli import Subcommands, add_command
-from torch_armllm.cli import option_types as types
 from torch_armllm.cli.parser import Parser
+from torch_armllm.cli.setting_options import COUNTS, NAMES, OUTPUT_FOLDER, add_settings, read_settings
+from torch_armllm.system.settings import COUNT, OUTPUT_FILE, setting
 from torch_armllm.system.text_layout import labeled
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What is measured, and what is written."""
+
+    shapes: tuple[str, ...] = setting(("llama-3.2-1b",), NAMES, "model shapes, or all")
+    layers: int | None = setting(None, COUNT, "number of layers to measure", none="all of the model's")
+    prompt_len: tuple[int, ...] = setting((512, 2048), COUNTS, "prompt tokens")
+    batch_size: tuple[int, ...] = setting((1, 8, 16), COUNTS, "number of sequences per decode step")
+    context: int = setting(1024, COUNT, "context tokens of a decode step")
+    rounds: int = setting(3, COUNT, "number of rounds; the median is reported")
+    folder: Path | None = setting(
+        None, OUTPUT_FOLDER, "keep the random weights here, for later runs", none="they are not kept"
+    )
+    json: Path | None = setting(
+        None,
+        OUTPUT_FILE,
+        "write all figures and the machine's description to this file",
+        none="no file",
+    )
 
 
 def add_parser(commands: Subcommands) -> Parser:
@@ -21,57 +44,7 @@ def add_parser(commands: Subcommands) -> Parser:
         "measure this machine on the shapes of well-known models, with random weights",
         "torch-armllm bench report --shapes llama-3.2-1b --json report.json",
     )
-    parser.add_argument(
-        "--shapes",
-        nargs="+",
-        default=["llama-3.2-1b"],
-        metavar="NAME",
-        help="model shapes, or all",
-    )
-    parser.add_argument(
-        "--layers",
-        type=types.positive,
-        metavar="N",
-        help="number of layers to measure (default: all of the model's)",
-    )
-    parser.add_argument(
-        "--prompt-len",
-        type=types.positive,
-        nargs="+",
-        default=[512, 2048],
-        metavar="N",
-        help="prompt tokens",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=types.positive,
-        nargs="+",
-        default=[1, 8, 16],
-        metavar="N",
-        help="number of sequences per decode step",
-    )
-    parser.add_argument(
-        "--context", type=types.positive, default=1024, metavar="N", help="context tokens of a decode step"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=types.positive,
-        default=3,
-        metavar="N",
-        help="number of rounds; the median is reported",
-    )
-    parser.add_argument(
-        "--folder",
-        type=types.output_folder,
-        metavar="DIR",
-        help="keep the random weights here, for later runs (default: they are not kept)",
-    )
-    parser.add_argument(
-        "--json",
-        type=types.output_file,
-        metavar="FILE",
-        help="write all figures and the machine's description to this file (default: no file)",
-    )
+    add_settings(parser, _Report)
     parser.set_defaults(run=run)
     return parser
 
@@ -82,10 +55,11 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.benchmark.model_shapes import SHAPES, shape_of
     from torch_armllm.engine.reports.diagnostics import describe, warnings
 
-    names = SHAPES if options.shapes == ["all"] else options.shapes
+    chosen = read_settings(options, _Report)
+    names = SHAPES if chosen.shapes == ("all",) else chosen.shapes
     for name in names:
-        shape_of(name, options.layers)
-    works = Works(options.prompt_len, options.batch_size, options.context, rounds=options.rounds)
+        shape_of(name, chosen.layers)
+    works = Works(chosen.prompt_len, chosen.batch_size, chosen.context, rounds=chosen.rounds)
     machine = describe()
     bandwidth = read_bandwidth() / 1e9
     header = {
@@ -101,15 +75,15 @@ def run(options: argparse.Namespace) -> None:
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name in names:
-            folder = (options.folder or Path(temporary)) / f"{name}-{options.layers or 'all'}"
+            folder = (chosen.folder or Path(temporary)) / f"{name}-{chosen.layers or 'all'}"
             try:
-                for reached in measure_shape(name, folder, works, options.layers):
+                for reached in measure_shape(name, folder, works, chosen.layers):
                     weights = f", weights at {reached.weight_gb_s:.1f} GB/s" if reached.weight_gb_s else ""
                     print(f"{name}: {reached.work:12} {reached.tok_s:9.1f} tok/s{weights}", flush=True)
                     results.append(reached.to_dict())
             except (ValueError, MemoryError) as error:
                 left_out[name] = str(error)
                 print(labeled(f"{name}: left out:", error, len(name) + 12), flush=True)
-            if options.json is not None:  # after every model: a later model may end the process
+            if chosen.json is not None:  # after every model: a later model may end the process
                 everything = {**summary, "results": results, "left_out": left_out}
-                options.json.write_text(json.dumps(everything, indent=1) + "\n")
+                chosen.json.write_text(json.dumps(everything, indent=1) + "\n")

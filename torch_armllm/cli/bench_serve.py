@@ -6,18 +6,91 @@ import argparse
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from torch_armllm.cli import Subcommands, add_command
-from torch_armllm.cli import option_types as types
 from torch_armllm.cli.parser import Parser
-from torch_armllm.cli.workload_options import add_workload_options, ignores_eos
+from torch_armllm.cli.setting_options import RATES, TEMPERATURE, WHOLE, add_settings, read_settings
+from torch_armllm.cli.workload_options import PROMPTS, Workload
+from torch_armllm.system.settings import (
+    COUNT,
+    INPUT_FILE,
+    INTEGER,
+    OUTPUT_FILE,
+    SECONDS,
+    TEXT,
+    choice,
+    setting,
+)
 
 if TYPE_CHECKING:
     from torch_armllm.benchmark.serving.measure import Questions
     from torch_armllm.benchmark.serving.results import ServingResult
 
 _KEY_VARIABLES = ("ARMLLM_API_KEY", "OPENAI_API_KEY")
+
+
+@dataclass(frozen=True)
+class _Server:
+    """The server, and how fast requests are sent to it."""
+
+    base_url: str = setting(
+        "http://127.0.0.1:8000", replace(TEXT, shown="URL"), "address of an OpenAI-compatible server"
+    )
+    endpoint: Literal["chat", "completions"] = setting(
+        "chat", choice(("chat", "completions")), "kind of requests to send"
+    )
+    api_key: str | None = setting(
+        None,
+        replace(TEXT, shown="KEY"),
+        "key of the server",
+        none=f"the environment variable {' or '.join(_KEY_VARIABLES)}",
+    )
+    request_rate: tuple[float, ...] = setting(
+        (float("inf"),),
+        RATES,
+        "requests per second (Poisson arrivals); several are measured in turn; inf: all at once",
+    )
+    max_concurrency: int | None = setting(
+        None, COUNT, "maximum number of requests in flight", none="no limit"
+    )
+
+
+@dataclass(frozen=True)
+class _Load(Workload):
+    """The requests."""
+
+    prompts: Path | None = setting(None, INPUT_FILE, PROMPTS, none="random words")
+    num_prompts: int | None = setting(
+        None, COUNT, "number of prompts per rate", none="100; with --prompts: all"
+    )
+    temperature: float = setting(0.0, TEMPERATURE, "sampling temperature; 0: greedy")
+    tokenizer: str | None = setting(
+        None,
+        replace(TEXT, shown="NAME"),
+        "a folder or a hub name, for random prompts of exact length",
+        none="a word is a token",
+    )
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """How the server is measured, and what is written."""
+
+    warmup: int = setting(1, WHOLE, "number of requests that are sent first and not counted")
+    seed: int = setting(0, INTEGER, "random seed of prompts and arrival times")
+    timeout: float = setting(600.0, SECONDS, "time without data before a request fails")
+    json: Path | None = setting(
+        None, OUTPUT_FILE, "write the figures under vLLM's names to this file", none="no file"
+    )
+    plot: Path | None = setting(
+        None,
+        OUTPUT_FILE,
+        "plot throughput against TTFT and TPOT to this file; needs matplotlib",
+        none="no file",
+    )
 
 
 def add_parser(commands: Subcommands) -> Parser:
@@ -32,69 +105,8 @@ def add_parser(commands: Subcommands) -> Parser:
     parser.add_argument(
         "model", nargs="?", help="name of the model in the API (default: the first that the server lists)"
     )
-    parser.add_argument(
-        "--base-url",
-        default="http://127.0.0.1:8000",
-        metavar="URL",
-        help="address of an OpenAI-compatible server",
-    )
-    parser.add_argument(
-        "--endpoint", choices=["chat", "completions"], default="chat", help="kind of requests to send"
-    )
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"key of the server (default: the environment variable {' or '.join(_KEY_VARIABLES)})",
-    )
-    parser.add_argument(
-        "--request-rate",
-        type=types.rate,
-        nargs="+",
-        default=[float("inf")],
-        metavar="R",
-        help="requests per second (Poisson arrivals); several are measured in turn; inf: all at once",
-    )
-    parser.add_argument(
-        "--max-concurrency",
-        type=types.positive,
-        metavar="N",
-        help="maximum number of requests in flight (default: no limit)",
-    )
-    add_workload_options(parser, "random words", drawn_prompts=100, per=" per rate", temperature=0.0)
-    parser.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        help="a folder or a hub name, for random prompts of exact length (default: a word is a token)",
-    )
-    parser.add_argument(
-        "--warmup",
-        type=types.whole,
-        default=1,
-        metavar="N",
-        help="number of requests that are sent first and not counted",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="random seed of prompts and arrival times"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=types.seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="time without data before a request fails",
-    )
-    parser.add_argument(
-        "--json",
-        type=types.output_file,
-        metavar="FILE",
-        help="write the figures under vLLM's names to this file (default: no file)",
-    )
-    parser.add_argument(
-        "--plot",
-        type=types.output_file,
-        metavar="FILE",
-        help="plot throughput against TTFT and TPOT to this file; needs matplotlib (default: no file)",
-    )
+    for owner in (_Server, _Load, _Measurement):
+        add_settings(parser, owner)
     parser.set_defaults(run=run)
     return parser
 
@@ -109,27 +121,32 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.benchmark.serving.table import table
     from torch_armllm.system.extras import require_extra
 
-    _check(options)
-    if options.plot is not None:
+    server, load, measured = (
+        read_settings(options, _Server),
+        read_settings(options, _Load),
+        read_settings(options, _Measurement),
+    )
+    if not server.base_url.startswith(("http://", "https://")):
+        raise ValueError(f"--base-url must begin with http:// or https://, got {server.base_url}")
+    if measured.plot is not None:
         require_extra("matplotlib", "bench", "--plot")
-    questions, count = _questions(options)
-    key = options.api_key or next(filter(None, map(os.environ.get, _KEY_VARIABLES)), None)
-    ignore_eos = ignores_eos(options)
+    questions, count = _questions(load, server.endpoint)
+    key = server.api_key or next(filter(None, map(os.environ.get, _KEY_VARIABLES)), None)
     target = Target(
-        base_url=options.base_url,
-        endpoint=options.endpoint,
+        base_url=server.base_url,
+        endpoint=server.endpoint,
         model=options.model,
         api_key=key,
-        ignore_eos=ignore_eos,
-        temperature=options.temperature,
-        timeout=options.timeout,
+        ignore_eos=load.ignores_eos,
+        temperature=load.temperature,
+        timeout=measured.timeout,
     )
     plan = LoadPlan(
         num_prompts=count,
-        rates=options.request_rate,
-        max_concurrency=options.max_concurrency,
-        warmup=options.warmup,
-        seed=options.seed,
+        rates=server.request_rate,
+        max_concurrency=server.max_concurrency,
+        warmup=measured.warmup,
+        seed=measured.seed,
         progress=True,
     )
     models: set[str] = set()
@@ -144,38 +161,33 @@ def run(options: argparse.Namespace) -> None:
 
     asyncio.run(measure(target, questions, plan, report_rate))
     (model,) = models
-    if options.json is not None:
+    if measured.json is not None:
         settings = {
-            "base_url": options.base_url,
-            "endpoint": options.endpoint,
+            "base_url": server.base_url,
+            "endpoint": server.endpoint,
             "model": model,
-            "prompts": None if options.prompts is None else str(options.prompts),
+            "prompts": None if load.prompts is None else str(load.prompts),
             "num_prompts": count,
-            "input_len": options.input_len if options.prompts is None else None,
-            "output_len": options.output_len,
-            "ignore_eos": ignore_eos,
-            "temperature": options.temperature,
-            "seed": options.seed,
+            "input_len": load.input_len if load.prompts is None else None,
+            "output_len": load.output_len,
+            "ignore_eos": load.ignores_eos,
+            "temperature": load.temperature,
+            "seed": measured.seed,
         }
         report = {**settings, "runs": [result.to_dict() for result in results]}
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if options.plot is not None:
+        measured.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if measured.plot is not None:
         answered = [result for result in results if result.completed]
         if not answered:
             raise ValueError("no request was completed, so there is nothing to plot")
-        plot(answered, f"{model}, {options.base_url}", options.plot)
+        plot(answered, f"{model}, {server.base_url}", measured.plot)
 
 
-def _questions(options: argparse.Namespace) -> tuple[Questions, int]:
+def _questions(load: _Load, endpoint: str) -> tuple[Questions, int]:
     from torch_armllm.benchmark.serving.prompts import RandomQuestions, RecordedQuestions
 
-    if options.prompts is None:
-        drawn = RandomQuestions(options.input_len, options.output_len, options.tokenizer)
-        return drawn, options.num_prompts or 100
-    recorded = RecordedQuestions(options.prompts, options.output_len, options.endpoint == "completions")
-    return recorded, options.num_prompts or len(recorded)
-
-
-def _check(options: argparse.Namespace) -> None:
-    if not options.base_url.startswith(("http://", "https://")):
-        raise ValueError(f"--base-url must begin with http:// or https://, got {options.base_url}")
+    if load.prompts is None:
+        drawn = RandomQuestions(load.input_len, load.output_len, load.tokenizer)
+        return drawn, load.num_prompts or 100
+    recorded = RecordedQuestions(load.prompts, load.output_len, endpoint == "completions")
+    return recorded, load.num_prompts or len(recorded)

@@ -6,18 +6,49 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from torch_armllm.cli import Subcommands, add_command
-from torch_armllm.cli import option_types as types
+from torch_armllm.cli import Subcommands, add_command, add_model
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 from torch_armllm.cli.parser import Parser
+from torch_armllm.cli.setting_options import (
+    PENALTY,
+    PROBABILITY,
+    TEMPERATURE,
+    WHOLE,
+    add_settings,
+    read_settings,
+)
+from torch_armllm.system.settings import COUNT, TEXT, setting
 
 if TYPE_CHECKING:
     from torch_armllm.llm.chat_session import ChatSession
 
 _DIM, _PLAIN = "\033[2m", "\033[0m"
+_OWN = "the model's own"
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops the current reply"
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """How the model answers."""
+
+    system: str | None = setting(None, replace(TEXT, shown="TEXT"), "system message", none="none")
+    max_tokens: int = setting(1024, COUNT, "maximum number of tokens to generate per reply")
+    temperature: float | None = setting(None, TEMPERATURE, "sampling temperature; 0: greedy", none=_OWN)
+    top_p: float | None = setting(
+        None,
+        PROBABILITY,
+        "nucleus sampling: sample from the fewest tokens that together reach this probability",
+        none=_OWN,
+    )
+    top_k: int | None = setting(
+        None, replace(WHOLE, shown="K"), "sample from the K most probable tokens; 0: from all", none=_OWN
+    )
+    repetition_penalty: float | None = setting(
+        None, PENALTY, "above 1: tokens that have occurred become less probable", none=_OWN
+    )
 
 
 def add_parser(commands: Subcommands) -> Parser:
@@ -29,42 +60,8 @@ def add_parser(commands: Subcommands) -> Parser:
         "torch-armllm chat",
         'torch-armllm chat MODEL --system "You answer in one sentence." --temperature 0.7',
     )
-    parser.add_argument(
-        "model", nargs="?", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name"
-    )
-    parser.add_argument("--system", metavar="TEXT", help="system message (default: none)")
-    parser.add_argument(
-        "--max-tokens",
-        type=types.positive,
-        default=1024,
-        metavar="N",
-        help="maximum number of tokens to generate per reply",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=types.temperature,
-        metavar="T",
-        help="sampling temperature; 0: greedy (default: the model's own)",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=types.probability,
-        metavar="P",
-        help="nucleus sampling: sample from the fewest tokens that together reach this probability "
-        "(default: the model's own)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=types.whole,
-        metavar="K",
-        help="sample from the K most probable tokens; 0: from all (default: the model's own)",
-    )
-    parser.add_argument(
-        "--repetition-penalty",
-        type=types.penalty,
-        metavar="FACTOR",
-        help="above 1: tokens that have occurred become less probable (default: the model's own)",
-    )
+    add_model(parser)
+    add_settings(parser, _Reply)
     add_engine_options(parser, max_num_seqs=1)
     parser.set_defaults(run=run)
     return parser
@@ -72,15 +69,14 @@ def add_parser(commands: Subcommands) -> Parser:
 
 def run(options: argparse.Namespace) -> None:
     """Loads the model and runs the conversation until the user quits."""
-    from dataclasses import replace
-
     from torch_armllm.llm.chat_session import ChatSession
     from torch_armllm.llm.llm import LLM
 
     llm = LLM(options.model, runner="generate", **engine_arguments(options))
-    names = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
-    overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **overrides), options.system)
+    wanted = asdict(read_settings(options, _Reply))
+    system = wanted.pop("system")
+    chosen = {name: value for name, value in wanted.items() if value is not None}
+    chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **chosen), system)
     print(_HELP)
     while (text := _read()) is not None:
         if text == "/exit":

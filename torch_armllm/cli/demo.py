@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 
 from torch_armllm.cli import Subcommands, add_command
-from torch_armllm.cli import option_types as types
 from torch_armllm.cli.parser import Parser
+from torch_armllm.cli.setting_options import add_settings, read_settings
+from torch_armllm.system.settings import COUNT, TEXTS, setting
+
+
+@dataclass(frozen=True)
+class _Demo:
+    """Questions, and how long the answers get."""
+
+    prompt: tuple[str, ...] | None = setting(None, TEXTS, "a user message", none="three questions")
+    max_new_tokens: int = setting(48, COUNT, "maximum number of tokens to generate per reply")
 
 
 def add_parser(commands: Subcommands) -> Parser:
@@ -24,16 +34,7 @@ def add_parser(commands: Subcommands) -> Parser:
         help="a checkpoint's folder or a hub name (default: the bundled SmolLM2, dense and as a "
         "Mixture-of-Experts)",
     )
-    parser.add_argument(
-        "--prompt", action="append", help="a user message; repeatable (default: three questions)"
-    )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=types.positive,
-        default=48,
-        metavar="N",
-        help="maximum number of tokens to generate per reply",
-    )
+    add_settings(parser, _Demo)
     parser.set_defaults(run=run)
     return parser
 
@@ -42,4 +43,5 @@ def run(options: argparse.Namespace) -> None:
     """Runs the demo."""
     from torch_armllm.cli.demo_view import PROMPTS, run_demo
 
-    run_demo(options.model, options.prompt or PROMPTS, options.max_new_tokens)
+    chosen = read_settings(options, _Demo)
+    run_demo(options.model, chosen.prompt or PROMPTS, chosen.max_new_tokens)

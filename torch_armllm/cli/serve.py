@@ -8,7 +8,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from torch_armllm.cli import Subcommands, add_command
+from torch_armllm.cli import Subcommands, add_command, add_model
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 from torch_armllm.cli.parser import Parser
 from torch_armllm.cli.setting_options import add_settings, given_settings
@@ -31,9 +31,7 @@ def add_parser(commands: Subcommands) -> Parser:
         "torch-armllm serve A B --served-model-name a --served-model-name b",
         "torch-armllm serve MODEL --host 0.0.0.0 --max-num-seqs 32 --kv-cache-dtype int8",
     )
-    parser.add_argument(
-        "model", nargs="*", default=["smollm2"], help="smollm2, smollm2-moe, a folder or a hub name"
-    )
+    add_model(parser, "*")
     group = parser.add_argument_group("server")
     group.add_argument(
         "--served-model-name",

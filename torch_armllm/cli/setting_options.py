@@ -6,11 +6,16 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch_armllm.cli import option_types as types
 from torch_armllm.cli.parser import shown
-from torch_armllm.system.settings import Setting, settings_of
+from torch_armllm.system.settings import Kind, Setting, settings_of
+
+T = TypeVar("T")
+WHOLE, TEMPERATURE, PROBABILITY, PENALTY = map(Kind, ("whole", "temperature", "probability", "penalty"))
+COUNTS, RATES, NAMES = map(Kind, ("counts", "rates", "names"))
+INPUT_FOLDERS, OUTPUT_FOLDER = map(Kind, ("input folders", "output folder"))
 
 
 class _Reader(NamedTuple):
@@ -20,6 +25,7 @@ class _Reader(NamedTuple):
     shown: str | None = None
     example: str = ""
     action: Any = None
+    nargs: str | None = None
 
 
 _READERS = {
@@ -42,6 +48,15 @@ _READERS = {
     "folder": _Reader(shown="DIR"),
     "input file": _Reader(types.input_file, "FILE"),
     "output file": _Reader(types.output_file, "FILE"),
+    "whole": _Reader(types.whole, "N"),
+    "temperature": _Reader(types.temperature, "T"),
+    "probability": _Reader(types.probability, "P"),
+    "penalty": _Reader(types.penalty, "FACTOR"),
+    "counts": _Reader(types.positive, "N", nargs="+"),
+    "rates": _Reader(types.rate, "R", nargs="+"),
+    "names": _Reader(shown="NAME", nargs="+"),
+    "input folders": _Reader(types.input_folder, "DIR", action="append"),
+    "output folder": _Reader(types.output_folder, "DIR"),
 }
 _NONE = ("scheme", "drafts")
 """Kinds of settings of which ``none`` means None."""
@@ -67,6 +82,7 @@ def add_settings(group: Any, owner: type, defaults: Mapping[str, Any] | None = N
             "choices": kind.choices or None,
             "metavar": kind.shown or reader.shown,
             "action": reader.action,
+            "nargs": reader.nargs,
         }
         group.add_argument(
             _option(field, declared),
@@ -86,6 +102,11 @@ def given_settings(options: argparse.Namespace, owner: type) -> dict[str, Any]:
                 value = tuple(value)
             found[field.name] = None if value == "none" and declared.kind.name in _NONE else value
     return found
+
+
+def read_settings(options: argparse.Namespace, owner: type[T]) -> T:
+    """Returns a dataclass of settings alone, from those that were given."""
+    return owner(**given_settings(options, owner))
 
 
 def _option(field: Field[Any], declared: Setting) -> str:

@@ -2,60 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
+from pathlib import Path
 
-from torch_armllm.cli import option_types as types
-from torch_armllm.cli.parser import Parser
+from torch_armllm.cli.setting_options import TEMPERATURE
+from torch_armllm.system.settings import COUNT, INPUT_FILE, SWITCH, setting
 
-
-def add_workload_options(
-    parser: Parser, drawn: str, *, drawn_prompts: int, temperature: float, per: str = ""
-) -> None:
-    """Adds the options.
-
-    Args:
-        parser: of the command.
-        drawn: kind of the random prompts, for the help.
-        drawn_prompts: number of those without ``--num-prompts``, for the help.
-        temperature: the command's default.
-        per: what has its own prompts, with a space before it, for the help.
-    """
-    parser.add_argument(
-        "--prompts",
-        type=types.input_file,
-        metavar="FILE",
-        help=f'.jsonl with "prompt" or "turns", or text with a prompt per line (default: {drawn})',
-    )
-    parser.add_argument(
-        "--num-prompts",
-        type=types.positive,
-        metavar="N",
-        help=f"number of prompts{per} (default: {drawn_prompts}; with --prompts: all)",
-    )
-    parser.add_argument(
-        "--input-len", type=types.positive, default=128, metavar="N", help="tokens per random prompt"
-    )
-    parser.add_argument(
-        "--output-len",
-        type=types.positive,
-        default=128,
-        metavar="N",
-        help="maximum number of tokens to generate per completion",
-    )
-    parser.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        help="generate up to --output-len whatever the model says (default: for random prompts only)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=types.temperature,
-        default=temperature,
-        metavar="T",
-        help="sampling temperature; 0: greedy",
-    )
+PROMPTS = '.jsonl with "prompt" or "turns", or text with a prompt per line'
 
 
-def ignores_eos(options: argparse.Namespace) -> bool:
-    """True if completions go on after the model's end."""
-    return options.prompts is None if options.ignore_eos is None else bool(options.ignore_eos)
+@dataclass(frozen=True)
+class Workload:
+    """Requests of a benchmark."""
+
+    prompts: Path | None = setting(None, INPUT_FILE, PROMPTS, none="random tokens")
+    num_prompts: int | None = setting(None, COUNT, "number of prompts", none="64; with --prompts: all")
+    input_len: int = setting(128, COUNT, "tokens per random prompt")
+    output_len: int = setting(128, COUNT, "maximum number of tokens to generate per completion")
+    ignore_eos: bool | None = setting(
+        None,
+        SWITCH,
+        "generate up to --output-len whatever the model says",
+        none="for random prompts only",
+    )
+    temperature: float = setting(1.0, TEMPERATURE, "sampling temperature; 0: greedy")
+
+    @property
+    def ignores_eos(self) -> bool:
+        """True if completions go on after the model's end."""
+        return self.prompts is None if self.ignore_eos is None else self.ignore_eos
