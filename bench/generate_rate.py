@@ -24,11 +24,7 @@ PROMPT = 32
 
 
 def generate_rate(
-    *,
-    model: str = "smollm2",
-    rows: tuple[int, ...] = (1, 8),
-    tokens: int = 128,
-    rounds: int = 5,
+    *, model: str = "smollm2", rows: tuple[int, ...] = (1, 8), tokens: int = 128, rounds: int = 5
 ) -> Iterator[Row]:
     patched = load_model(model, torch.bfloat16)
     torch_armllm.patch(patched, progress=False)

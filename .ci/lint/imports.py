@@ -63,11 +63,7 @@ class Import(NamedTuple):
 def modules(root: Path) -> dict[str, Path]:
     """The files of the package by module name, as installed: `ops` and `passes` lie inside the package."""
     found = {}
-    for folder, prefix in (
-        (PACKAGE, PACKAGE),
-        ("ops", f"{PACKAGE}.ops"),
-        ("passes", f"{PACKAGE}.passes"),
-    ):
+    for folder, prefix in ((PACKAGE, PACKAGE), ("ops", f"{PACKAGE}.ops"), ("passes", f"{PACKAGE}.passes")):
         for path in sorted((root / folder).rglob("*.py")):
             parts = path.relative_to(root / folder).with_suffix("").parts
             parts = parts[:-1] if parts[-1] == "__init__" else parts

@@ -21,9 +21,7 @@ from bench.ops.timing import by_round, threads
 
 
 def micro(
-    *,
-    k: Annotated[str, "only calls whose name this regular expression finds"] = "",
-    rounds: int = 9,
+    *, k: Annotated[str, "only calls whose name this regular expression finds"] = "", rounds: int = 9
 ) -> Iterator[Row]:
     for name, make in CALLS:
         if not re.search(k, name):

@@ -79,12 +79,7 @@ def sides() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, int]]:
             shape,
             2 * row,
         ),
-        "gated_act": (
-            lambda: activation.gated_act(x, y, "silu"),
-            lambda: F.silu(x) * y,
-            shape,
-            3 * row,
-        ),
+        "gated_act": (lambda: activation.gated_act(x, y, "silu"), lambda: F.silu(x) * y, shape, 3 * row),
         "rope_": (
             lambda: rope.rope_(q, k, cos, sin),
             lambda: (_turned(q, *wide), _turned(k, *wide)),

@@ -124,8 +124,5 @@ def test_refusals_and_servers_that_do_not_start_are_told(tmp_path: Path) -> None
     binary: Any = tmp_path / "llama-server"
     binary.write_text("#!/bin/sh\nexit 3\n")
     binary.chmod(0o755)
-    with (
-        pytest.raises(RuntimeError, match="status 3"),
-        agent_server.llama_server(binary, binary, ()),
-    ):
+    with pytest.raises(RuntimeError, match="status 3"), agent_server.llama_server(binary, binary, ()):
         pass

@@ -3,14 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bench.report import DOCUMENT
-from bench.roofline.__main__ import (
-    WORKS,
-    compare_published,
-    pipelines,
-    rates,
-    records,
-    speedups,
-)
+from bench.roofline.__main__ import WORKS, compare_published, pipelines, rates, records, speedups
 from bench.roofline.clusters import Cluster, Link, predict_ranks
 from bench.roofline.figures import Figures, read_records, shown_records
 from bench.roofline.machines import BARRIER_US, SHARE, Machine

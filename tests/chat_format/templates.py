@@ -168,10 +168,7 @@ SAMPLES = {
         '<|call|>fn.g:1<|args|>{"n": 7}<|end_call|><|end_calls|>',
     ),
     "a name on a line": Sample(
-        chat(
-            calls("{{ f.name + '\\n' }}{{ f.arguments | tojson }}", "<|end|><|assistant|>"),
-            thinks=True,
-        ),
+        chat(calls("{{ f.name + '\\n' }}{{ f.arguments | tojson }}", "<|end|><|assistant|>"), thinks=True),
         '<think>hm</think>Hi\nf\n{"a": "x"}<|end|><|assistant|>g\n{"n": 7}',
     ),
     "bare": Sample(

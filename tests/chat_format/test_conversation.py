@@ -286,13 +286,7 @@ def test_prompts_end_where_the_message_ends(content: str) -> None:
 
 @pytest.mark.parametrize(
     ("opens", "begun"),
-    [
-        ("", "<t>"),
-        ("<t>", "<t>"),
-        ("<t>\n", "<t>\n"),
-        ("</t>", "<t>"),
-        ("<t>\n\n</t>\n\n", "<t>"),
-    ],
+    [("", "<t>"), ("<t>", "<t>"), ("<t>\n", "<t>\n"), ("</t>", "<t>"), ("<t>\n\n</t>\n\n", "<t>")],
 )
 def test_reasoning_that_the_template_drops_is_written_by_its_marks(opens: str, begun: str) -> None:
     inside = prompt(said("", reasoning="hm"), opens, reasoning=None, marks=MARKS)

@@ -64,16 +64,8 @@ KINDS: dict[str, tuple[list[Message], Any, list[str]]] = {
     "developer": ([{"role": "developer", "content": "Be brief."}, ASK], None, ["Be brief.", "Weather?"]),
     "turns": ([ASK, said("Rain."), AGAIN], None, ["Weather?", "Rain.", "And now?"]),
     "call": ([ASK, said(None, tool_calls=[call()]), result()], TOOLS, ["Oslo", "Rain."]),
-    "parallel": (
-        [ASK, said(None, tool_calls=BOTH), result(), SUN],
-        TOOLS,
-        ["Oslo", "Rome", "Rain.", "Sun."],
-    ),
-    "swapped": (
-        [ASK, said(None, tool_calls=BOTH), SUN, result()],
-        TOOLS,
-        ["Oslo", "Rome", "Rain.", "Sun."],
-    ),
+    "parallel": ([ASK, said(None, tool_calls=BOTH), result(), SUN], TOOLS, ["Oslo", "Rome", "Rain.", "Sun."]),
+    "swapped": ([ASK, said(None, tool_calls=BOTH), SUN, result()], TOOLS, ["Oslo", "Rome", "Rain.", "Sun."]),
     "call with content": (
         [ASK, said("Let me see.", tool_calls=[call()]), result()],
         TOOLS,

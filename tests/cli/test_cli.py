@@ -56,16 +56,7 @@ def test_bench_latency_prints_one_line_per_batch_size(
 def test_bench_latency_compares_with_transformers(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "bench",
-        "latency",
-        str(checkpoint),
-        "--prompt-len",
-        "5",
-        "--new-tokens",
-        "4",
-        "--json",
-    ]
+    command = ["bench", "latency", str(checkpoint), "--prompt-len", "5", "--new-tokens", "4", "--json"]
     assert main([*command, "--compare", "--dtype", "float32"]) == 0
     ours, theirs = lines(capsys.readouterr().out)
     assert (ours["engine"], theirs["engine"]) == ("armllm", "transformers")

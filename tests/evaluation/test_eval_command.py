@@ -152,10 +152,7 @@ def test_methods_calibrate_with_generated_tokens_by_default(
 
 
 def test_failed_variant_does_not_stop_the_others(
-    tiny_folder: Path,
-    own_tasks: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_folder: Path, own_tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = run.load_variant
 

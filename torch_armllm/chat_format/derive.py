@@ -79,10 +79,7 @@ def derive(render: Render, template: str = "", vocabulary: Collection[str] = ())
 def _reasoning(probe: Probe, header: str) -> tuple[ReasoningFormat | None, str]:
     """Returns the markers of reasoning, and the header without the one that opens it."""
     fields = {"reasoning_content": REASONING, "reasoning": REASONING, "thinking": REASONING}
-    for turn in (
-        probe.turn(content=CONTENT, **fields),
-        probe.calls((NAME, {KEY: VALUE}), **fields),
-    ):
+    for turn in (probe.turn(content=CONTENT, **fields), probe.calls((NAME, {KEY: VALUE}), **fields)):
         if turn is None or REASONING not in turn:
             continue
         before, _, behind = turn.partition(REASONING)

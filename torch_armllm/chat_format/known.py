@@ -95,11 +95,7 @@ CALLS: Mapping[str, CallFormat] = {
     ),
     "functionary_v3": CallFormat("tag_json", begin=">>>", name_end="\n", raw_argument=True),
     "gemma4": CallFormat(
-        "braces",
-        begin="<|tool_call>call:",
-        end="<tool_call|>",
-        closers=("<|tool_response>",),
-        quote='<|"|>',
+        "braces", begin="<|tool_call>call:", end="<tool_call|>", closers=("<|tool_response>",), quote='<|"|>'
     ),
     "functiongemma": CallFormat(
         "braces",

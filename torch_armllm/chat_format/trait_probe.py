@@ -196,10 +196,7 @@ class _TraitProbe:
             shown = self._text(*turn_of(role, both, calls))
             if shown and SAID in shown and MORE in shown and not re.search(rf"text\W+{SAID}", shown):
                 parts.add(role)
-        return {
-            "part_roles": frozenset(parts),
-            "text_roles": frozenset(texts | (set(ROLES) - parts)),
-        }
+        return {"part_roles": frozenset(parts), "text_roles": frozenset(texts | (set(ROLES) - parts))}
 
     # -- calls and their results ---------------------------------------------------------------------------
 
@@ -210,12 +207,7 @@ class _TraitProbe:
             given = result(RESULT, LONG_IDS[0])
             shown = self._shows([RESULT], USER_TURN, {"role": "assistant", "content": SAID}, given)
             calls = known(self._template, ChatFormat()).calls
-            return {
-                "shows_calls": False,
-                "calls": calls,
-                "shows_results": shown,
-                **self._content_roles(None),
-            }
+            return {"shows_calls": False, "calls": calls, "shows_results": shown, **self._content_roles(None)}
         arguments, content, ids = form
         one = calling([call(arguments, ids[0])], content)
         both = [call(arguments, ids[0]), call(arguments, ids[1], OTHER_VALUE)]

@@ -35,15 +35,11 @@ class _Latency:
     )
     repeats: int = setting(2, COUNT, "number of rounds; the median is reported")
     compare: bool = setting(
-        False,
-        FLAG,
-        "also measure the unpatched model, alternating with the patched one, and print ratios",
+        False, FLAG, "also measure the unpatched model, alternating with the patched one, and print ratios"
     )
     json: bool = setting(False, FLAG, "print one JSON line per batch size")
     profile: bool = setting(
-        False,
-        FLAG,
-        "print a time profile instead: of a decode step after the prompt, then of the prefill",
+        False, FLAG, "print a time profile instead: of a decode step after the prompt, then of the prefill"
     )
 
 

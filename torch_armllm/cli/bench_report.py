@@ -29,10 +29,7 @@ class _Report:
         None, OUTPUT_FOLDER, "keep the random weights here, for later runs", none="they are not kept"
     )
     json: Path | None = setting(
-        None,
-        OUTPUT_FILE,
-        "write all figures and the machine's description to this file",
-        none="no file",
+        None, OUTPUT_FILE, "write all figures and the machine's description to this file", none="no file"
     )
 
 

@@ -46,10 +46,7 @@ def run(options: argparse.Namespace) -> None:
 
     load = read_settings(options, _Throughput)
     params = SamplingParams(
-        n=load.n,
-        temperature=load.temperature,
-        max_tokens=load.output_len,
-        ignore_eos=load.ignores_eos,
+        n=load.n, temperature=load.temperature, max_tokens=load.output_len, ignore_eos=load.ignores_eos
     )
     arguments = engine_arguments(options)
     if load.prompts is None:

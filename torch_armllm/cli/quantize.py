@@ -197,12 +197,7 @@ def _quantize(job: _Job, source: Path, recipe: Recipe, calibration: Tensor | Non
     from torch_armllm.checkpoint.quantize_folder import quantize_folder
 
     return quantize_folder(
-        source,
-        job.out,
-        recipe,
-        restart=job.restart,
-        progress=not job.json,
-        calibration=calibration,
+        source, job.out, recipe, restart=job.restart, progress=not job.json, calibration=calibration
     )
 
 

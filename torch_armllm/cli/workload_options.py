@@ -20,10 +20,7 @@ class Workload:
     input_len: int = setting(128, COUNT, "tokens per random prompt")
     output_len: int = setting(128, COUNT, "maximum number of tokens to generate per completion")
     ignore_eos: bool | None = setting(
-        None,
-        SWITCH,
-        "generate up to --output-len whatever the model says",
-        none="for random prompts only",
+        None, SWITCH, "generate up to --output-len whatever the model says", none="for random prompts only"
     )
     temperature: float = setting(1.0, TEMPERATURE, "sampling temperature; 0: greedy")
 

@@ -26,11 +26,7 @@ class EngineGenerator:
 
     def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
         self._llm = LLM(
-            model,
-            tokenizer,
-            runner="generate",
-            max_model_len=max_length,
-            threads=torch.get_num_threads(),
+            model, tokenizer, runner="generate", max_model_len=max_length, threads=torch.get_num_threads()
         )
         self._tokenizer = tokenizer
         self.max_length = self._llm.max_model_len

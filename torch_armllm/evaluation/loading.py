@@ -60,11 +60,7 @@ def load_variant(
         return model, describe(model, "nothing is quantized")
     tokens = calibration_tokens(source, calibration) if variant.calibrated else None
     report = patch(
-        model,
-        variant.recipe,
-        progress=progress,
-        calibration=tokens,
-        kv_cache_dtype=variant.kv_cache_dtype,
+        model, variant.recipe, progress=progress, calibration=tokens, kv_cache_dtype=variant.kv_cache_dtype
     )
     return model, report.layers
 

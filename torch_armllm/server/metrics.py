@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,25 +35,7 @@ _LABEL = "model_name"
 _ENGINE_LABELS = [_LABEL, "engine"]
 """Labels of what an engine counts itself: ``engine`` is its number, which tells replicas apart."""
 _TTFT_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
 _ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20)
 _LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
@@ -314,18 +297,17 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         engines = self._labeled()
         gauges = {labels: stats.gauges() for labels, stats in engines.items()}
-        for metric, text, field in GAUGES:
-            gauge = GaugeMetricFamily(f"vllm:{metric}", text, labels=_ENGINE_LABELS)
-            for labels, values in gauges.items():
-                gauge.add_metric(labels, getattr(values, field))
-            yield gauge
-        for metric, text, field in COUNTERS:
-            counter = CounterMetricFamily(f"vllm:{metric}", text, labels=_ENGINE_LABELS)
-            for labels, stats in engines.items():
-                counter.add_metric(labels, getattr(stats.totals, field))
-            yield counter
-        yield from self._experts(engines)
-        yield from self._disk(engines)
+        totals = {labels: stats.totals for labels, stats in engines.items()}
+        yield from _families(GaugeMetricFamily, "vllm", GAUGES, gauges)
+        yield from _families(CounterMetricFamily, "vllm", COUNTERS, totals)
+        experts = {labels: stats.experts() for labels, stats in engines.items() if stats.experts is not None}
+        disk = {labels: stats.disk() for labels, stats in engines.items() if stats.disk is not None}
+        if experts:  # are on disk
+            yield from _families(CounterMetricFamily, "armllm", EXPERT_COUNTERS, experts)
+            yield from _families(GaugeMetricFamily, "armllm", EXPERT_GAUGES, experts)
+        if disk:  # holds a prefix cache
+            yield from _families(CounterMetricFamily, "armllm", DISK_COUNTERS, disk)
+            yield from _families(GaugeMetricFamily, "armllm", DISK_GAUGES, disk)
 
     def _labeled(self) -> dict[tuple[str, str], EngineStats]:
         """Returns the statistics of all engines by their labels."""
@@ -335,34 +317,16 @@ class _EngineCollector(Collector):
             for number, stats in enumerate(all_stats())
         }
 
-    def _experts(self, engines: Mapping[tuple[str, str], EngineStats]) -> Iterator[Metric]:
-        """Yields the statistics of engines whose experts are on disk."""
-        counts = {labels: stats.experts() for labels, stats in engines.items() if stats.experts is not None}
-        if not counts:
-            return
-        for metric, text, field, unit in EXPERT_COUNTERS:
-            counter = CounterMetricFamily(f"armllm:{metric}", text, labels=_ENGINE_LABELS)
-            for labels, values in counts.items():
-                counter.add_metric(labels, unit * getattr(values, field))
-            yield counter
-        for metric, text, field in EXPERT_GAUGES:
-            gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=_ENGINE_LABELS)
-            for labels, values in counts.items():
-                gauge.add_metric(labels, getattr(values, field))
-            yield gauge
 
-    def _disk(self, engines: Mapping[tuple[str, str], EngineStats]) -> Iterator[Metric]:
-        """Yields the statistics of engines with a prefix cache on disk."""
-        counts = {labels: stats.disk() for labels, stats in engines.items() if stats.disk is not None}
-        if not counts:
-            return
-        for metric, text, field in DISK_COUNTERS:
-            counter = CounterMetricFamily(f"armllm:{metric}", text, labels=_ENGINE_LABELS)
-            for labels, values in counts.items():
-                counter.add_metric(labels, getattr(values, field))
-            yield counter
-        for metric, text, field in DISK_GAUGES:
-            gauge = GaugeMetricFamily(f"armllm:{metric}", text, labels=_ENGINE_LABELS)
-            for labels, values in counts.items():
-                gauge.add_metric(labels, getattr(values, field))
-            yield gauge
+def _families(
+    family: type[GaugeMetricFamily | CounterMetricFamily],
+    prefix: str,
+    rows: Iterable[tuple[Any, ...]],
+    counts: Mapping[tuple[str, str], Any],
+) -> Iterator[Metric]:
+    """Yields a metric a row: its name and text, the field of what each engine counts, and the unit of it."""
+    for name, text, field, *unit in rows:
+        metric = family(f"{prefix}:{name}", text, labels=_ENGINE_LABELS)
+        for labels, counted in counts.items():
+            metric.add_metric(labels, math.prod(unit) * getattr(counted, field))
+        yield metric

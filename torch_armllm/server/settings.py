@@ -55,16 +55,10 @@ class ServerSettings:
         256, COUNT, "maximum number of waiting sequences", "They are in addition to those that run."
     )
     max_requests_per_key: int | None = setting(
-        None,
-        COUNT,
-        "maximum number of sequences of one API key, running and waiting",
-        none="no limit",
+        None, COUNT, "maximum number of sequences of one API key, running and waiting", none="no limit"
     )
     max_tokens_per_minute: int | None = setting(
-        None,
-        COUNT,
-        "maximum number of prompt and output tokens of one API key in a minute",
-        none="no limit",
+        None, COUNT, "maximum number of prompt and output tokens of one API key in a minute", none="no limit"
     )
     max_tokens: int | None = setting(
         None, COUNT, "upper limit of max_tokens of every request", none="no limit"

@@ -15,6 +15,7 @@ from torch_armllm.server.errors import ApiError
 from torch_armllm.server.handlers.chat_outputs import ChatOutputs
 from torch_armllm.server.handlers.logprobs import TokenDecoder, chat_logprobs, prompt_logprobs
 from torch_armllm.server.handlers.streaming import Event
+from torch_armllm.server.handlers.usage import without_output
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.served_model import ServedModel
 
@@ -72,7 +73,7 @@ class ChatHandler:
         """Returns the first chunk of an output, which comes before its tokens."""
         chunk = {**self._chunk(index, {"role": "assistant", "content": ""}), **self._of_prompt()}
         if usage := chunk.get("usage"):
-            chunk["usage"] = {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+            chunk["usage"] = without_output(usage)
         return chunk
 
     def _of_prompt(self) -> dict[str, Any]:
@@ -152,16 +153,9 @@ class ChatHandler:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._frame("chat.completion.chunk"), "choices": [choice]}
         if self._body.wants_usage:
-            chunk["usage"] = self._chunk_usage(index) if self._body.wants_usage_always else None
+            always = self._body.wants_usage_always
+            chunk["usage"] = self._outputs.usage.of_choice(self._id, index) if always else None
         return chunk
 
-    def _chunk_usage(self, index: int) -> dict[str, int]:
-        return self._outputs.usage.of_choice(self._id, index)
-
     def _frame(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._served.name,
-        }
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._served.name}

@@ -15,11 +15,7 @@ from torch_armllm.chat_format.rendering import marks_with
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import FreeReasoning, SamplingParams
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.handlers.sampling_params import (
-    beam_search_params,
-    sampling_params,
-    tokenization,
-)
+from torch_armllm.server.handlers.sampling_params import beam_search_params, sampling_params, tokenization
 from torch_armllm.server.handlers.usage import Usage
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.reasoning.token_count import reasoning_tokens

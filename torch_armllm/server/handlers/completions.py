@@ -14,13 +14,9 @@ from torch_armllm.server.errors import ApiError
 from torch_armllm.server.handlers.echoed_prompt import echo_longest
 from torch_armllm.server.handlers.logprobs import CompletionLogprobs, TokenDecoder, prompt_logprobs
 from torch_armllm.server.handlers.merge_streams import merge_streams
-from torch_armllm.server.handlers.sampling_params import (
-    beam_search_params,
-    sampling_params,
-    tokenization,
-)
+from torch_armllm.server.handlers.sampling_params import beam_search_params, sampling_params, tokenization
 from torch_armllm.server.handlers.streaming import Event
-from torch_armllm.server.handlers.usage import Usage
+from torch_armllm.server.handlers.usage import Usage, without_output
 from torch_armllm.server.protocol.completions import CompletionRequest
 from torch_armllm.server.served_model import ServedModel
 
@@ -72,11 +68,7 @@ class CompletionHandler:
         if body.max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens is 0; give at least 1, or set echo", "max_tokens")
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-        more: dict[str, Any] = {
-            "best_of": body.best_of,
-            "logprobs": body.logprobs,
-            **fills,
-        }
+        more: dict[str, Any] = {"best_of": body.best_of, "logprobs": body.logprobs, **fills}
         if body.echo and body.logprobs is not None:
             more["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
         return sampling_params(body, served.defaults, max_tokens, served.settings.max_tokens, **more)
@@ -178,15 +170,11 @@ class CompletionHandler:
 
     def _chunk_usage(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, int]:
         usage = self._usage.of_choice(output.request_id, completion.index)
-        if self._echo_only:
-            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        return usage
+        return without_output(usage) if self._echo_only else usage
 
     def _usage_dict(self) -> dict[str, Any]:
         usage = self._usage.to_dict()
-        if self._echo_only:
-            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        return usage
+        return without_output(usage) if self._echo_only else usage
 
     def _frame(self) -> dict[str, Any]:
         return {

@@ -74,9 +74,7 @@ def chat_logprobs(
     for token, candidates in zip(tokens, logprobs, strict=False):
         best = _best(candidates, top)
         entry = _entry(decode(token), candidates[token].logprob)
-        content.append(
-            {**entry, "top_logprobs": [_entry(decode(b), candidates[b].logprob) for b in best]},
-        )
+        content.append({**entry, "top_logprobs": [_entry(decode(b), candidates[b].logprob) for b in best]})
     return {"content": content, "refusal": None}
 
 

@@ -122,11 +122,7 @@ class ResponseItems:
             more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
             yield self._event(done, content_index=0, text=part["text"], **more)
             yield self._event("response.content_part.done", content_index=0, part=dict(part))
-        yield {
-            "type": "response.output_item.done",
-            "output_index": len(self.output) - 1,
-            "item": _copy(item),
-        }
+        yield {"type": "response.output_item.done", "output_index": len(self.output) - 1, "item": _copy(item)}
 
     def _event(self, kind: str, **fields: Any) -> Event:
         place = {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}

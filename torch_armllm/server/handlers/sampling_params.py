@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch_armllm.engine.sampling_params import (
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.beam_search import BeamSearchParams
 from torch_armllm.server.constraints import constraint

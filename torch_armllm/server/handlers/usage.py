@@ -35,11 +35,7 @@ class Usage:
         """
         prompt, _ = self._prompts.get(request_id, (0, 0))
         completion = self._choices.get((request_id, index), 0)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the usage in OpenAI's format."""
@@ -55,3 +51,8 @@ class Usage:
         if self.reasoning is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
         return usage
+
+
+def without_output(usage: dict[str, Any]) -> dict[str, Any]:
+    """Returns a usage as if nothing was generated."""
+    return {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}

@@ -12,12 +12,7 @@ from torch_armllm.server.handlers.completions import split_prompts
 from torch_armllm.server.handlers.pooling import PoolingHandler, encoded
 from torch_armllm.server.handlers.streaming import cancel_on_disconnect
 from torch_armllm.server.model_leases import lease_pooling
-from torch_armllm.server.protocol.pooling import (
-    ClassifyRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
+from torch_armllm.server.protocol.pooling import ClassifyRequest, PoolingRequest, RerankRequest, ScoreRequest
 
 router = APIRouter()
 
