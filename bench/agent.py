@@ -39,6 +39,7 @@ from bench.agent_conversation import TEMPLATE, Request, tools
 from bench.agent_server import Cost
 from bench.case import run
 from bench.peers.shapes import SHAPES
+from bench.peers.work import shared
 from torch_armllm.benchmark.random_model import save_random_model
 from torch_armllm.chat_format.chat_renderer import ChatInput, ChatRenderer
 from torch_armllm.checkpoint.bundled_model import smollm2_file
@@ -189,13 +190,13 @@ def report(
     earlier: list[list[int]] = []
     known = 0
     for number, (request, tokens) in enumerate(prompts):
-        shared = max((_common(tokens, before) for before in earlier), default=0)
+        begin = max((shared(tokens, before) for before in earlier), default=0)
         earlier.append(tokens)
-        known += shared
+        known += begin
         for name in sorted(servers, reverse=bool(number % 2)):
             cost = servers[name](request)
             costs[name].append(cost)
-            _line(f"{request.turn:4d}  {request.last:5s}", name, cost, shared)
+            _line(f"{request.turn:4d}  {request.last:5s}", name, cost, begin)
     for name, each in costs.items():
         later = each[1:]
         if later:
@@ -204,10 +205,6 @@ def report(
             )
             _line("all after 1", name, Cost(*sums), known)
     return costs
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _line(head: str, name: str, cost: Cost, known: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -122,6 +123,17 @@ def in_rounds(sides: Mapping[str, Callable[[int], T]], rounds: int) -> dict[str,
 def ratios(some: Iterable[float], others: Iterable[float]) -> list[float]:
     """Returns the ratios of neighboring rounds."""
     return [a / b for a, b in zip(some, others, strict=True)]
+
+
+def in_process(case: str, **options: Any) -> Row:
+    """Runs a case of `bench` in a process of its own, and returns its last row."""
+    command = [sys.executable, "-m", f"bench.{case}"]
+    for name, value in options.items():
+        if value is not None and value is not False:
+            command += [f"--{name}", *([] if value is True else [str(value)])]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    row: Row = json.loads(output.splitlines()[-1])
+    return row
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Time of a decode step in the engine and in the model, phase by phase.
 
     python -m bench.engine_overhead [--model smollm2] [--batch 8] [--steps 200] [--sampled] [--final]
-        [--anew] [--inside]
+        [--inside]
 
 Decodes ``--batch`` sequences at once and reads the engine's trace.  Prints lines with the microseconds of
 each phase, of the whole step, and of ``outside_model``: everything but the plan (``decode``) and the head.
@@ -9,11 +9,10 @@ The first line has the median of all steps.  The second has the tenth percentile
 disturbs less.  Every step detokenizes every output, as streaming does; with ``--final`` no step does, as in
 `LLM.generate`.
 
-With ``--anew`` every other greedy step binds the plan to its data again instead of replaying the last
-binding.  A third line has the model's time in both kinds of steps.  With ``--inside`` every fifth greedy step
-is timed instruction by instruction.  Its line has medians: the sum of the instructions, the entry into the
-call, and the time before the first instruction, between instructions and after the last.  ``framework`` is
-the step without the instructions, ``outside_model`` included; ``share`` is its fraction of a step.
+With ``--inside`` every fifth greedy step is timed instruction by instruction.  Its line has medians: the sum
+of the instructions, the entry into the call, and the time before the first instruction, between instructions
+and after the last.  ``framework`` is the step without the instructions, ``outside_model`` included; ``share``
+is its fraction of a step.
 """
 
 from __future__ import annotations
@@ -66,24 +65,6 @@ def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
     return times
 
 
-def rebind_every_other_step() -> tuple[list[float], list[float]]:
-    """Prevents the replay of every other step; returns lists that receive the microseconds of both kinds."""
-    kinds: tuple[list[float], list[float]] = [], []
-    whole = FusedHead.run
-
-    def timed(self: FusedHead, inputs: StepInputs) -> StepResult:
-        rebind = len(kinds[0]) > len(kinds[1])
-        if rebind:
-            self._inputs = None
-        began = time.perf_counter_ns()
-        computed = whole(self, inputs)
-        kinds[rebind].append((time.perf_counter_ns() - began) / 1e3)
-        return computed
-
-    FusedHead.run = timed  # type: ignore[method-assign]
-    return kinds
-
-
 def time_every_fifth_step() -> list[list[float]]:
     """Times every fifth greedy step; returns the list that receives rows of microseconds as in `INSIDE`."""
     rows: list[list[float]] = []
@@ -112,12 +93,10 @@ def engine_overhead(
     steps: int = 200,
     sampled: Annotated[bool, "temperature 0.8, top-p 0.95 and a penalty"] = False,
     final: Annotated[bool, "one output per request, at its end"] = False,
-    anew: Annotated[bool, "every other step binds the plan to its data again"] = False,
     inside: Annotated[bool, "every fifth step's instructions are timed as well"] = False,
 ) -> Iterator[Row]:
     whole = FusedHead.run
     timed = time_every_fifth_step() if inside else []
-    replayed, rebound = rebind_every_other_step() if anew else ([], [])
     drawn = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1} if sampled else {}
     params = SamplingParams(
         **{"temperature": 0.0, **drawn},
@@ -132,8 +111,6 @@ def engine_overhead(
     for name, cut in (("median", 50), ("tenth_percentile", 10)):
         cuts = {phase: quantiles(each, n=100)[cut - 1] for phase, each in times.items() if each[1:]}
         yield {"batch": batch, "steps": len(times["step"]), "microseconds": name, **cuts}
-    if rebound:
-        yield {"again": median(replayed), "anew": median(rebound)}
     if timed:
         parts = dict(zip(INSIDE, map(median, zip(*timed, strict=True)), strict=True))
         framework = median(times["outside_model"]) + sum(parts.values()) - parts["instructions"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from random import Random
 from statistics import median
 from typing import Any
 
+from bench.peers.work import random_tokens
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.preprocess import NewRequest
@@ -24,12 +24,6 @@ QUIET: dict[str, Any] = {
 def greedy(tokens: int | None) -> SamplingParams:
     """Returns the parameters of a request of so many tokens; None: without an end."""
     return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-
-
-def random_tokens(count: int, vocabulary: int, seed: object = 0) -> list[int]:
-    """Returns the tokens of a prompt."""
-    random = Random(str(seed))
-    return [random.randrange(10, vocabulary) for _ in range(count)]
 
 
 def timed(run: Callable[[], Any]) -> float:

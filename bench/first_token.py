@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from bench.agent_server import own_server
-from bench.case import Row, random_folder, run
+from bench.case import Row, in_process, random_folder, run
 
 
 def by_llm(folder: str) -> Row:
@@ -77,12 +75,8 @@ def first_token(
         return
     with random_folder(shape, folder, vocab_size=128256) as home:
         model = str(home)
-        command = [sys.executable, "-m", "bench.first_token", "--answer", "--folder", model]
         for _ in range(repeats):
-            if by == "server":
-                yield by_server(model)
-            else:
-                yield json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            yield by_server(model) if by == "server" else in_process("first_token", answer=True, folder=model)
 
 
 if __name__ == "__main__":

@@ -1,47 +1,32 @@
 """Rates of a model on two processes of one thread, beside one process with two threads.
 
     python -m bench.parallel --shape 1b [--stages | --whole-experts] [--ranks 2] [--rounds 5]
-    python -m bench.parallel --exchange [--rounds 200]
 
 The processes are tensor parallel ranks, which have whole experts with ``--whole-experts``, or stages of a
 pipeline with ``--stages``, whose prompts are computed in chunks of 128 tokens.  Weights are random; both
 engines hold the same.  They take turns.  A row for each kind of load has tokens a second (medians), the
-median of the ratios of neighboring rounds, and if the tokens are the same.  With ``--exchange``, two pinned
-processes gather columns of one token: microseconds of one exchange as an instruction of a plan, by the bytes
-of the whole row.
+median of the ratios of neighboring rounds, and if the tokens are the same.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Annotated
 
-import torch
-
 import torch_armllm  # noqa: F401  registers the format of saved models
 from bench.case import Row, in_rounds, random_folder, ratios, run
-from bench.engine_steps import QUIET, greedy, random_tokens, timed
+from bench.engine_steps import QUIET, greedy
+from bench.peers.work import random_tokens
 from torch_armllm import LLM
 from torch_armllm.engine.text.preprocess import NewRequest
-from torch_armllm.ops.collective import open_communicator
-from torch_armllm.parallel.shared_memory import BUFFER_BYTES, GroupMemory
-from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.placed_program import lay_out
-from torch_armllm.plan.program import Operand, Program
 
 LOADS = {"prompt 512": (1, 512, 1), "decode 1": (1, 16, 64), "decode 8": (8, 16, 64)}
 """Sequences, prompt tokens, and tokens to generate."""
 _CHUNK = 128
 """Tokens of a step of a pipeline: a prompt is computed in several steps, which are under way together."""
-_EXCHANGES = 500
-"""Exchanges of one plan: its call, and its threads' start, take no part of their time."""
 
 
 def generate(llm: LLM, load: str, seed: int) -> tuple[float, list[list[int]]]:
@@ -79,34 +64,6 @@ def compare(one: LLM, several: LLM, load: str, rounds: int) -> Row:
     return {**rates, "ratio": median(ratios(seconds["one"], seconds["ranks"])), "same_tokens": same}
 
 
-def exchange_us(rank: int, file: int, rounds: int, size: int) -> float:
-    """Returns the microseconds of an exchange of one token's columns, a row of ``size`` bytes."""
-    memory = GroupMemory(2, file=file)
-    handle = open_communicator(memory.exchanges[0], rank, 2, BUFFER_BYTES)
-    columns = size // 4
-    program = Program()
-    rows = program.allocate(columns // 2, torch.float32)
-    table = program.constant(torch.randn(1, columns // 2))
-    ids = Operand("input", 0, torch.int64)
-    program.emit("embed", out=rows, ids=ids, table=table, width=columns // 2, vocab_size=1)
-    parts = [{"columns": columns // 2}] * 2
-    for _ in range(_EXCHANGES):
-        out = program.allocate(columns, torch.float32)
-        program.emit("gather_columns", x=rows, out=out, communicator=handle, parts=parts)
-    assert out.storage is not None
-    program.outputs.append(out.storage)
-    plan, inputs = NativePlan(lay_out(program)), [torch.zeros(1, 1, dtype=torch.int64)]
-    times = [timed(lambda: plan._run(plan._handle, inputs, 1)) for _ in range(rounds)]
-    return median(times) / _EXCHANGES * 1e6
-
-
-def _exchanges(rank: int, file: int, rounds: int) -> Iterator[Row]:
-    torch.set_num_threads(1)
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    for size in (4096, 16384, 65536):
-        yield {"bytes": size, "us": exchange_us(rank, file, rounds, size)}
-
-
 def parallel(
     *,
     shape: str = "1b",
@@ -114,26 +71,16 @@ def parallel(
     whole_experts: Annotated[bool, "whole experts, in place of columns"] = False,
     ranks: int = 2,
     rounds: int = 5,
-    exchange: bool = False,
-    other: Annotated[int | None, argparse.SUPPRESS] = None,
 ) -> Iterator[Row]:
-    if other is not None:
-        list(_exchanges(1, other, rounds))
-    elif exchange:
-        file = GroupMemory(2).file
-        command = [sys.executable, "-m", "bench.parallel", "--rounds", str(rounds), "--other", str(file)]
-        with subprocess.Popen(command, pass_fds=[file]):
-            yield from _exchanges(0, file, rounds)
-    else:
-        settings = {**QUIET, "enable_prefix_caching": False, "kv_cache_memory": 512 << 20}
-        divided = {"tensor_parallel_size": ranks, "enable_expert_parallel": whole_experts}
-        if stages:
-            divided = {"pipeline_parallel_size": ranks, "max_num_batched_tokens": _CHUNK}
-        with random_folder(shape) as folder:
-            one = LLM(str(folder), tensor_parallel_size=1, threads=ranks, **settings)
-            several = LLM(str(folder), threads=1, **divided, **settings)
-            for load in LOADS:
-                yield {"shape": shape, "load": load, **compare(one, several, load, rounds)}
+    settings = {**QUIET, "enable_prefix_caching": False, "kv_cache_memory": 512 << 20}
+    divided = {"tensor_parallel_size": ranks, "enable_expert_parallel": whole_experts}
+    if stages:
+        divided = {"pipeline_parallel_size": ranks, "max_num_batched_tokens": _CHUNK}
+    with random_folder(shape) as folder:
+        one = LLM(str(folder), tensor_parallel_size=1, threads=ranks, **settings)
+        several = LLM(str(folder), threads=1, **divided, **settings)
+        for load in LOADS:
+            yield {"shape": shape, "load": load, **compare(one, several, load, rounds)}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 r"""First token of a long conversation after a restart, with and without a prefix cache on disk.
 
     python -m bench.prefix_cache_disk [--model smollm2] [--tokens 8000] [--ranks 1] [--stages 1] \
-        [--only first,decode,files]
+        [--only first,decode]
 
 ``first``: a process computes a conversation and ends. Further processes load the model and continue it by 20
 tokens: without the folder, with it, and with it after its files were dropped from the system's page cache.
@@ -10,8 +10,6 @@ Rows have the seconds from the request, two seconds after the model is loaded, t
 ``decode``: a sequence decodes while the blocks of a conversation that has just ended are written. Rows have
 the time of a token with and without a folder, in several rounds.
 
-``files``: writes and reads the blocks of a conversation in files of 1, 4 and 16 blocks.
-
 ``--model`` is ``smollm2``, a folder, or a shape of `torch_armllm.benchmark.model_shapes` such as
 ``llama-3.2-1b``, which gets random weights.
 """
@@ -19,10 +17,7 @@ the time of a token with and without a folder, in several rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,16 +26,13 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import numpy as np
-
-from bench.case import Row, in_rounds, run
-from bench.engine_steps import QUIET, greedy, random_tokens, timed
+from bench.case import Row, in_process, in_rounds, run
+from bench.engine_steps import QUIET, greedy, timed
+from bench.peers.work import random_tokens
 from torch_armllm import LLM
 from torch_armllm.benchmark.model_shapes import SHAPES, shape_of
 from torch_armllm.benchmark.random_model import save_random_model
 from torch_armllm.engine.text.preprocess import NewRequest
-from torch_armllm.kv_cache.disk.record import Identity, Section, fill, write_record
-from torch_armllm.kv_cache.disk.rows import Rows
 
 _TURN = 20
 """Tokens by which a conversation goes on."""
@@ -88,16 +80,9 @@ class Conversation:
         answer = list(output.outputs[0].token_ids)
         return {"first_s": first, "flush_s": flushed, "cached": output.num_cached_tokens, "answer": answer}
 
-    def in_process(self, folder: Path | None, continues: bool) -> dict[str, Any]:
+    def in_process(self, folder: Path | None, continues: bool) -> Row:
         """Does so in a process of its own."""
-        command = [sys.executable, "-m", "bench.prefix_cache_disk", "--child"]
-        for name, value in {**vars(self), "dir": folder}.items():
-            command += [] if value is None else [f"--{name}", str(value)]
-        output = subprocess.run(
-            [*command, *["--continues"] * continues], check=True, stdout=subprocess.PIPE, text=True
-        ).stdout
-        figures: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return figures
+        return in_process("prefix_cache_disk", child=True, dir=folder, continues=continues, **vars(self))
 
 
 def first(talk: Conversation, folder: Path) -> Iterator[Row]:
@@ -162,28 +147,6 @@ def _decode(llm: LLM, tokens: int, seed: int) -> float:
     return spent / steps
 
 
-def files(talk: Conversation, folder: Path) -> Iterator[Row]:
-    """Yields the time to write and to read blocks in files of several sizes."""
-    rows = Rows(talk.llm(None).llm_engine.runner.executor.caches.cache)  # type: ignore[attr-defined]
-    count = talk.tokens // 32
-    nothing, identity = np.zeros(rows.nbytes, np.uint8), Identity("0" * 32, bytes(20))
-    for each in (1, 4, 16):
-        home = folder / f"files-{each}"
-        home.mkdir(parents=True)
-        began = time.perf_counter()
-        paths = [home / f"{number}.safetensors" for number in range(-(-count // each))]
-        for path in paths:
-            write_record(path, identity, [Section("block", (each, rows.nbytes))], [nothing] * each)
-        wrote = time.perf_counter()
-        buffer = np.empty(each * rows.nbytes, np.uint8)
-        for path in paths:
-            with path.open("rb", buffering=0) as file:
-                file.seek(256)
-                fill(file, buffer[: path.stat().st_size - 256])
-        times = {"written_s": wrote - began, "read_s": time.perf_counter() - wrote}
-        yield {"blocks": count, "block_megabytes": rows.nbytes / 1e6, "blocks_a_file": each, **times}
-
-
 def prefix_cache_disk(
     *,
     model: str = "smollm2",
@@ -191,7 +154,7 @@ def prefix_cache_disk(
     ranks: Annotated[int, "tensor_parallel_size, for first and decode"] = 1,
     stages: Annotated[int, "pipeline_parallel_size, likewise"] = 1,
     dir: Annotated[Path | None, "folder of the cache; default: a temporary one"] = None,  # noqa: A002
-    only: tuple[str, ...] = ("first", "decode", "files"),
+    only: tuple[str, ...] = ("first", "decode"),
     child: Annotated[bool, argparse.SUPPRESS] = False,
     continues: Annotated[bool, argparse.SUPPRESS] = False,
 ) -> Iterator[Row]:
@@ -204,9 +167,7 @@ def prefix_cache_disk(
             save_random_model(shape_of(model), Path(scratch) / model)
             talk = replace(talk, model=str(Path(scratch) / model))
         for name in only:
-            yield from {"first": first, "decode": decode, "files": files}[name](
-                talk, dir or Path(scratch) / "cache"
-            )
+            yield from {"first": first, "decode": decode}[name](talk, dir or Path(scratch) / "cache")
 
 
 if __name__ == "__main__":

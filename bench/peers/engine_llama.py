@@ -13,7 +13,7 @@ import llama_cpp as llama
 import numpy as np
 
 from bench.peers.setup import Setup
-from bench.peers.work import Work
+from bench.peers.work import Work, shared
 
 BATCH, PIECE = 2048, 512  # tokens of a call, and of a pass through the model: its defaults
 SLACK = 64
@@ -33,10 +33,6 @@ class Sequence:
     held: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
     request: str | None = None
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class Context:
@@ -72,8 +68,8 @@ class Context:
     def start(self, request: str, prompt: list[int]) -> None:
         """Assign the free slot that shares the longest prefix with the prompt."""
         free = [i for i, slot in enumerate(self.slots) if slot.request is None]
-        chosen = max(free, key=lambda i: _common(self.slots[i].held, prompt))
-        num_cached = min(_common(self.slots[chosen].held, prompt), len(prompt) - 1)
+        chosen = max(free, key=lambda i: shared(self.slots[i].held, prompt))
+        num_cached = min(shared(self.slots[chosen].held, prompt), len(prompt) - 1)
         if not llama.llama_memory_seq_rm(self.memory, chosen, num_cached, -1):
             num_cached = 0  # the states of recurrent layers cannot go back
             llama.llama_memory_seq_rm(self.memory, chosen, -1, -1)

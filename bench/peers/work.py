@@ -17,12 +17,8 @@ from typing import Protocol, runtime_checkable
 
 AFTER = 128  # tokens before a decode step, unless the work says otherwise
 STEPS = 64  # of one run of decoding
-QUESTION, FOLLOWING, ANSWER, TURNS = (
-    192,
-    48,
-    48,
-    2,
-)  # tokens of a chat's first question, of later ones, of answers
+QUESTION, FOLLOWING, ANSWER, TURNS = 192, 48, 48, 2
+"""Tokens of a chat's first question, of later ones and of answers, and the number of questions."""
 VOCABULARY = 49_000
 
 
@@ -140,16 +136,23 @@ def _requests(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Iter
             engine.stop(name)
 
 
-def _random(seed: object, tokens: int) -> list[int]:
+def random_tokens(count: int, vocabulary: int = VOCABULARY, seed: object = 0) -> list[int]:
+    """Return the tokens of a prompt."""
     random = Random(str(seed))
-    return [random.randrange(10, VOCABULARY) for _ in range(tokens)]
+    return [random.randrange(10, vocabulary) for _ in range(count)]
+
+
+def shared(some: list[int], others: list[int]) -> int:
+    """Return the number of tokens with which two prompts begin alike."""
+    pairs = enumerate(zip(some, others, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(some), len(others)))
 
 
 def prefill(engine: Engine, tokens: int, least: float) -> dict[str, float]:
     """Return prompt tokens a second, up to the first output token; every prompt is new."""
     done, spent = 0, 0.0
     while spent < least:
-        prompt = _random(f"prefill {time.time_ns()} {next(_seeds)}", tokens)
+        prompt = random_tokens(tokens, seed=f"prefill {time.time_ns()} {next(_seeds)}")
         began = time.perf_counter()
         with _requests(engine, [prompt], 2):
             while not engine.step():
@@ -163,7 +166,7 @@ def decode(engine: Engine, batch: int, context: int, least: float) -> dict[str, 
     """Return tokens a second of all sequences together, after prompts that the prefix cache may hold."""
     done, spent = 0, 0.0
     while spent < least:
-        prompts = [_random(f"decode {context} {i}", context) for i in range(batch)]
+        prompts = [random_tokens(context, seed=f"decode {context} {i}") for i in range(batch)]
         with _requests(engine, prompts, STEPS + 2) as names:
             reading = set(names)
             while reading:
@@ -181,7 +184,7 @@ def chats(engine: Engine, number: int) -> dict[str, float]:
     Returns:
         ``ttft_ms`` and ``tpot_ms``, means over questions, and ``tok_s``, generated tokens a second.
     """
-    texts = [_random(f"chat {i} {time.time_ns()}", QUESTION) for i in range(number)]
+    texts = [random_tokens(QUESTION, seed=f"chat {i} {time.time_ns()}") for i in range(number)]
     turns = [0] * number
     submitted: dict[str, tuple[int, float]] = {}
     times: dict[str, list[float]] = {}
@@ -207,7 +210,7 @@ def chats(engine: Engine, number: int) -> dict[str, float]:
             waiting.remove(name)
             turns[chat] += 1
             if turns[chat] < TURNS:
-                texts[chat] += _random(f"{chat} {turns[chat]}", FOLLOWING)
+                texts[chat] += random_tokens(FOLLOWING, seed=f"{chat} {turns[chat]}")
                 ask(chat)
                 waiting.add(next(reversed(submitted)))
     spent = time.perf_counter() - began

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 
@@ -93,15 +93,13 @@ def test_cases_are_listed_and_found_by_name(capsys: pytest.CaptureFixture[str]) 
 
 
 SMALLEST = {
-    "encode_texts": ["--shape", "tiny", "--texts", "2"],
-    "generate_rate": ["--model", "MODEL", "--rows", "1", "--tokens", "4"],
-    "engine_stall": ["--model", "MODEL", "--prompt-len", "64", "--chunk", "64", "--answers", "1"],
-    "engine_overhead": ["--model", "MODEL", "--batch", "1", "--steps", "24", "--final", "--anew"],
-    "micro": ["-k", "rope_table"],
-    "perplexity": ["--model", "MODEL", "--text", "TEXT", "--tokens", "16", "--quantization", "none,int4"],
-    "first_token": ["--folder", "FOLDER", "--shape", "tiny", "--repeats", "1"],
-    "replicas": ["--shape", "tiny"],
-    "parallel": ["--shape", "tiny"],
+    "encode_texts": "--shape tiny --texts 2 --rounds 1",
+    "generate_rate": "--model MODEL --rows 1 --tokens 4 --rounds 1",
+    "engine_stall": "--model MODEL --prompt-len 64 --chunk 64 --answers 1",
+    "engine_overhead": "--model MODEL --batch 1 --steps 24 --final",
+    "micro": "-k rope_table --rounds 1",
+    "first_token": "--folder FOLDER --shape tiny --repeats 1",
+    "parallel": "--shape tiny --rounds 1",
 }
 """Options by case; every other case is run by tests of its own, or takes gigabytes."""
 
@@ -109,17 +107,8 @@ SMALLEST = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLEST)
 def test_smallest_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given: dict[str, Any] = {"FOLDER": tmp_path / "random", "TEXT": tmp_path / "text.txt"}
-    given["TEXT"].write_text("Some words of a text. " * 20)
-    if "MODEL" in SMALLEST[name]:
-        given["MODEL"] = checkpoint(tmp_path / "tiny")
-    options = [str(given.get(option, option)) for option in SMALLEST[name]]
-    rounds = (
-        ["--rounds", "1"]
-        if name in ("micro", "encode_texts", "generate_rate", "replicas", "parallel")
-        else []
-    )
-    bench.main([name, *options, *rounds])
+    places = {"MODEL": checkpoint(tmp_path / "tiny"), "FOLDER": tmp_path / "random"}
+    bench.main([name, *(str(places.get(option, option)) for option in SMALLEST[name].split())])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows
     for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.engine_overhead import INSIDE, phases, rebind_every_other_step, time_every_fifth_step
+from bench.engine_overhead import INSIDE, phases, time_every_fifth_step
 from bench.engine_steps import step_seconds
 from tests.support.engines import generate_token_ids, make_engine
 from tests.support.models import token_ids
@@ -30,16 +30,6 @@ def test_phases_are_those_of_full_decode_steps() -> None:
     ]
     expected = {"schedule": [1.0], "decode": [6.0], "head": [1.0], "sample": [2.0], "outside_model": [3.0]}
     assert phases(events, 2) == {"step": [10.0], **expected}
-
-
-def test_rebinding_every_other_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
-    prompts = [token_ids(1, 9, seed=0)[0].tolist()]
-    expected = generate_token_ids(make_engine(speculative_config=None), prompts, params)
-    monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # restored after the test
-    replayed, rebound = rebind_every_other_step()
-    assert generate_token_ids(make_engine(speculative_config=None), prompts, params) == expected
-    assert len(replayed) == len(rebound) + 1 == 5  # the first two steps prefill the prompt and fuse the head
 
 
 def test_timing_every_fifth_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

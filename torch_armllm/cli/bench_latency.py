@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Latency:
-    """What is measured, and how the result is printed."""
+    """A measurement, and how its result is printed."""
 
     engine: str = setting("armllm", choice(("armllm", "transformers")), "engine to measure")
     quantization: str = setting("int4", choice(("int4", "none")), "scheme of the armllm engine")

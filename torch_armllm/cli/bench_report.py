@@ -17,7 +17,7 @@ from torch_armllm.system.text_layout import labeled
 
 @dataclass(frozen=True)
 class _Report:
-    """What is measured, and what is written."""
+    """Measurements, and the file that is written."""
 
     shapes: tuple[str, ...] = setting(("llama-3.2-1b",), NAMES, "model shapes, or all")
     layers: int | None = setting(None, COUNT, "number of layers to measure", none="all of the model's")

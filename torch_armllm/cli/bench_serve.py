@@ -77,7 +77,7 @@ class _Load(Workload):
 
 @dataclass(frozen=True)
 class _Measurement:
-    """How the server is measured, and what is written."""
+    """The measurement, and the files that are written."""
 
     warmup: int = setting(1, WHOLE, "number of requests that are sent first and not counted")
     seed: int = setting(0, INTEGER, "random seed of prompts and arrival times")

@@ -32,7 +32,7 @@ _HELP = "/clear starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops t
 
 @dataclass(frozen=True)
 class _Reply:
-    """How the model answers."""
+    """Settings of the answers."""
 
     system: str | None = setting(None, replace(TEXT, shown="TEXT"), "system message", none="none")
     max_tokens: int = setting(1024, COUNT, "maximum number of tokens to generate per reply")

@@ -36,7 +36,7 @@ _PATTERNS = replace(TEXTS, shown="PATTERN")
 
 @dataclass(frozen=True)
 class _Job:
-    """What to quantize into which folder, and how."""
+    """A checkpoint to quantize into a folder."""
 
     model: str
     out: Path
