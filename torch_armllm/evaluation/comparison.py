@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,6 +73,14 @@ def compare(results: Mapping[str, Mapping[str, TaskResult]], baseline: str) -> l
             None if scheme == baseline else results.get(baseline, {}).get(task),
         )
     ]
+
+
+def shown(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yields the lines that tables and plots show: of a text's metrics, which say the same, the first."""
+    texts: dict[str, str] = {}
+    for line in lines:
+        if line.kind not in ("weighted", "bits") or texts.setdefault(line.task, line.metric) == line.metric:
+            yield line
 
 
 def _line(task: str, metric: str, scheme: str, result: TaskResult, base: TaskResult | None) -> Iterator[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch_armllm.evaluation.comparison import Line
+from torch_armllm.evaluation.comparison import Line, shown
 from torch_armllm.evaluation.results_file import VariantResult
 
 _COLUMNS = 3
@@ -15,7 +15,7 @@ def plot(lines: Sequence[Line], variants: Mapping[str, VariantResult], title: st
     """Draws a panel per task and metric.
 
     Args:
-        lines: the comparison; a text's metrics are equivalent, so only the first is drawn.
+        lines: the comparison.
         variants: the results, with the bits per weight.
         title: the title of the figure.
         file: the file to write; its suffix is the format.
@@ -27,10 +27,7 @@ def plot(lines: Sequence[Line], variants: Mapping[str, VariantResult], title: st
     from matplotlib.figure import Figure
 
     panels: dict[tuple[str, str], list[Line]] = {}
-    texts: dict[str, str] = {}
-    for line in lines:
-        if line.kind in ("weighted", "bits") and texts.setdefault(line.task, line.metric) != line.metric:
-            continue
+    for line in shown(lines):
         panels.setdefault((line.task, line.metric), []).append(line)
     columns = min(_COLUMNS, max(len(panels), 1))
     height = -(-len(panels) // columns) or 1

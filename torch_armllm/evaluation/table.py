@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from torch_armllm.evaluation.comparison import Line
+from torch_armllm.evaluation.comparison import Line, shown
 from torch_armllm.evaluation.results_file import VariantResult
 from torch_armllm.system.text_layout import WIDTH
 
@@ -23,25 +23,21 @@ _NOTE = (
 
 
 def cells(lines: Sequence[Line]) -> list[tuple[str, ...]]:
-    """Returns the table's cells, header first; of a text's equivalent metrics, only the first."""
-    shown: list[tuple[str, ...]] = [_HEADER]
-    texts: dict[str, str] = {}
-    for line in lines:
-        if line.kind in ("weighted", "bits") and texts.setdefault(line.task, line.metric) != line.metric:
-            continue
-        shown.append(
-            (
-                *(line.task, str(line.rows), line.metric, line.scheme),
-                _with_error(line.score, line.stderr),
-                _change(line),
-                "" if line.p is None else f"{line.p:.3f}",
-                "" if line.changed is None else f"{100 * line.changed:.1f} %",
-                "" if line.moved is None else f"{line.moved:.3f}",
-                "" if line.kl is None else _with_error(line.kl, line.kl_stderr),
-                "" if line.agreement is None else f"{100 * line.agreement:.1f} %",
-            )
+    """Returns the table's cells, header first."""
+    rows = [
+        (
+            *(line.task, str(line.rows), line.metric, line.scheme),
+            _with_error(line.score, line.stderr),
+            _change(line),
+            "" if line.p is None else f"{line.p:.3f}",
+            "" if line.changed is None else f"{100 * line.changed:.1f} %",
+            "" if line.moved is None else f"{line.moved:.3f}",
+            "" if line.kl is None else _with_error(line.kl, line.kl_stderr),
+            "" if line.agreement is None else f"{100 * line.agreement:.1f} %",
         )
-    return shown
+        for line in shown(lines)
+    ]
+    return [_HEADER, *rows]
 
 
 def as_text(lines: Sequence[Line], schemes: Mapping[str, VariantResult]) -> str:
