@@ -144,18 +144,22 @@ def test_other_files_are_no_results(text: str, tmp_path: Path) -> None:
         read(tmp_path / "other.json")
 
 
-def test_comparison_measures_a_quantized_copy(tmp_path: Path) -> None:
+def test_comparison_measures_quantized_copies(tmp_path: Path) -> None:
     model = tiny("llama", tie_word_embeddings=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     comparison = Comparison("tiny", model, token_ids(3, 24), token_ids(2, 24), tmp_path / "rows.json")
     comparison.ours("g32i", "rtn")
-    comparison.ours("g32", "rtn")
+    least = comparison.results.rows[-2].bits
+    assert least is not None
+    comparison.ours(f"{least + 1:.2f}", "rtn")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    floats, int8, weights, other, _ = read(tmp_path / "rows.json").rows
+    floats, int8, weights, mixed, _ = read(tmp_path / "rows.json").rows
     assert floats.kl.value == 0 and floats.ratio.value == 1
     assert 0 < weights.kl.value < int8.kl.value
-    assert int8.kl.stderr > 0 and int8.bits != other.bits
+    assert int8.kl.stderr > 0
     assert weights.bits is None and weights.series == "ours, rtn, floats"
+    assert mixed.name == f"{least + 1:.2f} bits, rtn" and mixed.series == "ours, rtn"
+    assert mixed.bits is not None and least + 0.3 < mixed.bits <= least + 1.01
 
 
 def test_comparison_gives_layers_int16_activations() -> None:
@@ -184,18 +188,6 @@ def test_comparison_tunes_row_scales_on_its_own_texts(monkeypatch: pytest.Monkey
     ((quantized, teacher, texts),) = tuned
     assert quantized is not teacher and teacher is model and texts.shape == (8, 24)
     assert comparison.results.rows[-2].name == "int4, rtn, INT16 activations in head, tuned"
-
-
-def test_comparison_chooses_schemes_for_a_number_of_bits() -> None:
-    model = tiny("llama", tie_word_embeddings=True)
-    comparison = Comparison("tiny", model, token_ids(2, 24), token_ids(2, 24))
-    comparison.ours("g32i", "rtn")
-    least = comparison.results.rows[-2].bits
-    assert least is not None
-    comparison.ours(f"{least + 1:.2f}", "rtn")
-    mixed = comparison.results.rows[-2]
-    assert mixed.name == f"{least + 1:.2f} bits, rtn" and mixed.series == "ours, rtn"
-    assert mixed.bits is not None and least + 0.3 < mixed.bits <= least + 1.01
 
 
 def test_importance_is_the_mean_of_squared_inputs() -> None:
