@@ -11,7 +11,7 @@ texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=
 
 
 def _all(forest: list[Node]) -> list[Node]:
-    return [node for root in forest for node in root.walk()]
+    return [node for root in forest for node in (root, *_all(root.children))]
 
 
 @settings(max_examples=200, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MIN_SHARED = 8
@@ -18,12 +18,6 @@ class Node:
     sequences: list[int]
     """indices of the sequences"""
     children: list[Node] = field(default_factory=list)
-
-    def walk(self) -> Iterator[Node]:
-        """Yields this node and all of its descendants."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
 
 
 def build_forest(sequences: Sequence[Sequence[int]], least: int = MIN_SHARED) -> list[Node]:
