@@ -109,6 +109,12 @@ struct HeadGroups {
   }
 };
 
+// Arguments with a number for each query head.  An instruction has a view of the same name for each, which is
+// checked and bound as this list says.
+//
+//   slopes: ALiBi: s ← s + slope · (key position − query position)
+#define ARMLLM_PER_HEAD(ARGUMENT) ARGUMENT(slopes)
+
 struct AttentionArgs {
   Rows q, out;  // [tokens][q_heads · head size], [tokens][q_heads · value size]
   const void* k_cache = nullptr;
@@ -137,8 +143,10 @@ struct AttentionArgs {
   float softcap = 0.0f;            // > 0: s ← softcap · tanh(s / softcap)
   // Extra logits that enter the softmax sum but carry no value: [q_heads], or such rows of each token.
   const float* sinks = nullptr;
-  int64_t sink_stride = 0;        // from one token's row to the next; 0: the same for all tokens
-  const float* slopes = nullptr;  // [q_heads] ALiBi: s ← s + slope · (key position − query position)
+  int64_t sink_stride = 0;  // from one token's row to the next; 0: the same for all tokens
+#define ARGUMENT(name) const float* name = nullptr;  // [q_heads]
+  ARMLLM_PER_HEAD(ARGUMENT)
+#undef ARGUMENT
   // Learned bias of distance: s ← s + Σᵣ relative[token][head][r] · profiles[r][extent − 1 − distance] for
   // distances below the extent.
   const float* relative = nullptr;  // [tokens][q_heads][rank]; tokens are relative_stride apart

@@ -6,6 +6,15 @@
 namespace armllm {
 namespace {
 
+// The numbers of an argument that has one for each query head.
+const float* per_head(std::optional<Tensor>& numbers, const Tensor& q, const char* name) {
+  if (!numbers) return nullptr;
+  STD_TORCH_CHECK(numbers->numel() == q.size(1) && type_of(*numbers) == ScalarType::Float, name,
+                  " must be float32, one for each of the ", q.size(1), " q heads");
+  numbers = as_contiguous(*numbers);
+  return static_cast<const float*>(numbers->data_ptr());
+}
+
 Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start,
                        Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
                        std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
@@ -38,12 +47,7 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
     a.sink_stride = by_token ? q.size(1) : 0;
     a.sinks = static_cast<const float*>(sinks->data_ptr());
   }
-  if (alibi_slopes) {
-    STD_TORCH_CHECK(alibi_slopes->numel() == q.size(1) && type_of(*alibi_slopes) == ScalarType::Float,
-                    "alibi_slopes must be float32, one for each of the ", q.size(1), " q heads");
-    alibi_slopes = as_contiguous(*alibi_slopes);
-    a.slopes = static_cast<const float*>(alibi_slopes->data_ptr());
-  }
+  a.slopes = per_head(alibi_slopes, q, "alibi_slopes");
   STD_TORCH_CHECK(ahead >= 0, "ahead is ", ahead, "; it must be 0 or more");
   STD_TORCH_CHECK((ahead == 0 && !later) || !(alibi_slopes || relative),
                   "attention to later positions (ahead = ", ahead, ") has neither slopes nor profiles");

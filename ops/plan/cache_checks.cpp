@@ -66,7 +66,9 @@ void check_fields(const Checks& c, const fields::attention& op) {
     c.vector(op.profiles, double(op.rank) * op.extent, ElementType::f32);
     c.float_rows(op.relative, double(op.q_heads) * op.rank);
   }
-  c.vector(op.slopes, op.q_heads, ElementType::f32);
+#define ARGUMENT(name) c.vector(op.name, op.q_heads, ElementType::f32);
+  ARMLLM_PER_HEAD(ARGUMENT)
+#undef ARGUMENT
   c.packed(op.later, 1, ElementType::i64);
   STD_TORCH_CHECK((op.ahead == 0 && op.later.space == Space::none) ||
                       (op.slopes.space == Space::none && op.relative.space == Space::none),

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/paged_attention.h"
 #include "linear/packed_panel.h"
 #include "moe/moe.h"
 #include "plan/plan.h"

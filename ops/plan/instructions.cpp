@@ -426,7 +426,9 @@ Instruction build(const fields::attention& op) {
         a.relative_stride = op.relative.stride;
         a.profiles = frame.pointer<float>(op.profiles);
         a.biases = frame.pointer<float>(op.biases);
-        a.slopes = frame.pointer<float>(op.slopes);
+#define ARGUMENT(name) a.name = frame.pointer<float>(op.name);
+        ARMLLM_PER_HEAD(ARGUMENT)
+#undef ARGUMENT
         a.later = frame.pointer<int64_t>(op.later);
         cache.bind(frame, a);
         bind_sequences(frame, op, a);

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "attention/paged_attention.h"
+
 namespace armllm {
 namespace {
 
