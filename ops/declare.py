@@ -10,12 +10,15 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 import torch
+from torch import Tensor
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
+PerHead = Annotated[Tensor | None, "per head"]
+"""An argument of float32 with a number for each query head, or none: ranks divide it with the heads."""
 
 
 def _nothing(_: Any) -> None:
@@ -54,6 +57,12 @@ def op(
         return call
 
     return declare
+
+
+def per_head(declared: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the names of the arguments of an op that have a number for each query head."""
+    hints = get_type_hints(declared, include_extras=True)
+    return tuple(name for name, hint in hints.items() if PerHead in (hint, *get_args(hint)))
 
 
 def fake(name: str, result: Callable[[Any], Any]) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.attention import paged_attention
+from torch_armllm.ops.declare import per_head
 from torch_armllm.ops.linear.schemes import PANEL
 from torch_armllm.ops.lora import BLOCK
 from torch_armllm.ops.op_call import OpCall
@@ -21,14 +23,13 @@ from torch_armllm.passes.lib.shards import Shard
 armllm = torch.ops.armllm
 RECURRENT = (armllm.gated_delta_rule.default, armllm.selective_scan.default, armllm.causal_conv.default)
 """Operators that read and write a ``state``."""
-_OF_QUERY_HEADS = ("sinks", "alibi_slopes")
-"""Arguments of ``paged_attention`` with one number for each query head."""
+_OF_QUERY_HEADS = per_head(paged_attention)
 _OF_ALL_RANKS = (
     *("block_table", "query_start", "seq_lens", "max_seq_len"),
     *("scale", "window", "softcap", "ahead", "later"),
     *("k_cache", "v_cache", "k_scales", "v_scales"),  # a rank's caches have its own heads
 )
-"""Its arguments that are the same for all ranks."""
+"""Arguments of ``paged_attention`` that are the same for all ranks."""
 PLACED = {"q", *_OF_QUERY_HEADS, *_OF_ALL_RANKS, "group_size", "skipped_heads"}
 """All that can be sharded; an attention that is given any other argument is not."""
 

@@ -9,8 +9,12 @@ import torch
 
 from tests.fuzz.ops.arguments import FLOATS, Call, Spec
 from tests.fuzz.ops.calls.draws import TOKENS, Makers, any_float, maybe
-from torch_armllm.ops.attention import BLOCK_SIZES, SCALED, kv_cache_shapes
+from torch_armllm.ops.attention import BLOCK_SIZES, SCALED, kv_cache_shapes, paged_attention
+from torch_armllm.ops.declare import per_head
 from torch_armllm.ops.mla import latent_width
+
+_PER_HEAD = per_head(paged_attention)
+"""The first, sinks, may have a row for each token."""
 
 
 def _cache(draw: Random, heads: int, size: int, value_size: int) -> tuple[Call, int, int]:
@@ -87,7 +91,7 @@ def _paged_attention(draw: Random) -> Call:
             "window": draw.choice((0, 0, 1, 5, 64)),
             "softcap": draw.choice((0.0, 0.0, 10.0)),
             "sinks": maybe(draw, Spec(draw.choice(((), (tokens,))) + (heads * group,), torch.float32)),
-            "alibi_slopes": maybe(draw, Spec((heads * group,), torch.float32)),
+            **{name: maybe(draw, Spec((heads * group,), torch.float32)) for name in _PER_HEAD[1:]},
             **_profiles(draw, tokens, heads * group),
             "ahead": draw.choice((0, 0, 0, 1, 5, 1 << 30)),
             "biases": maybe(draw, Spec((heads * group, 2 * draw.choice((0, 1, 9, 100)) + 1), torch.float32)),
@@ -107,7 +111,7 @@ def _paged_attention(draw: Random) -> Call:
 
 def _share_out(call: Call, heads: int, first: int, last: int) -> None:
     """Leaves query heads out at both ends."""
-    for name, axis in {"q": 1, "sinks": -1, "alibi_slopes": 0, "relative": 1, "biases": 0}.items():
+    for name, axis in {"q": 1, "relative": 1, "biases": 0, **dict.fromkeys(_PER_HEAD, -1)}.items():
         spec = call[name]
         if spec is not None:
             shape = list(spec.shape)
