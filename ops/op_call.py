@@ -99,6 +99,11 @@ class OpCall:
         """True if an argument differs from its default."""
         return bool(getattr(self, name) != _defaults(self.node.target)[self.place(name)])
 
+    @property
+    def given(self) -> set[str]:
+        """Names of the arguments that differ from their defaults."""
+        return {name for name in self.names if self.gives(name)}
+
     def arguments(self, given: Sequence[Any] | None = None, /, **changes: Any) -> tuple[Any, ...]:
         """Returns the arguments in their order, up to the last one that is given or changed.
 

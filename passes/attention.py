@@ -9,7 +9,8 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.capture.markers.selection import selected_by
-from torch_armllm.ops.attention import kv_cache_shapes
+from torch_armllm.ops.attention import kv_cache_shapes, paged_attention
+from torch_armllm.ops.declare import per_head
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.cache_layout import CacheLayout, cache_layout
 from torch_armllm.passes.lib.context import PassContext
@@ -43,6 +44,15 @@ def _cache_inputs(layout: CacheLayout, dtype: torch.dtype) -> dict[str, tuple[to
     return caches
 
 
+def _options(module: fx.GraphModule, marker: OpCall) -> dict[str, Any]:
+    """Returns the arguments of ``paged_attention`` of which the marker has the values."""
+    options = {name: getattr(marker, name) for name in marker.given - {"q", "k", "v", "layer", "factors"}}
+    options["relative"], options["profiles"] = _profiles(module, marker.node, marker.factors, marker.profiles)
+    for name in per_head(paged_attention):
+        options[name] = as_float32(module, marker.node, name, getattr(marker, name))
+    return options
+
+
 def _profiles(module: fx.GraphModule, node: Node, factors: Any, profiles: Any) -> tuple[Any, Any]:
     """Returns factors ``(T, heads, rank)`` and profiles from the largest distance to 0, both in float32."""
     if factors is None:
@@ -74,8 +84,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     written: set[tuple[int, int]] = set()
     for node in nodes:
         marker = OpCall(node)
-        sinks = as_float32(module, node, "sinks", marker.sinks)
-        relative, bank = _profiles(module, node, marker.factors, marker.profiles)
+        options = _options(module, marker)
         group, number = position = layout.positions[marker.layer]
         with graph.inserting_before(node):
             k_cache, v_cache, *scales = (
@@ -93,20 +102,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             arguments |= {"q": tokens_first(graph, marker.q), "k_cache": k_cache, "v_cache": v_cache}
             arguments |= dict(zip(SCALES, scales, strict=True)) if scales else {}
             if marker.selected is None:
-                out = call_op(
-                    graph,
-                    torch.ops.armllm.paged_attention.default,
-                    **arguments,
-                    scale=marker.scale,
-                    window=marker.window,
-                    softcap=marker.softcap,
-                    sinks=sinks,
-                    alibi_slopes=marker.slopes,
-                    relative=relative,
-                    profiles=bank,
-                    ahead=marker.ahead,
-                    biases=marker.biases,
-                )
+                out = call_op(graph, torch.ops.armllm.paged_attention.default, **arguments, **options)
             else:
                 out = call_op(
                     graph,

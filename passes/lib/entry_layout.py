@@ -14,6 +14,8 @@ from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.graph import is_op, value
 
 armllm = torch.ops.armllm
+_OF_A_WINDOW = {"q", "k", "v", "layer", "scale", "window", "sinks"}
+"""Arguments of attention that `entry_attention` has, too."""
 
 PLACE = "entries"
 """Metadata of a compressor's marker, which the pass of attention sets: its group and its number in it."""
@@ -67,8 +69,7 @@ def entry_layout(module: fx.GraphModule) -> EntryLayout | None:
         attention, name = OpCall(node), module_name(node)
         if attention.k is not attention.v or tuple(value(attention.k).shape[1::2]) != (1, size):
             raise ValueError(f"{name} caches other keys and values than those of layers with compressed keys")
-        others = (attention.slopes, attention.factors, attention.selected, attention.biases)
-        if not attention.window or attention.softcap or attention.ahead or any(x is not None for x in others):
+        if not attention.window or attention.given - _OF_A_WINDOW:
             raise ValueError(f"{name} attends beside layers with compressed keys, and not to a window alone")
         numbers.append(int(attention.layer))
     if any(value(OpCall(n).kv).shape[3] != size for n in with_entries):

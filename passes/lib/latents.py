@@ -15,6 +15,8 @@ from torch_armllm.passes.lib.cache_layout import CacheLayout, layout_of
 from torch_armllm.passes.lib.graph import is_op, value
 
 armllm = torch.ops.armllm
+_OF_LATENTS = {"q", "k", "v", "layer", "scale", "window", "sinks", "selected"}
+"""Arguments of attention that `mla_attention` has, too."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ def not_absorbed_reason(module: fx.GraphModule) -> str | None:
     for latent in attentions:
         name = module_name(latent.attention)
         attention = OpCall(latent.attention)
-        if attention.softcap:
-            return f"{name} has latent attention with a softcap, which no fused op has"
+        if others := attention.given - _OF_LATENTS:
+            return f"{name} has latent attention with a {min(others)}, which no fused op has"
         if attention.window and attention.selected is not None:
             return f"{name} attends to selected tokens in a sliding window, which no fused op does"
     return None

@@ -16,6 +16,7 @@ from torch_armllm.capture.markers.attention import EVERY, UnsupportedAttention, 
 from torch_armllm.capture.token_mixing import mixes_tokens
 from torch_armllm.hf.model_kind import kind_of
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+from torch_armllm.ops.op_call import OpCall
 
 HEADS, SIZE, LONGEST = 3, 8, 64
 
@@ -105,8 +106,10 @@ def test_attention_is_recognized(kind: str, dtype: torch.dtype) -> None:
     assert mark_attention(graph) == 1
     (marker,) = [n for n in graph.graph.nodes if n.target is torch.ops.armllm.attention.default]
     scale, window = RECOGNIZED[kind]
-    assert marker.args[3:8] == (0, pytest.approx(scale, rel=1e-9), window, 0.0, None)
-    slopes = marker.args[8]
+    call = OpCall(marker)
+    assert call.layer == 0 and call.scale == pytest.approx(scale, rel=1e-9) and call.window == window
+    assert not call.given & {"softcap", "sinks"}
+    slopes = call.alibi_slopes
     assert (slopes is not None) == (kind == "slopes")
     if slopes is not None:  # the model's own, without the rounding of a softmax
         assert torch.equal(graph.get_buffer(slopes.target), model.slopes.float())

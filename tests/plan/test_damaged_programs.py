@@ -14,6 +14,7 @@ import torch
 
 from tests.support.ranks import communicators
 from torch_armllm.ops import linear
+from torch_armllm.ops.tables import INSTRUCTIONS
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.placed_program import lay_out
 from torch_armllm.plan.program import NOTHING, Operand, Program
@@ -267,10 +268,8 @@ def attention(**damage: Any) -> NativePlan:
     out = program.allocate(WIDTH, torch.float32, (HEADS, SIZE))
     inputs = ("block_table", "query_start", "seq_lens", "k_cache", "v_cache")
     fields: dict[str, Any] = {
+        **{field.name: NOTHING if field.kind == "view" else 0 for field in INSTRUCTIONS["attention"].fields},
         **{name: number for number, name in enumerate(inputs, 1)},
-        **dict.fromkeys(("sinks", "slopes", "relative", "profiles", "biases", "later"), NOTHING),
-        **dict.fromkeys(("rank", "extent", "reach", "layer", "window", "ahead", "softcap"), 0),
-        **dict.fromkeys(("group_size", "skipped_heads"), 0),
         **{"q": rows, "out": out, "k_scales": -1, "v_scales": -1, "scale": 1.0},
         **{"q_heads": HEADS, "head_size": SIZE},
     }

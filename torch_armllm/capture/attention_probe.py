@@ -58,7 +58,7 @@ class Parameters:
 
     scale: float
     window: int = 0
-    slopes: Tensor | None = None
+    alibi_slopes: Tensor | None = None
     ahead: int = 0
     biases: Tensor | None = None
 
@@ -192,7 +192,6 @@ def _verify(attend: Attend, sizes: Sizes, found: Parameters, length: int) -> Non
     for seed in (2, 3):
         q, k, v = sizes.random(length, seed)
         expected, _ = attend(q, k, v, seed)
-        parameters = (found.scale, found.window, 0.0, None, found.slopes)
-        out = dense_attention(q, k, v, 0, *parameters, ahead=found.ahead, biases=found.biases)
+        out = dense_attention(q, k, v, 0, **vars(found))
         if not torch.allclose(out.transpose(1, 2), expected, rtol=1e-3, atol=1e-3):
             raise UnsupportedAttention("computes something else than attention with its scores")

@@ -24,7 +24,7 @@ from torch_armllm.capture.attention_operands import (
 from torch_armllm.capture.attention_probe import Parameters, Sizes, find_parameters
 from torch_armllm.capture.markers.attention import UnsupportedAttention
 from torch_armllm.capture.probing import evaluate, is_op, is_size, module_name, number, tensor_of
-from torch_armllm.ops.op_call import OpCall
+from torch_armllm.ops.op_call import OpCall, in_order
 
 IMPLEMENTATION = "eager"
 """transformers' attention that computes its masks and products in plain operators."""
@@ -185,18 +185,17 @@ class _Attention:
 
     def replace(self, parameters: Parameters, layer: int) -> None:
         """Puts the marker op in place of the result."""
-        graph, slopes, biases = self.module.graph, None, None
-        if parameters.slopes is not None:
-            slopes = insert_constant(self.module, self.result, "alibi_slopes", parameters.slopes)
-        if parameters.biases is not None:
-            biases = insert_constant(self.module, self.result, "distance_biases", parameters.biases)
+        graph, target = self.module.graph, torch.ops.armllm.attention.default
+        arguments = {
+            name: insert_constant(self.module, self.result, name, x) if isinstance(x, Tensor) else x
+            for name, x in vars(parameters).items()
+        }
         with graph.inserting_before(self.result):
             v = by_head(graph, self.v)
             keys = untransposed(graph, self.k)
             q, k = (by_head(graph, unwidened(x, tensor_of(v).dtype)) for x in (self.q, keys))
-            arguments = (layer, parameters.scale, parameters.window, 0.0, None, slopes)
-            ahead = (None, None, None, parameters.ahead, biases) if parameters.ahead else ()
-            out = insert_call(graph, torch.ops.armllm.attention.default, q, k, v, *arguments, *ahead)
+            arguments |= {"q": q, "k": k, "v": v, "layer": layer}
+            out = insert_call(graph, target, *in_order(target, arguments))
             out = insert_call(graph, _aten.transpose.int, out, 1, 2)
             for user in list(self.result.users):
                 if is_op(user, *VIEWS) and tensor_of(user).shape == tensor_of(out).shape:

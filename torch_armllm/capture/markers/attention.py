@@ -23,6 +23,8 @@ UNNUMBERED = -1
 """Layer of an attention whose module does not know its number, as several layers share it."""
 _IGNORED = {"cache_position", "output_attentions", "output_hidden_states", "return_dict"}
 
+_OPTIONS = "int layer, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, int ahead=0"
+
 
 def ahead_of(node: fx.Node) -> int:
     """Returns how many later positions the tokens of an attention attend to."""
@@ -54,9 +56,8 @@ def mixed_profiles(factors: Tensor, profiles: Tensor) -> Tensor:
 
 
 @marker(
-    "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks, Tensor? slopes=None, Tensor? factors=None, Tensor? profiles=None,"
-    " Tensor? selected=None, int ahead=0, Tensor? biases=None) -> Tensor",
+    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}, Tensor? alibi_slopes=None, Tensor? factors=None,"
+    " Tensor? profiles=None, Tensor? selected=None, Tensor? biases=None) -> Tensor",
     like_attention,
 )
 @reference("attention")
@@ -73,14 +74,14 @@ def dense_attention(a: Any) -> Tensor:
         softcap: scores become ``softcap * tanh(s / softcap)``; 0 for none.
         sinks: extra logits ``(q_heads,)``, or ``(T, q_heads)``, that take part in the softmax and have no
             value.
-        slopes: factors ``(q_heads,)`` of the distance of a key's position from the query's, which is not
-            positive; their product is added to the scores (ALiBi).
+        ahead: number of later positions that a token attends to; 0: attention is causal.
+        alibi_slopes: factors ``(q_heads,)`` of the distance of a key's position from the query's, which is
+            not positive; their product is added to the scores (ALiBi).
         factors: ``(1, T, q_heads, rank)``; each token mixes the profiles by them, and adds the mix to its
             scores.
         profiles: a bias by distance ``(rank, extent)``; there is none beyond the last distance.
         selected: bool ``(1, T, T)``, the tokens that each token attends to, or ``(1, heads, T, T)`` with
             heads that divide the KV heads; None: all earlier ones.
-        ahead: number of later positions that a token attends to; 0: attention is causal.
         biases: ``(q_heads, 2 · reach + 1)``, added to the scores by distance, from the keys before a token to
             those after it; the first and the last one also beyond the reach.
 
@@ -100,8 +101,8 @@ def _attention(a: Any, bias: Tensor | None) -> Tensor:
         scores = a.softcap * torch.tanh(scores / a.softcap)
     positions = torch.arange(a.q.shape[2], device=a.q.device)
     distance = positions[:, None] - positions[None, :]
-    if a.slopes is not None:
-        scores = scores - a.slopes.float()[:, None, None] * distance
+    if a.alibi_slopes is not None:
+        scores = scores - a.alibi_slopes.float()[:, None, None] * distance
     if a.factors is not None and a.profiles is not None:
         scores = scores + mixed_profiles(a.factors, a.profiles)
     if a.biases is not None:
@@ -129,14 +130,14 @@ def _attention(a: Any, bias: Tensor | None) -> Tensor:
 
 
 @marker(
-    "biased_attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks, Tensor bias, int ahead=0) -> Tensor",
+    f"biased_attention(Tensor q, Tensor k, Tensor v, Tensor bias, {_OPTIONS}) -> Tensor",
     like_attention,
 )
 @reference("biased_attention")
-def _biased_attention(given: Any) -> Tensor:
-    without = given.q, given.k, given.v, given.layer, given.scale, given.window, given.softcap, given.sinks
-    return _attention(arguments("attention", without, {"ahead": given.ahead}), given.bias.float())
+def _biased_attention(a: Any) -> Tensor:
+    given = vars(a)
+    bias = given.pop("bias")
+    return _attention(arguments("attention", (), given), bias.float())
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,11 @@ class _Keywords:
         unknown = [name for name, value in keywords.items() if value is not None and name not in known]
         return cls(**{name: keywords[name] for name in names & keywords.keys()}), unknown
 
+    def has_others(self, *known: str) -> bool:
+        """True if another keyword than some is given."""
+        others = (value for name, value in vars(self).items() if name not in known)
+        return any(isinstance(value, Tensor) or value for value in others)
+
 
 def attention_function(
     module: nn.Module,
@@ -188,10 +194,7 @@ def attention_function(
     given, unknown = _Keywords.of(keywords)
     position_bias, sinks, selected, s_aux = given.position_bias, given.sinks, given.selected, given.s_aux
     if isinstance(query.shape[2], torch.SymInt) and not isinstance(key.shape[2], torch.SymInt):
-        others = given.sliding_window, given.softcap, s_aux
-        return _attention_to_encoder(
-            module, query, key, value, attention_mask, scaling, position_bias, *others
-        )
+        return _attention_to_encoder(module, query, key, value, attention_mask, scaling, given), None
     if attention_mask is not None:
         if position_bias is not None or attention_mask.dim() != 4 or not attention_mask.is_floating_point():
             raise UnsupportedAttention(f"{type(module).__name__} builds its own attention mask")
@@ -208,7 +211,8 @@ def attention_function(
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     if (found := found_entries(module)) is not None:
         entries, chosen, rate = found
-        if position_bias is not None or given.softcap or sinks is not None or not window or ahead:
+        others = given.has_others("sliding_window", "s_aux", "selected") or position_bias is not None
+        if others or not window or ahead:
             raise UnsupportedAttention(
                 f"{type(module).__name__} attends to compressed keys in an unknown way"
             )
@@ -218,14 +222,12 @@ def attention_function(
         return out, None
     if sinks is not None:  # of each token, (1, heads, T, 1)
         s_aux = sinks[0, ..., 0].transpose(0, 1) if sinks.dim() == 4 else sinks
-    common = (int(layer), scale, window, float(given.softcap or 0.0), s_aux)
+    options = (int(layer), scale, window, float(given.softcap or 0.0), s_aux, ahead)
     if position_bias is not None:
-        return torch.ops.armllm.biased_attention(query, key, value, *common, position_bias, ahead), None
-    if ahead:
-        if selected is not None:
-            raise UnsupportedAttention(f"{type(module).__name__} selects later tokens")
-        return torch.ops.armllm.attention(query, key, value, *common, ahead=ahead), None
-    return torch.ops.armllm.attention(query, key, value, *common, selected=selected), None
+        return torch.ops.armllm.biased_attention(query, key, value, position_bias, *options), None
+    if ahead and selected is not None:
+        raise UnsupportedAttention(f"{type(module).__name__} selects later tokens")
+    return torch.ops.armllm.attention(query, key, value, *options, selected=selected), None
 
 
 def _attention_within_tokens(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
@@ -244,15 +246,17 @@ def _attention_to_encoder(
     value: Tensor,
     mask: Tensor | None,
     scaling: float | None,
-    bias: Tensor | None,
-    *others: Any,
-) -> tuple[Tensor, None]:
+    given: _Keywords,
+) -> Tensor:
     """Inserts the marker op of attention to an encoder's tokens, whose number no step changes."""
     layer = getattr(module, "layer_idx", None)
-    if layer is None or mask is not None or any(other is not None for other in others):
+    if layer is None or mask is not None or given.has_others("position_bias"):
         raise UnsupportedAttention(f"{type(module).__name__} attends to an encoder in an unknown way")
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
-    return torch.ops.armllm.encoder_attention(query, key, value, int(layer), scale, bias), None
+    out: Tensor = torch.ops.armllm.encoder_attention(
+        query, key, value, int(layer), scale, given.position_bias
+    )
+    return out
 
 
 def register() -> None:

@@ -87,9 +87,7 @@ def mark_block_selections(graph: fx.Graph, selects: Selects) -> None:
 
 
 def _check_attention(node: Node) -> None:
-    attention = OpCall(node)
-    others = (attention.sinks, attention.slopes, attention.factors, attention.profiles, attention.biases)
-    if attention.window or attention.softcap or any(other is not None for other in others):
+    if OpCall(node).given - {"q", "k", "v", "layer", "scale", "selected"}:
         raise UnknownSelection("attention to selected blocks has a window, sinks or a bias")
 
 

@@ -22,10 +22,9 @@ from torch_armllm.capture.markers.declare import marker
 from torch_armllm.capture.markers.encoder_states import encoder_attentions
 from torch_armllm.capture.probing import is_op, module_name, tensor_of
 from torch_armllm.hf.replacements import replaced
-from torch_armllm.ops.op_call import OpCall
+from torch_armllm.ops.op_call import OpCall, in_order
 
 _aten = torch.ops.aten
-_NO_PROFILES: tuple[Any, ...] = ()
 
 
 def _like_result(a: Any) -> Tensor:
@@ -136,26 +135,21 @@ def resolve_biases(graph: fx.Graph) -> bool:
     longer_keys = False
     nodes = [n for n in graph.nodes if n.target is torch.ops.armllm.biased_attention.default]
     for node in nodes:
-        q, k, v, layer, scale, *arguments, bias, ahead = (*node.args, 0)[:10]
+        attention = OpCall(node)
+        arguments = {name: getattr(attention, name) for name in attention.names}
+        bias = arguments.pop("bias")
         with graph.inserting_before(node):
             if is_op(bias, torch.ops.armllm.relative_bias):
-                operands, mixed = (q, k), (*[None] * 4, ahead, OpCall(bias).biases)
-            elif ahead:
+                arguments["biases"] = OpCall(bias).biases
+            elif attention.ahead:
                 raise UnsupportedAttention(f"{module_name(node)} attends to later tokens and adds a bias")
-            elif (joined := key_bias.joined(graph, q, k, scale, bias)) is not None:
-                operands, mixed, longer_keys = joined, _NO_PROFILES, True
+            elif joined := key_bias.joined(graph, attention.q, attention.k, attention.scale, bias):
+                arguments["q"], arguments["k"] = joined
+                longer_keys = True
             else:
-                operands, mixed = (q, k), (None, *_factors(graph, bias))
-            marked = insert_call(
-                graph,
-                torch.ops.armllm.attention.default,
-                *operands,
-                v,
-                layer,
-                scale,
-                *arguments,
-                *mixed,
-            )
+                arguments["factors"], arguments["profiles"] = _factors(graph, bias)
+            target = torch.ops.armllm.attention.default
+            marked = insert_call(graph, target, *in_order(target, arguments))
         marked.meta.update({k: v for k, v in node.meta.items() if k != "val"})
         node.replace_all_uses_with(marked)
         graph.erase_node(node)
