@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,24 @@ from torch_armllm import Recipe
 from torch_armllm.quant.inplace import quantize
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A float checkpoint of two layers."""
-    tiny("llama").save_pretrained(tmp_path / "float")
-    return tmp_path / "float"
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """A quantized folder."""
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders that tests get copies of."""
+    folder = tmp_path_factory.mktemp("folders")
     model = tiny("llama")
+    model.save_pretrained(folder / "float")
     quantize(model, Recipe(importance=False), progress=False)
-    model.save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
+    model.save_pretrained(folder / "saved")
+    return folder
+
+
+@pytest.fixture
+def source(folders: Path, tmp_path: Path) -> Path:
+    """A float checkpoint of two layers."""
+    return shutil.copytree(folders / "float", tmp_path / "float")
+
+
+@pytest.fixture
+def saved(folders: Path, tmp_path: Path) -> Path:
+    """The same, quantized."""
+    return shutil.copytree(folders / "saved", tmp_path / "saved")

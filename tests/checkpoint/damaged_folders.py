@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from tests.checkpoint.formats import test_awq
 from tests.fuzz.checkpoints.corpus import COMPRESSED, encode_compressed
 from tests.support import saved_folders
+from tests.support.models import tiny
+from torch_armllm import Recipe, load
+from torch_armllm.quant.inplace import quantize
 
 
 def edit_config(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
@@ -32,6 +36,12 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None
     save_file(state, file, metadata)
 
 
+def refused(folder: Path, message: str) -> None:
+    """Asserts that loading a folder raises a ValueError."""
+    with pytest.raises(ValueError, match=message):
+        load(str(folder), fuse=False)
+
+
 def retyped(folder: Path, name: str, dtype: str) -> None:
     """Changes the dtype of a tensor in the header of its file."""
     file = folder / "model.safetensors"
@@ -41,6 +51,13 @@ def retyped(folder: Path, name: str, dtype: str) -> None:
     header[name]["dtype"] = dtype
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + size :])
+
+
+def packed(folder: Path, family: str, scheme: str = "int4", **overrides: Any) -> None:
+    """Writes a folder of a tiny model that this package quantized."""
+    model = tiny(family, **overrides)
+    quantize(model, Recipe(scheme, importance=False), progress=False)
+    model.save_pretrained(folder)
 
 
 def awq(folder: Path) -> Path:

@@ -14,7 +14,8 @@ from tests.support.models import tiny
 from torch_armllm import LLM, Recipe
 from torch_armllm.checkpoint import bundled_model
 from torch_armllm.checkpoint.bundled_model import smollm2_packed_dir, with_own_integers
-from torch_armllm.checkpoint.formats.gguf import read_file
+from torch_armllm.checkpoint.formats.gguf import GgufReader
+from torch_armllm.checkpoint.formats.gguf_config import read_config
 from torch_armllm.checkpoint.formats.gguf_file import GgufFile
 from torch_armllm.checkpoint.load import load_model, verify_source
 from torch_armllm.checkpoint.model_request import ModelRequest
@@ -185,16 +186,23 @@ def test_packed_weights_are_the_files(own: LLM, smollm2_file: Path) -> None:
     model: Any = own.model
     assert verify_source(str(smollm2_packed_dir())) == len(model.state_dict())
     assert model.dtype == torch.bfloat16 and model.hf_quantizer.report.captured
-    file, checkpoint = GgufFile(str(smollm2_file)), read_file(str(smollm2_file))
+    file = GgufFile(str(smollm2_file))
+    checkpoint = GgufReader(file, *read_config(file)).read()
     packed = {name: module for name, module in model.named_modules() if isinstance(module, QuantLinear)}
     assert len(packed) == 7 * 30 + 1 and packed["lm_head"].scheme == "int8g32"
     for name, module in packed.items():
         assert module.scheme == "g32m" or name == "lm_head"
         assert module.digits == 2
-        if name == "lm_head" or ".layers.0." in name or ".layers.17." in name:
+        if ".layers.0." in name or ".layers.17." in name:
             weight = checkpoint.weights[f"{name}.weight"][...]
             assert torch.equal(module.dequantize(), weight.dequantize()), name
-    assert torch.equal(model.get_input_embeddings().weight, file.floats("token_embd.weight").bfloat16())
+    head = file.floats("token_embd.weight")
+    assert torch.equal(model.get_input_embeddings().weight, head.bfloat16())
+    for name, stored in (("mlp.down_proj", "ffn_down"), ("self_attn.v_proj", "attn_v")):
+        weight = checkpoint.weights[f"model.layers.3.{name}.weight"][...]
+        assert torch.equal(weight.dequantize(), file.floats(f"blk.3.{stored}.weight"))
+    assert torch.equal(packed["lm_head"].dequantize(), head)
+    assert not checkpoint.requantizer.notes
     for name, stored in (("layers.3.input_layernorm", "blk.3.attn_norm"), ("norm", "output_norm")):
         norm = model.model.get_submodule(name).weight
         assert torch.equal(norm, file.floats(f"{stored}.weight").to(norm.dtype))

@@ -55,48 +55,36 @@ def test_every_tensor_has_a_checksum(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, 100, 9))
-def test_a_flipped_bit_is_found(seed: int, tmp_path: Path) -> None:
-    model = tiny("llama")
-    quantize(model, Recipe(importance=False), progress=False)
-    model.save_pretrained(tmp_path)
-    flip(tmp_path / "model.safetensors", seed)
+def test_a_flipped_bit_is_found(seed: int, saved: Path) -> None:
+    flip(saved / "model.safetensors", seed)
     with pytest.raises(
         ValueError, match=r"the checksum of model\.\S+|the checksum of lm_head\S+ in .*model.safe"
     ):
-        load(str(tmp_path), fuse=False, verify=True)
+        load(str(saved), fuse=False, verify=True)
 
 
-def test_every_way_to_load_verifies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tiny("llama")
-    quantize(model, Recipe(importance=False), progress=False)
-    model.save_pretrained(tmp_path)
+def test_every_way_to_load_verifies(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"skip_tokenizer_init": True, "progress": False, "max_model_len": 32}
-    LLM(str(tmp_path), verify=True, **options)
+    LLM(str(saved), verify=True, **options)
     with pytest.raises(ValueError, match="verify is for a model that is yet to be loaded"):
-        LLM(load(str(tmp_path)), verify=True, **options)
-    flip(tmp_path / "model.safetensors", 50)
-    LLM(str(tmp_path), **options)
+        LLM(load(str(saved)), verify=True, **options)
+    flip(saved / "model.safetensors", 50)
+    LLM(str(saved), **options)
     with pytest.raises(ValueError, match="the checksum of"):
-        LLM(str(tmp_path), verify=True, **options)
-    assert main(["chat", str(tmp_path), "--verify"]) == 2
+        LLM(str(saved), verify=True, **options)
+    assert main(["chat", str(saved), "--verify"]) == 2
     assert "the checksum of" in capsys.readouterr().err
 
 
-def test_folders_of_earlier_versions_load(tmp_path: Path) -> None:
-    model = tiny("llama")
-    quantize(model, Recipe(importance=False), progress=False)
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
+def test_folders_of_earlier_versions_load(saved: Path) -> None:
+    file = saved / "model.safetensors"
     save_file(load_file(file), file, {"format": "pt"})
     with torch.no_grad():
-        assert load_model(str(tmp_path))(token_ids()).logits.isfinite().all()
+        assert load_model(str(saved))(token_ids()).logits.isfinite().all()
 
 
-def test_a_damaged_record(tmp_path: Path) -> None:
-    model = tiny("llama")
-    quantize(model, Recipe(importance=False), progress=False)
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
+def test_a_damaged_record(saved: Path) -> None:
+    file = saved / "model.safetensors"
     state = load_file(file)
     with safe_open(file, framework="pt") as opened:
         record = opened.metadata()
@@ -107,4 +95,4 @@ def test_a_damaged_record(tmp_path: Path) -> None:
     ):
         save_file(state, file, {**record, name: text})
         with pytest.raises(ValueError, match=message):
-            load(str(tmp_path), fuse=False)
+            load(str(saved), fuse=False)

@@ -31,16 +31,19 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "field",
+    ("field", "value"),
     [
-        "attn_implementation",
-        "_attn_implementation",
-        "_attn_implementation_internal",
-        "experts_implementation",
-        "_experts_implementation",
+        ("attn_implementation", KERNEL),
+        ("attn_implementation", {"": KERNEL}),
+        ("_attn_implementation", KERNEL),
+        ("_attn_implementation", "flash_attention_2"),
+        ("_attn_implementation_internal", KERNEL),
+        ("experts_implementation", KERNEL),
+        ("experts_implementation", "flash_attention_2"),
+        ("_experts_implementation", KERNEL),
+        ("_experts_implementation", {"": KERNEL}),
     ],
 )
-@pytest.mark.parametrize("value", [KERNEL, "flash_attention_2", {"": KERNEL}])
 def test_choices_of_code_are_ignored(
     field: str, value: Any, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint.damaged_folders import awq, compressed, edit_config, edit_tensors, retyped
+from tests.checkpoint.damaged_folders import (
+    awq,
+    compressed,
+    edit_config,
+    edit_tensors,
+    packed,
+    refused,
+    retyped,
+)
 from tests.checkpoint.formats import test_gptq
 from tests.fuzz.checkpoints.corpus import COMPRESSED, encode_compressed
 from tests.support import saved_folders
-from tests.support.models import tiny
-from torch_armllm import Recipe, load
-from torch_armllm.quant.inplace import quantize
+from torch_armllm import load
 
 
 @pytest.mark.parametrize("write", [awq, compressed])
@@ -27,8 +33,7 @@ def test_shapes_that_do_not_fit_the_configuration(
     message = (
         rf"q_proj.* has the shape .*128.* and .*{4 * head_dim}.* in the model|[qk]_norm.* has the shape \(32"
     )
-    with pytest.raises(ValueError, match=message):
-        load(str(folder), fuse=False)
+    refused(folder, message)
 
 
 def test_a_narrow_weight_of_another_shape(tmp_path: Path) -> None:
@@ -39,10 +44,7 @@ def test_a_narrow_weight_of_another_shape(tmp_path: Path) -> None:
         edit_tensors(
             folder, lambda state, n=name: state.update({k: v[:1] for k, v in state.items() if n in k})
         )
-    with pytest.raises(
-        ValueError, match=r"k_proj.weight has the shape \(64, 64\) .* and \(2, 64\) in the model"
-    ):
-        load(str(folder), fuse=False)
+    refused(folder, r"k_proj.weight has the shape \(64, 64\) .* and \(2, 64\) in the model")
 
 
 @pytest.mark.parametrize(
@@ -59,17 +61,13 @@ def test_a_narrow_weight_of_another_shape(tmp_path: Path) -> None:
 )
 def test_dtypes_of_saved_folders(name: str, dtype: str, message: str, saved: Path) -> None:
     retyped(saved, name, dtype)
-    with pytest.raises(ValueError, match=f"{message}|dtype and shape of {name}"):
-        load(str(saved), fuse=False)
+    refused(saved, f"{message}|dtype and shape of {name}")
 
 
 def test_floats_of_one_size_in_saved_folders(tmp_path: Path) -> None:
-    model = tiny("llama", torch.bfloat16)
-    quantize(model, Recipe(importance=False), progress=False)
-    model.save_pretrained(tmp_path)
+    packed(tmp_path, "llama", dtype=torch.bfloat16)
     retyped(tmp_path, "model.norm.weight", "F16")
-    with pytest.raises(ValueError, match=r"dtype and shape of model.norm.weight in .* is \['F16', .*'BF16'"):
-        load(str(tmp_path), fuse=False)
+    refused(tmp_path, r"dtype and shape of model.norm.weight in .* is \['F16', .*'BF16'")
 
 
 @pytest.mark.parametrize(
@@ -79,25 +77,21 @@ def test_floats_of_one_size_in_saved_folders(tmp_path: Path) -> None:
 def test_dtypes_of_other_tools(name: str, dtype: str, tmp_path: Path) -> None:
     folder = awq(tmp_path)
     retyped(folder, f"model.layers.0.{name}", dtype)
-    with pytest.raises(ValueError, match=rf"{name} .*is {dtype}.* expected|{name} is {dtype} in .* expected"):
-        load(str(folder), fuse=False)
+    refused(folder, rf"{name} .*is {dtype}.* expected|{name} is {dtype} in .* expected")
 
 
 def test_missing_zero_points(tmp_path: Path) -> None:
     folder = compressed(tmp_path)
     name = "model.layers.1.mlp.up_proj.weight_zero_point"
     edit_tensors(folder, lambda state: state.pop(name))
-    with pytest.raises(ValueError, match=f"not symmetric, and {name} is missing"):
-        load(str(folder), fuse=False)
+    refused(folder, f"not symmetric, and {name} is missing")
 
 
 def test_missing_permutations(tmp_path: Path) -> None:
-    options = (32, True, 1, True)
-    saved_folders.write(tmp_path, "llama", test_gptq.encoder(*options), test_gptq.settings(*options))
+    test_gptq.write(tmp_path, "llama", (32, True, 1, True))
     name = "model.layers.1.mlp.up_proj.g_idx"
     edit_tensors(tmp_path / "quantized", lambda state: state.pop(name))
-    with pytest.raises(ValueError, match=f"desc_act is true, and {name} is missing"):
-        load(str(tmp_path / "quantized"), fuse=False)
+    refused(tmp_path / "quantized", f"desc_act is true, and {name} is missing")
 
 
 @pytest.mark.parametrize(
@@ -112,44 +106,31 @@ def test_missing_permutations(tmp_path: Path) -> None:
     ],
 )
 def test_sizes_of_experts(field: str, value: int, message: str, tmp_path: Path) -> None:
-    model = tiny("qwen3_moe", moe_intermediate_size=48)
-    quantize(model, Recipe(importance=False), progress=False)
-    model.save_pretrained(tmp_path)
+    packed(tmp_path, "qwen3_moe", moe_intermediate_size=48)
     edit_config(tmp_path, lambda config: config.update({field: value}))
-    with pytest.raises(ValueError, match=message):
-        load(str(tmp_path), fuse=False)
+    refused(tmp_path, message)
 
 
 def test_a_scheme_of_the_same_size(tmp_path: Path) -> None:
-    model = tiny("llama", hidden_size=128, intermediate_size=128)
-    quantize(model, Recipe("row", importance=False), progress=False)
-    model.save_pretrained(tmp_path)
+    packed(tmp_path, "llama", "row", hidden_size=128, intermediate_size=128)
     name = "model.layers.1.mlp.up_proj"
     modules = lambda config: config["quantization_config"]["modules"]  # noqa: E731
     edit_config(tmp_path, lambda config: modules(config)[name].update(scheme="g32"))
-    with pytest.raises(
-        ValueError, match=f"{name}.* of scheme 'g32', .*'row'|{name}.weight_packed has the shape"
-    ):
-        load(str(tmp_path), fuse=False)
+    refused(tmp_path, f"{name}.* of scheme 'g32', .*'row'|{name}.weight_packed has the shape")
     edit_config(tmp_path, lambda config: modules(config)[name].update(scheme="g64b"))
-    with pytest.raises(
-        ValueError, match=f"{name}.* of scheme 'g64b', .*'row'|{name}.weight_packed has the sh"
-    ):
-        load(str(tmp_path), fuse=False)
+    refused(tmp_path, f"{name}.* of scheme 'g64b', .*'row'|{name}.weight_packed has the sh")
 
 
 def test_layers_that_the_configuration_leaves_out(saved: Path, tmp_path: Path) -> None:
     for folder, message in ((saved, "layers.1"), (awq(tmp_path), "has no such tensor.* fewer layers")):
         edit_config(folder, lambda config: config.update(num_hidden_layers=1, layer_types=None))
-        with pytest.raises(ValueError, match=message):
-            load(str(folder), fuse=False)
+        refused(folder, message)
 
 
 def test_biases_that_the_model_lacks(tmp_path: Path) -> None:
     saved_folders.write(tmp_path, "llama", encode_compressed, COMPRESSED, attention_bias=True)
     folder = tmp_path / "quantized"
     edit_config(folder, lambda config: config.update(attention_bias=False))
-    with pytest.raises(ValueError, match=r"_proj.bias and \d more, and LlamaForCausalLM has no such tensor"):
-        load(str(folder), fuse=False)
+    refused(folder, r"_proj.bias and \d more, and LlamaForCausalLM has no such tensor")
     edit_tensors(folder, lambda state: [one.zero_() for name, one in state.items() if name.endswith("bias")])
     load(str(folder), fuse=False)

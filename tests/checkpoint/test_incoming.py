@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from tests.checkpoint.damaged_folders import edit_config, edit_tensors
 from tests.checkpoint.formats import test_gptq
-from tests.support import saved_folders
 from tests.support.models import tiny, token_ids
 from torch_armllm import load
 from torch_armllm.checkpoint.incoming import Incoming, check_incoming
@@ -120,8 +119,7 @@ def test_a_head_of_its_own_beside_a_tied_configuration(
 
 def test_a_head_that_gptq_quantized_beside_a_tied_configuration(tmp_path: Path) -> None:
     options = (32, True, 1, False)
-    sizes = {"vocab_size": 96, "tie_word_embeddings": False}
-    saved_folders.write(tmp_path, "llama", test_gptq.encoder(*options), test_gptq.settings(*options), **sizes)
+    test_gptq.write(tmp_path, "llama", options, vocab_size=96, tie_word_embeddings=False)
     folder = tmp_path / "quantized"
 
     def quantize_head(state: dict[str, Tensor]) -> None:

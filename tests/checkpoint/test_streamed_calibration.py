@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 
 import torch_armllm
 from tests.quant.methods.loud_model import loud
-from tests.support.calibration import CALIBRATION, tensors
+from tests.support.calibration import CALIBRATION, interrupted_at, same_tensors, tensors
 from tests.support.models import tiny, token_ids
 from torch_armllm.checkpoint import streamed_calibration
 from torch_armllm.checkpoint.block_reader import BlockReader
@@ -47,9 +47,7 @@ def test_streamed_calibration_equals_calibration_in_memory(
     expected = torch_armllm.quantize(model, Recipe(method=method), calibration=CALIBRATION, progress=False)
     assert report.layers == expected
     model.save_pretrained(tmp_path / "saved")
-    ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "saved")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_tensors(tmp_path / "out", tmp_path / "saved")
     assert not list((tmp_path / "out").glob("calibrating*"))
 
 
@@ -61,9 +59,10 @@ def test_streamed_norms_of_one_plus_weight_keep_their_bits(family: str, method: 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "float")
     recipe, tokens = Recipe(method=method), None if method == "mse" else CALIBRATION
     quantize_folder(tmp_path / "float", tmp_path / "out", recipe, progress=False, calibration=tokens)
-    torch_armllm.patch(model, recipe, calibration=tokens, progress=False)
+    fuse = method == "mse"
+    torch_armllm.quantize(model, recipe, calibration=tokens, progress=False)
     model.save_pretrained(tmp_path / "saved")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    loaded = torch_armllm.load(str(tmp_path / "out"), fuse=fuse)
     loaded.save_pretrained(tmp_path / "again")
     theirs = tensors(tmp_path / "saved")
     for folder in ("out", "again"):
@@ -73,6 +72,8 @@ def test_streamed_norms_of_one_plus_weight_keep_their_bits(family: str, method: 
     assert theirs["model.layers.0.input_layernorm.weight"].dtype == torch.float32
     assert model.dtype == loaded.dtype == torch.bfloat16
     ids = token_ids(2, 9)
+    if fuse:
+        torch_armllm.patch(model, None, progress=False)
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model(ids).logits)
 
@@ -84,54 +85,31 @@ def test_interrupted_calibration_resumes(
 ) -> None:
     out, recipe = tmp_path / "out", Recipe(method=method)
     expected = quantize_folder(source, tmp_path / "whole", recipe, progress=False, calibration=CALIBRATION)
-    load = BlockReader.load
-
-    def interrupted(self: BlockReader, block: str) -> None:
-        if block == "model.layers.1":
-            raise KeyboardInterrupt
-        load(self, block)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BlockReader, "load", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION)
+    with interrupted_at("model.layers.1"):
+        quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION)
     assert torch.equal(saved_tokens(out), CALIBRATION)
     with pytest.raises(ValueError, match="other calibration tokens"):
         quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION.flip(0))
     seen: list[str] = []
+    load = BlockReader.load
     monkeypatch.setattr(BlockReader, "load", lambda self, block: (seen.append(block), load(self, block)))
     report = quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION)
     assert "model.layers.0" not in seen
     assert report.layers == expected.layers
-    whole, found = tensors(tmp_path / "whole"), tensors(out)
-    assert all(torch.equal(whole[name], found[name]) for name in whole)
+    assert same_tensors(tmp_path / "whole", out)
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_an_interrupted_run_keeps_norms_with_float32_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_keeps_norms_with_float32_weights(tmp_path: Path) -> None:
     source, out = tmp_path / "float", tmp_path / "out"
     loud("gemma", **TIED).save_pretrained(source)
     quantize_folder(source, tmp_path / "whole", progress=False)
-    load = BlockReader.load
-
-    def interrupted(self: BlockReader, block: str) -> None:
-        if block == "model.layers.1":
-            raise KeyboardInterrupt
-        load(self, block)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BlockReader, "load", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            quantize_folder(source, out, progress=False)
+    with interrupted_at("model.layers.1"):
+        quantize_folder(source, out, progress=False)
     quantize_folder(source, out, progress=False)
-    whole, found = tensors(tmp_path / "whole"), tensors(out)
-    assert whole["model.layers.0.input_layernorm.weight"].dtype == torch.float32
-    assert all(torch.equal(whole[name], found[name]) for name in whole)
-    states = [
-        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (tmp_path / "whole", out)
-    ]
+    assert tensors(out)["model.layers.0.input_layernorm.weight"].dtype == torch.float32
+    assert same_tensors(tmp_path / "whole", out)
+    states = [torch_armllm.load(str(folder), fuse=False).state_dict() for folder in (tmp_path / "whole", out)]
     for name, tensor in states[0].items():
         assert states[1][name].dtype == tensor.dtype and torch.equal(states[1][name], tensor)
 
@@ -216,5 +194,4 @@ def test_command_calibrates_with_generated_tokens(
     assert main.main(["quantize", str(source), str(tmp_path / "out"), "--method", "gptq", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["layers"]
     quantize_folder(source, tmp_path / "same", Recipe(method="gptq"), progress=False, calibration=own)
-    one, other = tensors(tmp_path / "out"), tensors(tmp_path / "same")
-    assert all(torch.equal(one[name], other[name]) for name in other)
+    assert same_tensors(tmp_path / "out", tmp_path / "same")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import torch_armllm
 from tests.quant.methods.loud_model import loud
-from tests.support.calibration import CALIBRATION, tensors
+from tests.support.calibration import CALIBRATION, same_tensors
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe
 from torch_armllm.checkpoint import quantize_folder as quantize_folder_module
@@ -38,11 +39,18 @@ def schemes(model: torch.nn.Module) -> dict[str, str]:
     return {n: m.scheme for n, m in model.named_modules() if isinstance(m, (QuantLinear, QuantExperts))}
 
 
+@cache
+def bounds(kind: str) -> tuple[float, float]:
+    """Bits a weight of INT4 and of INT8 everywhere."""
+    recipes = Recipe(method="rtn"), Recipe("int8", method="rtn")
+    least, most = (mean_bits(quantize(tiny(kind), recipe, progress=False)) for recipe in recipes)
+    return least, most
+
+
 @pytest.mark.parametrize("method", ["mse", "gptq", "rtn"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gpt2"])
 def test_the_model_has_the_bits_that_were_asked_for(kind: str, method: str) -> None:
-    least = mean_bits(quantize(tiny(kind), Recipe(method="rtn"), progress=False))
-    most = mean_bits(quantize(tiny(kind), Recipe("int8", method="rtn"), progress=False))
+    least, most = bounds(kind)
     bits = round(0.5 * (least + most), 2)
     model = loud(kind)
     records = quantize(model, Recipe(method=method, bits=bits), progress=False, calibration=CALIBRATION)
@@ -201,9 +209,7 @@ def test_folder_to_folder_equals_in_memory(kind: str, method: str, tmp_path: Pat
     assert [(x.name, x.scheme) for x in report.layers] == [(x.name, x.scheme) for x in records]
     assert len({x.scheme for x in records}) > 2
     model.save_pretrained(tmp_path / "saved")
-    ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "saved")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_tensors(tmp_path / "out", tmp_path / "saved")
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert settings["bits"] == 5.5
     loaded = torch_armllm.load(str(tmp_path / "out"), fuse=False)
@@ -242,8 +248,7 @@ def test_an_interrupted_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest
         quantize_folder(*arguments, Recipe(bits=5.0), progress=False, calibration=CALIBRATION)
     resumed = quantize_folder(*arguments, recipe, progress=False, calibration=CALIBRATION)
     assert resumed.layers == whole.layers
-    ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "whole")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_tensors(tmp_path / "out", tmp_path / "whole")
 
 
 def test_the_command_takes_bits(

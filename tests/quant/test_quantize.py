@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import weakref
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support.models import FAMILIES, tiny, token_ids
+from tests.support.models import FAMILIES, logits, tiny, token_ids
 from tests.support.reference_modules import emulate
 from torch_armllm.ops.linear import rotate_groups
 from torch_armllm.quant import packing
@@ -33,14 +35,21 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
+@cache
+def quantized(family: str) -> tuple[Any, list[LayerRecord]]:
+    """A quantized model, which is not to be changed, and its records."""
+    model = tiny(family)
+    return model, run(model)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_linear_layer_and_expert_is_quantized(family: str) -> None:
-    model = tiny(family)
-    weights = [p for name, p in model.named_parameters() if p.dim() >= 2 and not name.endswith("bias")]
+    original = tiny(family)
+    weights = [p for name, p in original.named_parameters() if p.dim() >= 2 and not name.endswith("bias")]
     before = sum(p.numel() for p in weights)
-    embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
-    records = run(model)
+    embeddings = sum(m.weight.numel() for m in original.modules() if isinstance(m, nn.Embedding))
+    model, records = quantized(family)
     assert sum(r.parameters for r in records) == before - embeddings
     assert {r.kind for r in records if not r.quantized} <= {"router"}
     assert all(0.005 < (r.error or 0) < (0.01 if r.kind == "head" else 0.1) for r in records if r.quantized)
@@ -55,9 +64,8 @@ def test_every_linear_layer_and_expert_is_quantized(family: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantized_model_matches_its_emulation(family: str) -> None:
-    model, ids = tiny(family), token_ids(2, 9)
-    run(model)
-    assert distance(model(ids).logits, emulate(model)(ids).logits) < 2e-3
+    model, _ = quantized(family)
+    assert distance(logits(model), logits(emulate(model))) < 2e-3
 
 
 @torch.no_grad()
@@ -83,15 +91,13 @@ def test_quantized_layers_match_their_emulation_in_other_schemes(
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_restore_returns_dequantized_weights(family: str) -> None:
-    model, ids = tiny(family), token_ids(2, 9)
-    original = copy.deepcopy(model)
-    records = run(model)
+    original, (model, records) = tiny(family), copy.deepcopy(quantized(family))
     assert sorted(restore(model)) == sorted(r.name for r in records if r.quantized)
     assert repr(model) == repr(original)
     for (name, a), (_, b) in zip(model.named_parameters(), original.named_parameters(), strict=True):
         assert a.dtype == b.dtype
         assert distance(a, b) < 0.1, name
-    assert model(ids).logits.isfinite().all()
+    assert logits(model).isfinite().all()
 
 
 @torch.no_grad()

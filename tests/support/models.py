@@ -147,3 +147,10 @@ def token_ids(batch: int = 1, length: int = 12, vocab: int = 97, seed: int = 1) 
     """Returns random token ids of shape (batch, length), without special tokens."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocab, (batch, length), generator=generator)
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    """Returns the logits of a model for two texts of nine tokens."""
+    found: torch.Tensor = model(token_ids(2, 9)).logits
+    return found

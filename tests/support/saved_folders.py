@@ -69,6 +69,7 @@ def check(
     tolerance: float = 0.05,
     error: float = 0.0,
     nodes: bool = False,
+    fuse: bool = False,
 ) -> Any:
     """Loads a quantized folder and asserts that its weights and logits equal the float model's.
 
@@ -80,6 +81,7 @@ def check(
         tolerance: bound of the relative error of a token's logits, as the median over tokens.
         error: bound of the relative error of a weight; 0 requires equal bits.
         nodes: the graph may run node by node.
+        fuse: the float32 logits are those of a plan, not of its modules.
 
     Returns:
         The loaded model.
@@ -102,7 +104,7 @@ def check(
     report = model.hf_quantizer.report
     assert report.captured, str(report)
     assert nodes or not any("node by node" in note for note in report.notes), str(report)
-    _check_logits(folder, expected)
+    _check_logits(folder, expected, fuse)
     return model
 
 
@@ -120,9 +122,9 @@ def _decoded(model: Any) -> Iterator[tuple[str, Tensor]]:
             )
 
 
-def _check_logits(folder: Path, expected: PreTrainedModel) -> None:
+def _check_logits(folder: Path, expected: PreTrainedModel, fuse: bool) -> None:
     """Checks that float32 logits with INT8 inputs equal the float model's up to rounding."""
-    model: Any = load(str(folder / "quantized"), Recipe(head=None), dtype=torch.float32)
+    model: Any = load(str(folder / "quantized"), Recipe(head=None), dtype=torch.float32, fuse=fuse)
     exact = copy.deepcopy(expected).float()
     ids, names = token_ids(1, 6), set()
     with torch.no_grad():

@@ -73,6 +73,13 @@ def settings(group: int, symmetric: bool, version: int, ordered: bool, bits: int
     }
 
 
+def write(folder: Path, family: str, options: Any, change: Any = None, **sizes: Any) -> Any:
+    """Writes a quantized folder, and returns the equivalent float model; ``change``: of the settings."""
+    return saved_folders.write(
+        folder, family, encoder(*options), {**settings(*options), **(change or {})}, **sizes
+    )
+
+
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -85,14 +92,12 @@ def settings(group: int, symmetric: bool, version: int, ordered: bool, bits: int
 )
 def test_integers_and_scales_are_kept(family: str, options: Any, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "moe_intermediate_size" if "moe" in family else "intermediate_size": 192}
-    expected = saved_folders.write(tmp_path, family, encoder(*options), settings(*options), **sizes)
-    saved_folders.check(tmp_path, expected)
+    saved_folders.check(tmp_path, write(tmp_path, family, options, **sizes))
 
 
 @torch.no_grad()
 def test_inputs_are_permuted_by_group(tmp_path: Path) -> None:
-    options = (32, False, 1, True)
-    expected = saved_folders.write(tmp_path, "llama", encoder(*options), settings(*options), hidden_size=128)
+    expected = write(tmp_path, "llama", (32, False, 1, True), hidden_size=128)
     model = saved_folders.check(tmp_path, expected)
     ops = model.hf_quantizer.report.ops
     assert (
@@ -108,9 +113,8 @@ def test_inputs_are_permuted_by_group(tmp_path: Path) -> None:
 
 
 def test_experts_with_act_order_are_requantized_and_reported(tmp_path: Path) -> None:
-    options = (32, False, 1, True)
     sizes = {"hidden_size": 128, "moe_intermediate_size": 192}
-    expected = saved_folders.write(tmp_path, "qwen3_moe", encoder(*options), settings(*options), **sizes)
+    expected = write(tmp_path, "qwen3_moe", (32, False, 1, True), **sizes)
     report = saved_folders.check(tmp_path, expected, tolerance=0.2, error=0.008).hf_quantizer.report
     assert {record.scheme for record in report.quantized if record.kind == "experts"} == {"int8g32"}
     assert {record.scheme for record in report.quantized if record.kind == "linear"} == {"g32z"}
@@ -119,8 +123,7 @@ def test_experts_with_act_order_are_requantized_and_reported(tmp_path: Path) -> 
 
 @torch.no_grad()
 def test_every_api_loads_the_checkpoint(tmp_path: Path) -> None:
-    options = (32, True, 2, False)
-    expected = saved_folders.write(tmp_path, "llama", encoder(*options), settings(*options), hidden_size=128)
+    expected = write(tmp_path, "llama", (32, True, 2, False), hidden_size=128)
     folder = str(tmp_path / "quantized")
     model = torch_armllm.load(folder, Recipe(head=None, ignore=["*.down_proj"]), fuse=False)
     assert type(model.lm_head) is torch.nn.Linear
@@ -154,8 +157,7 @@ def test_every_api_loads_the_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_settings_are_rejected(change: dict[str, object], message: str, tmp_path: Path) -> None:
-    options = (32, True, 1, False)
-    saved_folders.write(tmp_path, "llama", encoder(*options), {**settings(*options), **change})
+    write(tmp_path, "llama", (32, True, 1, False), change)
     with pytest.raises(ValueError, match=message):
         torch_armllm.load(str(tmp_path / "quantized"))
 
@@ -223,8 +225,7 @@ def test_dynamic_settings_that_cannot_be_read(dynamic: Any, message: str, tmp_pa
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
-    options = (32, True, 1, False)
-    saved_folders.write(tmp_path, "llama", encoder(*options), settings(*options))
+    write(tmp_path, "llama", (32, True, 1, False))
     folder, name = tmp_path / "quantized", "model.layers.1.mlp.up_proj"
     file = folder / "model.safetensors"
     whole = file.read_bytes()

@@ -27,6 +27,7 @@ from torch_armllm.quant.methods.calibrated.smoothing import energy_of, powers_fo
 from torch_armllm.quant.methods.calibrated.stage_scaling import readers_in
 from torch_armllm.quant.methods.importance import random_tokens
 from torch_armllm.quant.methods.registry import make_method
+from torch_armllm.quant.restore import restore
 from torch_armllm.quant.schemes.registry import scheme_named
 
 KINDS = ["llama", "mixtral", "gpt2", "qwen2", "qwen3_moe", "gemma"]
@@ -36,6 +37,16 @@ TOKENS = torch.randint(97, (8, 32), generator=torch.Generator().manual_seed(3))
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Copies of all parameters and buffers."""
     return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@torch.no_grad()
+def smoothed(model: Any) -> Smoothed:
+    """Scales all channels of a model, and returns the method."""
+    layers = [x for x in find_layers(model) if x.reason is None]
+    method = Smoothed(model, layers, random_tokens(model))
+    for layer in method.order(layers):
+        method.rounding(layer, scheme_named("g32i"))
+    return method
 
 
 def changed(model: nn.Module, before: dict[str, torch.Tensor]) -> list[str]:
@@ -60,13 +71,10 @@ def changed(model: nn.Module, before: dict[str, torch.Tensor]) -> list[str]:
 )
 def test_the_float_model_computes_the_same_bits(kind: str, dtype: torch.dtype) -> None:
     model, ids = loud(kind).to(dtype), token_ids(2, 20)
-    layers = [x for x in find_layers(model) if x.reason is None]
     before = state_of(model)
     with torch.no_grad():
         expected = model(ids).logits
-        method = Smoothed(model, layers, random_tokens(model))
-        for layer in method.order(layers):
-            method.rounding(layer, scheme_named("g32i"))
+        method = smoothed(model)
         assert any("norm" in name or "ln_" in name for name in changed(model, before))
         assert torch.equal(model(ids).logits, expected)
         assert model.dtype == dtype
@@ -81,13 +89,12 @@ def test_unpatch_restores_the_weights_bit_for_bit(kind: str, method: str) -> Non
     model = loud(kind, dtype=torch.bfloat16)
     before = state_of(model)
     calibration = None if method == "mse" else TOKENS
-    torch_armllm.patch(
-        model, Recipe(method=method), keep_original=True, progress=False, calibration=calibration
-    )
+    change, undo = (torch_armllm.patch, torch_armllm.unpatch) if kind == "llama" else (quantize, restore)
+    change(model, Recipe(method=method), keep_original=True, progress=False, calibration=calibration)
     assert not torch.equal(
         model.model.layers[0].input_layernorm.weight, before["model.layers.0.input_layernorm.weight"]
     )
-    assert torch_armllm.unpatch(model) == []
+    assert undo(model) == []
     assert not changed(model, before)
 
 
@@ -95,8 +102,8 @@ def test_unpatch_restores_the_weights_bit_for_bit(kind: str, method: str) -> Non
 def test_weights_that_were_not_kept_are_in_the_scale_of_the_original(kind: str) -> None:
     model, ids = loud(kind), token_ids(2, 20)
     before = state_of(model)
-    torch_armllm.patch(model, progress=False)
-    torch_armllm.unpatch(model)
+    quantize(model, progress=False)
+    restore(model)
     rounded = changed(model, before)
     assert rounded
     assert all("proj" in name or "head" in name or "embed" in name for name in rounded)  # no norm, no router
@@ -144,10 +151,7 @@ def test_a_norm_that_other_layers_share_is_not_scaled() -> None:
     before = shared.weight.clone()
     with torch.no_grad():
         expected = model(ids).logits
-        layers = [x for x in find_layers(model) if x.reason is None]
-        method = Smoothed(model, layers, random_tokens(model))
-        for layer in method.order(layers):
-            method.rounding(layer, scheme_named("g32i"))
+        smoothed(model)
         assert torch.equal(shared.weight, before)
         assert torch.equal(model(ids).logits, expected)
 
@@ -185,11 +189,7 @@ def test_writers_that_are_not_scaled_are_logged_once(caplog: pytest.LogCaptureFi
 def test_what_routers_and_experts_read_is_scaled(kind: str) -> None:
     model = loud(kind)
     before = state_of(model)
-    layers = [x for x in find_layers(model) if x.reason is None]
-    with torch.no_grad():
-        method = Smoothed(model, layers, random_tokens(model))
-        for layer in method.order(layers):
-            method.rounding(layer, scheme_named("g32i"))
+    smoothed(model)
     scaled = {".".join(name.split(".")[-2:]) for name in changed(model, before)}
     router = "router.weight" if kind == "gpt_oss" else "gate.weight"
     assert {"post_attention_layernorm.weight", router, "experts.gate_up_proj"} <= scaled
