@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from torch_armllm.checkpoint import bundled_model
 from torch_armllm.checkpoint.formats.registry import (
@@ -38,7 +37,7 @@ from torch_armllm.checkpoint.pretrained import load_pretrained
 from torch_armllm.checkpoint.saved_metadata import verify_folder
 from torch_armllm.checkpoint.source_name import DENSE, MOE, check_source, not_found
 from torch_armllm.checkpoint.upcycle import upcycle
-from torch_armllm.checkpoint.weight_files import find_file, read_index
+from torch_armllm.checkpoint.weight_files import SAFETENSORS, find_file, read_index
 from torch_armllm.hf.names import METHOD
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.recipe import Recipe
@@ -49,11 +48,6 @@ from torch_armllm.system.host import free_memory
 from torch_armllm.system.panics import PANICS_AS_ERRORS
 
 logger = logging.getLogger(__name__)
-
-SOURCES = (
-    f"{DENSE} (the embedded model), {MOE} (a Mixture-of-Experts made from it), a folder, a GGUF file, "
-    "or a hub name"
-)
 
 
 @Float32ByDefault()
@@ -307,9 +301,9 @@ def resolve(source: str) -> str:
 
 def _weight_bytes(path: str) -> int:
     """Returns the bytes of a checkpoint's weights, by its only file or its index; 0 if it has neither."""
-    file = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
-    if file is not None:
-        return Path(file).stat().st_size
-    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    size = 0 if index is None else (read_index(Path(index)).get("metadata") or {}).get("total_size")
+    [(index_name, single)] = SAFETENSORS
+    if (file := find_file(path, single)) is not None:
+        return file.stat().st_size
+    index = find_file(path, index_name)
+    size = 0 if index is None else (read_index(index).get("metadata") or {}).get("total_size")
     return size if isinstance(size, int) else 0

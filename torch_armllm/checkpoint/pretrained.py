@@ -18,7 +18,6 @@ from torch_armllm.checkpoint.tensor_headers import read_headers, read_tensor
 from torch_armllm.checkpoint.weight_files import find_file, weight_files
 
 ADAPTER = "adapter_config.json"
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PIECES = "shard-*-model-*-of-*.safetensors"
 """Files of several processes' parts of tensors, which transformers prefers to all others."""
 
