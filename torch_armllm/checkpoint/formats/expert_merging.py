@@ -93,18 +93,27 @@ def _join(
             parts = [[(number, half, part) for number in range(count)] for half in halves[name]]
             for number, half, _ in (key for keys in parts for key in keys if key not in own):
                 raise ValueError(f"{experts}.{number}.{half} has no {part}: a file is missing or damaged")
-            alternate = layout.interleaved and len(parts) > 1
-            transposed = layout.transposed and part == "weight"
             sources = [[own[key] for key in keys] for keys in parts]
-            merge = partial(_merge, sources, alternate, transposed)
-            merged[f"{name}{suffix}"] = LazyWeight(merge)
+            merged[f"{name}{suffix}"] = LazyWeight(partial(_merge, sources, layout))
     return merged
 
 
-def _merge(halves: list[list[Any]], alternate: bool, transposed: bool) -> IntegerWeight | Tensor:
-    """Merges a weight or bias of all experts to (E, rows, …); ``halves`` are lists of gates and of ups."""
+def _merge(halves: list[list[Any]], layout: ExpertLayout) -> IntegerWeight | Tensor:
+    """Merges a weight or bias of all experts; ``halves`` are lists of gates and of ups, or of downs."""
     merged: Any = torch.cat([torch.stack([one[...] for one in half]) for half in halves], 1)
-    if alternate:
+    return arranged(merged, layout, len(halves) > 1)
+
+
+def arranged(merged: Any, layout: ExpertLayout | None, joined: bool) -> IntegerWeight | Tensor:
+    """Arranges a weight or bias of all experts (E, rows, …), gates before ups, as a layout stores it.
+
+    Args:
+        merged: the weight or bias.
+        layout: of the class; None: as it is.
+        joined: it holds gates and ups.
+    """
+    if layout is not None and layout.interleaved and joined:
         order = torch.arange(merged.shape[1]).view(2, -1).t().flatten()
         merged = merged.rows(order) if isinstance(merged, IntegerWeight) else merged[:, order]
-    return torch.transpose(merged, 1, 2) if transposed else merged
+    turned = layout is not None and layout.transposed and len(merged.shape) > 2
+    return torch.transpose(merged, 1, 2) if turned else merged

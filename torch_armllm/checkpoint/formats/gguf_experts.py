@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
+from torch_armllm.checkpoint.formats.expert_merging import arranged
 from torch_armllm.checkpoint.formats.gguf_file import GgufFile
 from torch_armllm.checkpoint.formats.gguf_names import expert_parameters
 from torch_armllm.checkpoint.formats.gguf_weights import WeightReader
-from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyWeight
+from torch_armllm.checkpoint.formats.integer_weight import LazyWeight
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
 
@@ -80,21 +80,12 @@ class ExpertReader:
         def merged() -> Any:
             parts: Any = [self._weights.read(name, scheme) for name in halves]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-            if self._layout is not None and self._layout.interleaved:
-                order = torch.arange(whole.shape[1]).view(2, -1).t().flatten()
-                whole = whole.rows(order) if isinstance(whole, IntegerWeight) else whole[:, order]
-            return whole if biases else self._transposed(whole)
+            return arranged(whole, self._layout, joined=True)
 
         def single() -> Any:
-            whole = self._weights.read(last, scheme)
-            return whole if biases else self._transposed(whole)
+            return arranged(self._weights.read(last, scheme), self._layout, joined=False)
 
         weights[inner], weights[down] = LazyWeight(merged), LazyWeight(single)
-
-    def _transposed(self, whole: IntegerWeight | Tensor) -> IntegerWeight | Tensor:
-        if self._layout is None or not self._layout.transposed:
-            return whole
-        return torch.transpose(whole, 1, 2)  # type: ignore[arg-type]
 
     def _scheme(self, names: list[str]) -> str | None:
         """Returns one scheme for gates, ups and downs, as the fused op requires."""
