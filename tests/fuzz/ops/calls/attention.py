@@ -7,7 +7,7 @@ from random import Random
 
 import torch
 
-from tests.fuzz.ops.arguments import FLOATS, Call, Spec
+from tests.fuzz.ops.arguments import FLOATS, Argument, Call, Spec
 from tests.fuzz.ops.calls.draws import TOKENS, Makers, any_float, maybe
 from torch_armllm.ops.attention import BLOCK_SIZES, SCALED, kv_cache_shapes, paged_attention
 from torch_armllm.ops.declare import per_head
@@ -100,13 +100,24 @@ def _paged_attention(draw: Random) -> Call:
     if call["alibi_slopes"] is not None or call["relative"] is not None:
         call["ahead"] = 0
     elif draw.random() < 0.3:
-        call["later"] = Spec((tokens,), torch.int64, (0, 1))  # a sum with the position never falls
+        call["later"] = Spec((tokens,), torch.int64, _later(draw, sequences["query_start"]))
     if draw.random() < 0.3:
         first = draw.randrange(group)
         last = draw.randrange(group) if heads > 1 else draw.randint(0, group - 1 - first)
         _share_out(call, heads * group, first, last)
         call |= {"group_size": group, "skipped_heads": first}
     return call
+
+
+def _later(draw: Random, query_start: Argument) -> list[int]:
+    """Returns the later positions that tokens see: those of a picture see its end, others none."""
+    assert isinstance(query_start, Spec)
+    later: list[int] = []
+    for end in query_start.values:
+        while len(later) < end:
+            span = draw.randint(1, end - len(later)) if draw.random() < 0.5 else 1
+            later += reversed(range(span))
+    return later
 
 
 def _share_out(call: Call, heads: int, first: int, last: int) -> None:
