@@ -14,6 +14,7 @@ from tests.support.tiny_server import checkpoint
 from torch_armllm import LLM, AsyncLLM, BeamSearchParams, LoRARequest, PoolingParams, SamplingParams
 from torch_armllm.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from torch_armllm.engine.sampling_params import StructuredOutputsParams
+from torch_armllm.engine.text.preprocess import NewRequest
 from torch_armllm.engine.text.tokenization import Tokenization
 from torch_armllm.llm.calls.call_arguments import REASONS
 from torch_armllm.pooling.outputs import PoolingRequestOutput
@@ -31,9 +32,9 @@ def test_one_priority_is_for_all_prompts(llm: LLM, monkeypatch: pytest.MonkeyPat
     given: list[int] = []
     add = llm.llm_engine.add_request
 
-    def noted(name: str, prompt: Any, params: Any, priority: int, *rest: Any) -> None:
-        given.append(priority)
-        add(name, prompt, params, priority, *rest)
+    def noted(new: NewRequest) -> None:
+        given.append(new.priority)
+        add(new)
 
     monkeypatch.setattr(llm.llm_engine, "add_request", noted)
     for priority in (2, [2, 2], None):

@@ -12,13 +12,16 @@ from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.preprocess import NewRequest
+from torch_armllm.patching.state import STATE
 
 
 class StubModel:
     """Answers what is asked about the model of a `StubEngine`."""
 
     generation_config = None
-    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=8))
+
+    def __init__(self) -> None:
+        setattr(self, STATE, SimpleNamespace(kind=SimpleNamespace(hidden_size=8)))
 
 
 class StubEngine(TextEngine):
