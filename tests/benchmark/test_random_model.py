@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
@@ -71,3 +73,14 @@ def test_complete_folder_is_reused_and_replaced_for_another_shape(tmp_path: Path
 def test_schemes_without_a_generator_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="g32z"):
         save_random_model(LlamaConfig(**SIZES), tmp_path, scheme="g32z")
+
+
+def test_files_hold_as_many_tensors_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 20_000
+    monkeypatch.setattr("torch_armllm.benchmark.random_model._SHARD", most)
+    save_random_model(LlamaConfig(**SIZES), tmp_path)
+    files = [load_file(file) for file in sorted(tmp_path.glob("*.safetensors"))]
+    sizes = [sum(tensor.nbytes for tensor in file.values()) for file in files]
+    assert len(sizes) > 2
+    assert all(size <= most or len(file) == 1 for size, file in zip(sizes, files, strict=True))
+    assert all(size + following > most for size, following in itertools.pairwise(sizes))

@@ -56,6 +56,12 @@ def test_match_is_an_earlier_occurrence_of_the_end(text: list[int], prompt: int,
         seen = min(len(text), seen + draw.randint(1, 4))
 
 
+def test_four_tokens_are_found_where_three_occurred_later() -> None:
+    match, tokens = SuffixMatch(), [1, 2, 3, 4, 9, 5, 2, 3, 4, 8, 1, 2, 3, 4]
+    match.follow(tokens, len(tokens), ignore)
+    assert (match.length, match.draft(tokens, 1)) == (4, [9])
+
+
 def test_draft_goes_on_periodically() -> None:
     match, tokens = SuffixMatch(), [7, 1, 2, 3, 1, 2, 3]
     match.follow(tokens, len(tokens), ignore)
