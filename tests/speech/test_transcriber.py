@@ -160,3 +160,10 @@ def test_other_temperatures_are_refused(transcriber: Transcriber, temperature: f
 @pytest.mark.parametrize("temperature", [1e-5, 1.0, 1e38])
 def test_temperatures_draw(transcriber: Transcriber, temperature: float) -> None:
     assert transcriber(sound(0.5), language="en", temperature=temperature).duration == 0.5
+
+
+def test_times_are_no_text(transcriber: Transcriber) -> None:
+    zero = transcriber.model.generation_config.no_timestamps_token_id + 1
+    tokens = torch.tensor([zero, 5, zero + 2])
+    segment = transcriber._segment({"start": 0.0, "end": 9.0, "tokens": tokens}, 2.0)
+    assert segment.token_ids == [5] and (segment.start, segment.end) == (0.0, 2.0)
