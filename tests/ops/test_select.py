@@ -110,3 +110,9 @@ def test_choices_of_other_blocks_are_refused() -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             chosen_call(call, wrong.contiguous(), 32).run()
+
+
+def test_scores_are_those_of_seen_positions() -> None:
+    keys = torch.arange(20.0)[:, None]
+    scores = block_scores(torch.ones(2, 1, 1), keys, torch.tensor([3, 18]), 16, nearest=0)
+    assert scores.tolist() == [[[2.0, -math.inf], [15.0, 17.0]]]
