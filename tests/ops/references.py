@@ -20,7 +20,8 @@ from torch_armllm.ops.attention.cache_layout import block_size_of, rotated, rota
 _ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the largest number of a result."""
 _LITTLE_ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-_PLAIN_SUMS = {"dense_linear", "dense_heads_linear", "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"}
+_NORMS = {"rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"}
+_PLAIN_SUMS = {"dense_linear", "dense_heads_linear", *_NORMS}
 """Ops without exponentials and without caches, which round less."""
 _CACHES = {torch.float32: 0.0, torch.float16: 5e-3, torch.bfloat16: 2e-2, torch.int8: 3e-2, torch.uint8: 3e-2}
 """Kernels round queries and weights as the cache is rounded."""
