@@ -12,7 +12,6 @@ import torch
 
 import torch_armllm.ops  # noqa: F401  (imports the modules that declare ops)
 from torch_armllm.ops.declare import arguments, reference
-from torch_armllm.ops.untraced import untraced
 
 
 def declared() -> Iterator[Callable[..., Any]]:
@@ -78,9 +77,3 @@ def test_other_arguments_are_refused(args: tuple[int, ...], kwargs: dict[str, in
 
     with pytest.raises(TypeError, match=message):
         nothing(*args, **kwargs)
-
-
-def test_a_torch_without_a_way_to_leave_calls_untraced_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("torch.utils._python_dispatch._disable_current_modes")
-    with pytest.raises(RuntimeError, match="has no way to leave a call untraced"):
-        untraced()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from torch_armllm.engine.settings.memory_limit import with_bytes
 from torch_armllm.engine.speculative.build import load_drafter
 from torch_armllm.engine.text.preprocess import Preprocessor
 from torch_armllm.engine.text.stopping import find_eos_token_ids, output_texts
+from torch_armllm.ops.untraced import call_at_end
 from torch_armllm.system.logs import show_messages
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def build_engine(
     )
     if (disk := engine.disk) is not None:
         engine.scheduler.call_on_leave(disk.leave)
-        weakref.finalize(engine, disk.close)
+        call_at_end(engine, disk.close)
     return engine
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
@@ -25,6 +24,7 @@ from torch_armllm.llm.beam_search import BeamSearch, BeamSearchParams, as_reques
 from torch_armllm.llm.calls.call_arguments import ForeignArguments, ForeignPoolingArguments, check_arguments
 from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
+from torch_armllm.ops.untraced import call_at_end
 from torch_armllm.pooling.inputs import by_length
 from torch_armllm.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from torch_armllm.pooling.pooling_engine import PoolingRequest
@@ -66,7 +66,7 @@ class AsyncLLM(LLMBase):
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._reading = ThreadPoolExecutor(1, "armllm-adapters")
         pools = self._tokenizing, self._reading
-        self._end = weakref.finalize(self, _end, self._thread, pools, self._engine.close)
+        self._end = call_at_end(self, _end, self._thread, pools, self._engine.close)
 
     async def generate(
         self,

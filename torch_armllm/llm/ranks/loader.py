@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from torch_armllm.llm.ranks.session import (
     load_shard,
     load_whole,
 )
+from torch_armllm.ops.untraced import call_at_end
 from torch_armllm.parallel.placement import best_ranks, take_cpus_back, usable_nodes
 from torch_armllm.system.extras import require_extra
 from torch_armllm.system.files import format_bytes
@@ -141,7 +141,7 @@ def _lead(
         shard = loaded.shard.model
         ranks = LedRanks(session, loaded, config, pictures)
         engine = build_engine(shard, tokenizer, config, ranks=ranks)
-    weakref.finalize(engine, _end_ranks, engine.disk, session.close)
+    call_at_end(engine, _end_ranks, engine.disk, session.close)
     return LoadedEngine(engine, shard, tokenizer)
 
 

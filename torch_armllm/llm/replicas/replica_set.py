@@ -28,6 +28,7 @@ from torch_armllm.llm.replicas.prefix_router import PrefixRouter
 from torch_armllm.llm.replicas.replica import Replica
 from torch_armllm.lora.adapter_table import PreparedAdapter
 from torch_armllm.lora.request import LoRARequest
+from torch_armllm.ops.untraced import call_at_end
 from torch_armllm.parallel.placement import rank_cpus
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ReplicaSet(TextEngine):
         self._wake_read, self._wake_write = files = os.pipe()
         os.set_blocking(self._wake_write, False)
         self.replicas = [Replica(number, cpus, arguments) for number, cpus in enumerate(self._cores)]
-        self._finalizer = weakref.finalize(self, _close, self.replicas, self._restarted, files)
+        self._finalizer = call_at_end(self, _close, self.replicas, self._restarted, files)
         try:
             facts = [replica.wait_until_loaded() for replica in self.replicas][0]
         except BaseException:
