@@ -21,7 +21,7 @@ from torch_armllm.passes.lib.graph import (
     value,
 )
 from torch_armllm.passes.lib.linear_call import LinearCall
-from torch_armllm.passes.lib.merged_weights import merge_pairs
+from torch_armllm.passes.lib.merged_weights import merge_pairs, move_weight
 
 
 def _activation(node: Any) -> str | None:
@@ -54,8 +54,8 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
     merged = merge_pairs(packed_gate, packed_up)
     pairs = merged.view(-1, 2, merged.shape[-1])
     gate_name, up_name = str(gate_layer.weight.target), str(up_layer.weight.target)
-    context.on_new_weight(gate_name, pairs[:, 0])
-    context.on_new_weight(up_name, pairs[:, 1])
+    move_weight(module, context, gate_layer.weight, pairs[:, 0])
+    move_weight(module, context, up_layer.weight, pairs[:, 1])
     weight = new_constant(module, node, f"{gate_name}_and_up", merged)
     with module.graph.inserting_before(node):
         fused = call_op(

@@ -20,7 +20,7 @@ from torch_armllm.passes.lib.graph import (
     value,
 )
 from torch_armllm.passes.lib.linear_call import LinearCall
-from torch_armllm.passes.lib.merged_weights import merge_panels
+from torch_armllm.passes.lib.merged_weights import merge_panels, move_weight
 
 PANEL = 16  # output rows of a packed panel
 
@@ -31,15 +31,22 @@ def _mergeable(module: fx.GraphModule, linear: LinearCall) -> bool:
 
 
 def _groups(module: fx.GraphModule) -> list[list[Node]]:
-    by_input: dict[Any, list[Node]] = defaultdict(list)
+    """Returns the nodes of layers that have the same input.
+
+    If they run several times, they have it each time, as a weight has one place in memory.
+    """
+    inputs: dict[Node, Any] = {}
+    by_weight: dict[str, list[Any]] = defaultdict(list)
     for node in module.graph.nodes:
         if is_op(node, torch.ops.armllm.int4_linear.default):
             linear = LinearCall.of(node)
             if _mergeable(module, linear):
-                by_input[linear._replace(weight=None, out_features=None, bias=linear.bias is None)].append(
-                    node
-                )
-    return [nodes for nodes in by_input.values() if len(nodes) > 1]
+                inputs[node] = linear._replace(weight=None, out_features=None, bias=linear.bias is None)
+                by_weight[str(linear.weight.target)].append(inputs[node])
+    groups: dict[Any, list[Node]] = defaultdict(list)
+    for node, given in inputs.items():
+        groups[given, tuple(by_weight[str(LinearCall.of(node).weight.target)])].append(node)
+    return [nodes for nodes in groups.values() if len(nodes) > 1]
 
 
 def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> None:
@@ -51,7 +58,7 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
     panel = 0
     for layer in layers:
         end = panel + layer.out_features // PANEL
-        context.on_new_weight(str(layer.weight.target), merged[panel:end])
+        move_weight(module, context, layer.weight, merged[panel:end])
         panel = end
     packed = new_constant(module, node, f"{first.weight.target}_merged", merged)
     bias = None

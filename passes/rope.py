@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import aten, call, is_op, match, unwidened, value
+from torch_armllm.passes.lib.graph import (
+    aten,
+    call,
+    constant,
+    is_op,
+    match,
+    new_constant,
+    unwidened,
+    value,
+)
 from torch_armllm.passes.lib.rope_match import RopeTables, joined_parts, match_rope
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
@@ -28,33 +37,55 @@ class _Heads:
     Attributes:
         node: before the norms, ``(1, heads, T, size)``.
         end: after the norms, without further elements that an attention reads beside them.
-        norms: of the heads, the last one first.
+        norms: of the heads, the last one first; or products with constants.
         by_token: True if ``node`` is ``(1, T, heads, size)``.
     """
 
     node: Any
     end: Any
-    norms: tuple[Node, ...] = ()
+    norms: tuple[Node | _Factors, ...] = ()
     by_token: bool = False
 
 
-def _before_norms(operand: Any) -> _Heads | None:
+@dataclass(frozen=True)
+class _Factors:
+    """Factors of the elements of heads that are the same for all tokens, ``(1, 1, heads, size)``."""
+
+    values: Tensor
+
+
+def _factors(module: fx.GraphModule, heads: _Heads) -> tuple[Node, _Factors] | None:
+    """Returns the heads that a node multiplies by constant factors, and these; None for another node."""
+    product = match(heads.node, aten.mul.Tensor)
+    for x, other in () if product is None else ((product.self, product.other), (product.other, product.self)):
+        factors = constant(module, other)
+        same = isinstance(x, Node) and value(x).dim() == 4 and value(x).shape == value(heads.node).shape
+        if factors is None or not same or value(x).dtype != value(heads.node).dtype:
+            continue
+        rows = factors.reshape((1,) * (4 - factors.dim()) + factors.shape)
+        rows = rows if heads.by_token else rows.transpose(1, 2)
+        return (x, _Factors(rows.contiguous())) if rows.shape[1] == 1 else None
+    return None
+
+
+def _before_norms(module: fx.GraphModule, operand: Any) -> _Heads | None:
     """Follows an attention's operand through the norms of its heads; None if anything else reads it."""
     if not all(is_op(user, *_READERS) for user in operand.users):
         return None
     end = _without_bias(operand)
     heads = _Heads(end, end)
     while True:
-        node = heads.node
-        swapped = match(node, aten.transpose.int, dim0=1, dim1=2)
-        if is_op(node, *_NORMS):
-            heads = _Heads(OpCall(node).x, end, (*heads.norms, node), heads.by_token)
-        elif swapped is not None and is_op(swapped.self, *_NORMS):
-            heads = _Heads(swapped.self, end, heads.norms, not heads.by_token)
+        swapped = match(heads.node, aten.transpose.int, dim0=1, dim1=2)
+        before = heads if swapped is None else replace(heads, node=swapped.self, by_token=not heads.by_token)
+        if is_op(before.node, *_NORMS):
+            x, norm = OpCall(before.node).x, before.node
+        elif scaled := _factors(module, before):
+            x, norm = scaled
         else:
             return heads
-        if len(heads.node.users) != 1:
+        if len(x.users) != 1 or (swapped is not None and len(before.node.users) != 1):
             return None
+        heads = replace(before, node=x, norms=(*heads.norms, norm))
 
 
 def _without_bias(operand: Any) -> Any:
@@ -115,21 +146,21 @@ class _RopeRewriter:
     """Rewrites the attentions of one graph, in order."""
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self.graph = module.graph
+        self.module, self.graph = module, module.graph
         self.tables = RopeTables(module)
         self.rotations = RotationFinder(module)
         self.rotated: set[Node] = set()
         """Queries and keys that were already rotated in place."""
 
     def _matched(self, operand: Any, before: Node) -> _Operand | None:
-        heads = _before_norms(operand)
+        heads = _before_norms(self.module, operand)
         match = None if heads is None or heads.by_token else match_rope(heads.node)
         if heads is None or match is None or len(match.x.users) != 1:
             return None
         return _Operand(match.x, (match.cos, match.sin), lambda: self.tables.get(match, before), heads)
 
     def _probed(self, operand: Any, before: Node) -> _Operand | None:
-        heads = _before_norms(operand)
+        heads = _before_norms(self.module, operand)
         probed = None if heads is None else self.rotations.find(heads.node, heads.by_token)
         if heads is None or probed is None:
             return None
@@ -180,7 +211,13 @@ class _RopeRewriter:
                     if value(heads).dtype != dtype:
                         heads = call(graph, aten.to.dtype, heads, dtype)
                     for norm in reversed(side.heads.norms):
-                        heads = call(graph, norm.target, *OpCall(norm).arguments(x=heads))
+                        heads = self._normed(before, heads, norm)
                     rotated = call(graph, aten.transpose.int, heads, 1, 2)
                     side.heads.end.replace_all_uses_with(rotated)
                     self.rotated.add(rotated)
+
+    def _normed(self, before: Node, heads: Node, norm: Node | _Factors) -> Node:
+        if isinstance(norm, _Factors):
+            factors = new_constant(self.module, before, "head_factors", norm.values)
+            return call(self.graph, aten.mul.Tensor, heads, factors)
+        return call(self.graph, norm.target, *OpCall(norm).arguments(x=heads))

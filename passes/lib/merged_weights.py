@@ -1,7 +1,8 @@
 """Weights of several layers as one tensor.
 
 The modules of a model that was captured before have views of a merged weight.  Another capture of the model
-merges the same layers, and then takes this tensor as it is: plans of one model share their weights.
+merges the same layers, and then takes this tensor as it is: plans of one model share their weights.  So do
+the times that a layer runs in one graph.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx.node import Node
 
 from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.passes.lib.context import PassContext
 
 
 def merge_panels(parts: Sequence[Tensor]) -> Tensor:
@@ -25,6 +28,20 @@ def merge_panels(parts: Sequence[Tensor]) -> Tensor:
     if whole is not None and all(map(_is_same, parts, whole.split(counts))):
         return whole
     return torch.cat(list(parts))
+
+
+def move_weight(module: fx.GraphModule, context: PassContext, weight: Node, part: Tensor) -> None:
+    """Lets all who read a weight read it where it is now, a part of a merged one.
+
+    Args:
+        module: a graph.
+        context: of the passes.
+        weight: node of the graph that reads it.
+        part: its new place.
+    """
+    if weight.target in module._buffers:
+        module._buffers[str(weight.target)] = part
+    context.on_new_weight(str(weight.target), part)
 
 
 def merge_pairs(gate: Tensor, up: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from torch_armllm.capture.markers.selection import UnknownSelection, check_selec
 from torch_armllm.capture.markers.selection_limits import limit_selections, limited_markers
 from torch_armllm.capture.output_check import compare_outputs
 from torch_armllm.capture.probing import module_name
+from torch_armllm.capture.repeated_layers import each_time_has_keys
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
 from torch_armllm.capture.step_inputs import step_arguments
 from torch_armllm.capture.token_loops import length_dependence
@@ -54,6 +55,10 @@ than the sample has."""
 
 class CaptureError(RuntimeError):
     """The model cannot be captured; the message states the reason."""
+
+
+class KeysOfOtherTimes(CaptureError):
+    """A layer that runs several times reads keys that another time has written."""
 
 
 class ShorterTextsOnly(CaptureError):
@@ -78,8 +83,9 @@ class CapturedGraph:
     sample: Sample | None = None
     """Results of the graph as it was captured; None before they are checked."""
     has_other_cache: bool = False
-    """True if the model's modules cannot read what the graph caches.  A layer that attends several times to
-    the same keys has several cache layers, and keys may have an element for their bias."""
+    """True if the model's modules cannot read what the graph caches.  A layer that runs several times, or
+    attends several times to the same keys, has several cache layers, and keys may have an element for their
+    bias."""
     most_tokens: int | None = None
     """Most tokens of a sequence that it computes: it lacks the model's indexers, or longer texts run other
     operators; None: any number."""
@@ -207,29 +213,30 @@ def _check_outputs(kind: ModelKind, captured: CapturedGraph) -> None:
         captured.sample = replace(captured.sample, steps=(ids.shape[1],))
 
 
-def _check_attentions(base: nn.Module, captured: CapturedGraph) -> bool:
+def _check_attentions(kind: ModelKind, captured: CapturedGraph) -> bool:
     """Numbers the attentions where modules do not.
 
     Returns:
         True if their results have to be compared with the modules', which may compute attention otherwise.
 
     Raises:
-        CaptureError: there is none, or the numbers of the modules' are not those of a cache.
+        CaptureError: there is none, or layers that run several times share a cache layer.
     """
     unsure = bool(attention.attentions_ahead(captured.graph_module))  # a causal mask may contradict that
     unsure |= attention.UNNUMBERED in _attention_layers(captured)
     if unsure:
         number_layers(captured.graph_module)
     layers = _attention_layers(captured)
-    kind = type(base).__name__
+    name = type(kind.base).__name__
     if not layers and not markers_of(captured.graph_module):
-        raise CaptureError(f"{kind} does not use transformers' attention interface")
-    if len(set(layers)) != len(layers):
+        raise CaptureError(f"{name} does not use transformers' attention interface")
+    if len(set(layers)) != len(layers):  # each time that a layer runs has keys, and a cache layer, of its own
         nodes = [
             n for n in captured.graph_module.graph.nodes if n.target is torch.ops.armllm.attention.default
         ]
-        if len({(OpCall(n).layer, OpCall(n).k) for n in nodes}) != len(set(layers)):
-            raise CaptureError(f"{kind} runs one layer several times")
+        again = len({(OpCall(n).layer, OpCall(n).k) for n in nodes}) != len(set(layers))
+        if again and not each_time_has_keys(kind, len(nodes)):
+            raise KeysOfOtherTimes(f"{name} runs one layer several times, and not each has keys of its own")
         captured.has_other_cache = True
         for number, node in enumerate(nodes):
             OpCall(node).replace(layer=number)
@@ -293,9 +300,11 @@ def capture(kind: ModelKind) -> CapturedGraph:
         with PROCESS_LOCK.exclusive():  # tracing patches nn.Module.__call__ for the whole process
             try:
                 captured = _exported(kind)
-                if _check_attentions(kind.base, captured):
+                if _check_attentions(kind, captured):
                     _check_outputs(kind, captured)
                     is_checked = True
+            except KeysOfOtherTimes:
+                raise
             except CaptureError as error:
                 captured = _exported_with_own_attention(kind, error)
         if not is_checked:  # a check with limited selections is none: its sample is not the model's

@@ -54,10 +54,13 @@ class _LayerIndex:
     def __eq__(self, other: object) -> bool:
         return bool(self._used())
 
+    def __add__(self, other: Any) -> _LayerIndex:
+        """Returns another layer of the cache: that of a layer which runs several times."""
+        return _LayerIndex(self._number + other) if isinstance(other, int) else self._used()
+
+    __radd__ = __add__
     __index__ = __hash__ = __bool__ = __float__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _used
-    __add__ = __sub__ = __mul__ = __mod__ = __floordiv__ = __truediv__ = __radd__ = __rsub__ = __rmul__ = (
-        _used
-    )
+    __sub__ = __mul__ = __mod__ = __floordiv__ = __truediv__ = __rsub__ = __rmul__ = _used
 
 
 class _StateDescriber:
@@ -142,6 +145,8 @@ class LayerReuse:
         self._weights = {name for name, _ in base.named_parameters(remove_duplicate=False)}
         self._weights |= {name for name, _ in base.named_buffers(remove_duplicate=False)}
         self._describer = _StateDescriber()
+        self._called: list[_Layer] = []
+        """The layer of each call, which markers have the number of; a layer may be called several times."""
         self._first: dict[Any, tuple[int, Callable[[Tensor], Any]]] = {}
 
     @contextlib.contextmanager
@@ -156,8 +161,8 @@ class LayerReuse:
         try:
             for module, index in indexed:
                 module.__dict__["layer_idx"] = _LayerIndex(index)
-            for number, layer in enumerate(self._layers):
-                layer.module.__dict__["forward"] = self._replacement_forward(number, layer)
+            for layer in self._layers:
+                layer.module.__dict__["forward"] = self._replacement_forward(layer)
             # a result of an operator is hardly asked for twice: to keep them takes a tenth of the time
             with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
                 yield
@@ -167,7 +172,7 @@ class LayerReuse:
             for module, index in indexed:
                 module.__dict__["layer_idx"] = index
 
-    def _replacement_forward(self, number: int, layer: _Layer) -> Callable[..., Any]:
+    def _replacement_forward(self, layer: _Layer) -> Callable[..., Any]:
         original = layer.module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -176,6 +181,8 @@ class LayerReuse:
             hidden, other_inputs = args[0], (args[1:], *sorted(kwargs.items()))
             inputs = (str(hidden.shape), hidden.dtype, self._describer.describe(other_inputs, {}))
             key = (layer.signature(self._describer), inputs)
+            number = len(self._called)
+            self._called.append(layer)
             if key in self._first:
                 like, wrap = self._first[key]
                 return wrap(torch.ops.armllm.layer_repeat(hidden, number, like))
@@ -219,7 +226,7 @@ class LayerReuse:
 
     @staticmethod
     def _regions(graph: fx.Graph) -> dict[int, list[fx.Node]]:
-        """Returns the nodes of each exported layer, from its begin marker to its end marker, inclusive."""
+        """Returns the nodes of each exported call, from its begin marker to its end marker, inclusive."""
         regions: dict[int, list[fx.Node]] = {}
         region: list[fx.Node] | None = None
         for node in graph.nodes:
@@ -241,7 +248,7 @@ class LayerReuse:
         weights: dict[str, fx.Node],
         numbers: tuple[int, int],
     ) -> None:
-        first, other = (self._layers[n] for n in numbers)
+        first, other = (self._called[n] for n in numbers)
         copies: dict[fx.Node, fx.Node] = {region[0]: OpCall(repeat).hidden}
         read = {n for node in region for n in node.all_input_nodes if n.op == "get_attr"}
         for node in read:

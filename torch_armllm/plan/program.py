@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -220,6 +220,8 @@ class Program:
     storages: list[Storage] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
     outputs: list[Storage] = field(default_factory=list)
+    _numbers: dict[Any, int] = field(default_factory=dict)
+    """Number of each constant, by its place in memory and its form."""
 
     def allocate(self, columns: int, dtype: torch.dtype, inner: tuple[int, ...] | None = None) -> Operand:
         """Allocates rows of ``columns`` elements, which the next instruction writes."""
@@ -229,10 +231,16 @@ class Program:
         return Operand("arena", len(self.storages) - 1, dtype, inner, 0, columns, storage)
 
     def constant(self, tensor: Tensor) -> Operand:
-        """Returns an operand for a constant tensor; its rows are those of the second-to-last dimension."""
-        self.constants.append(tensor)
+        """Returns an operand for a constant tensor; its rows are those of the second-to-last dimension.
+
+        A tensor that several instructions read, as in layers that run several times, is one constant.
+        """
+        place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        number = self._numbers.setdefault(place, len(self.constants))
+        if number == len(self.constants):
+            self.constants.append(tensor)
         stride = int(tensor.stride(-2)) if tensor.dim() >= 2 else int(tensor.numel())
-        return Operand("constant", len(self.constants) - 1, tensor.dtype, tuple(tensor.shape[1:]), 0, stride)
+        return Operand("constant", number, tensor.dtype, tuple(tensor.shape[1:]), 0, stride)
 
     def emit(self, opcode: str, **fields: Field) -> None:
         """Appends an instruction and keeps its operands' storages alive up to it.
