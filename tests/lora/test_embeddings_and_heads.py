@@ -157,7 +157,7 @@ def test_tokens_of_pictures_have_no_adapter(family: str, scale: float) -> None:
     assert isinstance(plan, NativePlan)
     before = plan.program.opcodes
     at = before.index("lora_embed") + 1
-    changed = with_given_rows(plan.program, 64, torch.float32, 8, 0, scale)
+    changed = with_given_rows(plan.program, 64, torch.float32, 8, scale=scale)
     assert changed.opcodes == [*before[:at], "add", *before[at:]]
 
 

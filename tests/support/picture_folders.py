@@ -261,7 +261,7 @@ def _smolvlm(tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
 
 
 def unserved_model() -> Any:
-    """Returns a tiny model of pictures of another family."""
+    """Returns a tiny model of pictures that no folder holds, without a processor."""
     torch.manual_seed(1)
     config = AyaVisionConfig(
         text_config=LlamaConfig(**_TEXT),
@@ -328,6 +328,8 @@ def qwen_model(kind: str, **text: int) -> Any:
 
 class Qwen2VLPictures:
     """A processor of Qwen's models for pictures only: that of transformers needs torchvision, for videos."""
+
+    image_token = "<|image_pad|>"
 
     def __init__(self) -> None:
         self.tokenizer = _tokenizer()

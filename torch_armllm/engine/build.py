@@ -79,7 +79,7 @@ def build_engine(
 
 
 def _pictures(model: Any, processor: Any, config: EngineConfig) -> PictureReader | str:
-    return picture_reader(model, processor, config.most_pictures, config.max_num_batched_tokens)
+    return picture_reader(model, processor, config.media_limits, config.max_num_batched_tokens)
 
 
 def _computing(

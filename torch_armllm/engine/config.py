@@ -10,11 +10,12 @@ from typing import Any, Literal, get_args
 from torch_armllm.engine.reports.trace import Trace
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.settings.checks import (
+    MEDIA_LIMITS,
     are_drafts,
     check_limits,
     check_policy,
     check_reasoning,
-    has_image_limit,
+    has_media_limits,
     is_list,
     is_trace,
 )
@@ -129,10 +130,11 @@ class EngineConfig:
     )
     limit_mm_per_prompt: Mapping[str, int] | None = setting(
         None,
-        replace(OBJECT, give='{"image": number}', accepts=has_image_limit, inspect=check_limits),
-        "maximum number of pictures per prompt",
-        "More are refused. With 0 a model is served for text only, and its plan has no input for them.",
-        none='{"image": 8}',
+        replace(OBJECT, give='{"image": number}', accepts=has_media_limits, inspect=check_limits),
+        "maximum number of images, videos and sounds per prompt, by `image`, `video` and `audio`",
+        "More are refused. If all that are given are 0, a model is served for text only, and its plan has no "
+        "input for them.",
+        none='{"image": 8, "video": 2, "audio": 8}',
     )
     allowed_media_path: str | PathLike[str] | None = setting(
         None, FOLDER, "folder in which `file://` URLs of pictures may lie", none="they are refused"
@@ -284,6 +286,8 @@ class EngineConfig:
         return self.pipeline_parallel_size > 1 and self.tensor_ranks == 1
 
     @property
-    def most_pictures(self) -> int:
-        """Most pictures of a prompt."""
-        return (self.limit_mm_per_prompt or {}).get("image", 8)
+    def media_limits(self) -> dict[str, int]:
+        """Most images, videos and sounds of a prompt, by modality."""
+        given = self.limit_mm_per_prompt or {}
+        others = dict.fromkeys(MEDIA_LIMITS, 0) if given and not any(given.values()) else MEDIA_LIMITS
+        return {**others, **given}

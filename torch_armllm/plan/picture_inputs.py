@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -125,30 +125,35 @@ def given_columns(hidden: int, layers: int) -> int:
 
 
 def with_given_rows(
-    program: PlacedProgram, hidden: int, dtype: torch.dtype, number: int, layers: int, scale: float = 1.0
+    program: PlacedProgram,
+    hidden: int,
+    dtype: torch.dtype,
+    number: int,
+    layers: Sequence[int] = (),
+    scale: float = 1.0,
 ) -> PlacedProgram:
     """Returns a program that is given the embeddings of some tokens.
 
-    It reads an input of ``given_columns(hidden, layers)``: the embedding of a token, what is added to the
-    hidden states after each of the first layers, and 0 at last, or zeros and 1 for a token that is looked up.
+    It reads an input of ``given_columns(hidden, n)``: the embedding of a token, what is added to the hidden
+    states after each of n layers, and 0 at last, or zeros and 1 for a token that is looked up.
 
     Args:
         program: looks up all tokens.
         hidden: columns of the embeddings.
         dtype: of the embeddings and the hidden states.
         number: of the input.
-        layers: number of layers that something is added after.
+        layers: numbers of the layers that something is added after, in order.
         scale: by which the model multiplies embeddings of texts, but not those that are given.
 
     Raises:
         ValueError: the program has no such places.
     """
-    columns = given_columns(hidden, layers)
+    columns = given_columns(hidden, len(layers))
 
     def given(column: int) -> Operand:
         return Operand("input", number, dtype, column=column, stride=columns)
 
-    for layer in reversed(range(layers)):  # from the last on, as places move
+    for place, layer in reversed(list(enumerate(layers, 1))):  # from the last on, as places move
         at, norm = _first_norm(program, layer + 1)
         rows = norm.operand("x")
         if rows.space == "shared":
@@ -156,7 +161,7 @@ def with_given_rows(
         if norm.integer("width") != hidden:
             raise ValueError(f"its plan keeps hidden states of another size than {hidden}")
         # Where the norm adds the last layer's result itself, this is that result: the sum is the same.
-        program = program.inserted(at, _sum(given((1 + layer) * hidden), rows, NOTHING, hidden))
+        program = program.inserted(at, _sum(given(place * hidden), rows, NOTHING, hidden))
     at, rows = _embeddings(program, hidden, scale)
     return program.inserted(at, _sum(given(0), rows, given(columns - 1), hidden))
 

@@ -1,19 +1,30 @@
-"""Builds the reader of a model's pictures."""
+"""Builds the reader of a model's images, videos and sounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+
+from torch_armllm.engine.images.decoder_call import ReadingModel, decoder_of
 from torch_armllm.engine.images.image_input import PictureInput
 from torch_armllm.engine.images.image_steps import PictureSteps
-from torch_armllm.engine.images.reader import PictureReader
+from torch_armllm.engine.images.media_facts import MediaFacts
+from torch_armllm.engine.images.modalities import MODALITIES
+from torch_armllm.engine.images.reader import PictureReader, ReaderLimits
 from torch_armllm.engine.images.rotary_axes import rotary_axes
 from torch_armllm.engine.images.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
+from torch_armllm.engine.images.trial import Trial
+from torch_armllm.engine.images.trial_steps import differs
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.patching.state import patch_state, patched_forward
+from torch_armllm.patching.state import is_patched, patch_state, patched_forward
 from torch_armllm.plan.native import NativePlan, native_plan
 from torch_armllm.plan.picture_inputs import (
     given_columns,
@@ -24,68 +35,129 @@ from torch_armllm.plan.picture_inputs import (
 )
 from torch_armllm.plan.placed_program import PlacedProgram
 from torch_armllm.plan.plan_model import PlanModel
+from torch_armllm.quant.inspection import is_packed
 
-FAMILIES: dict[str, Callable[[], TokenNumbers] | None] = {
-    "llava": None,
-    "idefics3": None,
-    "smolvlm": None,
-    "mistral3": None,
-    "qwen2_vl": RotaryPositions,
-    "qwen2_5_vl": RotaryPositions,
-    "gemma3": LaterTokens,
-    "gemma3n": None,
-    "gemma4": None,
-    "internvl": None,
-    "qwen3_vl": RotaryPositions,
-    "qwen3_vl_moe": RotaryPositions,
-    "qwen3_5": RotaryPositions,
-    "qwen3_5_moe": RotaryPositions,
-    "llama4": None,
-    "paligemma": partial(LaterTokens, prompts=True),
-}
-"""Model types that take pictures, and the numbers of each token that their plans read beside its id."""
-_TOWERS = ("vision_tower", "vision_model", "visual")
+logger = logging.getLogger(__name__)
+_DOORS = ("get_image_features", "get_video_features", "get_audio_features")
+_MEDIA_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+"""Arguments of models that take images, videos or sounds."""
 
 
-def picture_reader(model: Any, processor: Any, limit: int, tokens: int) -> PictureReader | str:
-    """Returns the reader of a model's pictures, or the reason why it takes none.
+def takes_media(kind: ModelKind) -> bool:
+    """True if a model has a door for images, videos or sounds."""
+    parts = (kind.model, kind.base)
+    if any(hasattr(part, door) for part in parts for door in _DOORS):
+        return True
+    return any(_takes_any(part, _MEDIA_INPUTS) for part in parts)
+
+
+def _takes_any(module: Any, names: tuple[str, ...]) -> bool:
+    return any(name in inspect.signature(module.forward).parameters for name in names)
+
+
+def picture_reader(model: Any, processor: Any, limits: Mapping[str, int], tokens: int) -> PictureReader | str:
+    """Returns the reader of a model's images, videos and sounds, or the reason why it takes none.
 
     Args:
         model: a patched model, or one from the plan cache.
         processor: the model's own; None: there is none.
-        limit: most pictures of a prompt.
+        limits: most items of a prompt, by modality.
         tokens: most tokens of a step.
     """
     if isinstance(model, PlanModel):
         return f"{model.name} came from the plan cache, which keeps no vision towers: set ARMLLM_PLAN_CACHE=0"
-    kind, forward = patch_state(model).kind, patched_forward(model)
-    if (reason := unknown_family(kind) or why_not_read(kind, processor, limit)) is not None:
-        return reason
-    if forward is None or (plan := native_plan(forward.plan)) is None:
-        return text_only(kind, "it has no native plan")
-    try:
-        steps = picture_steps(kind, plan, forward.shape)
-    except ValueError as reason:
-        return text_only(kind, reason)
-    return reader_of(kind, forward.calls.module_forward, processor, steps, limit, tokens)
+    kind = patch_state(model).kind
+    tried = tried_media(kind, processor, limits)
+    if isinstance(tried, str):
+        return tried
+    assert tried.steps is not None
+    return reader_of(kind, processor, tried.facts, tried.steps, ReaderLimits(limits, tokens))
 
 
-def unknown_family(kind: ModelKind) -> str | None:
-    """Returns the reason why a model is none whose pictures are known; None if it is one."""
-    if not kind.sees:
+class TriedMedia(NamedTuple):
+    """Findings of a trial, and the steps that it was made with."""
+
+    facts: MediaFacts
+    steps: PictureSteps
+
+
+def tried_media(kind: ModelKind, processor: Any, limits: Mapping[str, int]) -> TriedMedia | str:
+    """Tries a patched model with an item of each modality, or returns the reason why it takes none.
+
+    The model's own modules and its plan compute one short prompt of each modality, and have to agree.
+
+    Args:
+        kind: of the model.
+        processor: see `picture_reader`.
+        limits: likewise.
+    """
+    if not takes_media(kind):
         return f"{kind.name} takes no pictures: it is a model of text"
-    if kind.family not in FAMILIES:
-        return text_only(kind, f"only pictures of {', '.join(FAMILIES)} are known")
-    return None
-
-
-def why_not_read(kind: ModelKind, processor: Any, limit: int) -> str | None:
-    """Returns the reason why nothing reads a model's pictures; see `picture_reader`."""
-    if limit == 0:
+    wanted = [name for name in MODALITIES if limits.get(name, 0) > 0]
+    if not wanted:
         return "limit_mm_per_prompt allows no pictures"
     if processor is None:
         return text_only(kind, "its files have no processor, or Pillow is missing ([vision])")
-    return None
+    forward = patched_forward(kind.model)
+    if forward is None or (plan := native_plan(forward.plan)) is None:
+        return text_only(kind, "it has no native plan")
+    trial = Trial(ways_of(kind), processor, plan.program.dtype)
+    while wanted:
+        facts = trial.run(wanted)
+        if not facts.modalities:
+            break
+        try:
+            steps = picture_steps(kind, plan, forward.shape, facts)
+        except ValueError as error:
+            return text_only(kind, error)
+        wrong = _compared(trial, facts, steps, forward.shape, kind)
+        if not wrong:
+            for name, reason in facts.reasons.items():
+                logger.info("%s takes no %s: %s", kind.name, MODALITIES[name].noun, reason)
+            return TriedMedia(facts, steps)
+        wanted = [name for name in facts.modalities if name not in wrong]
+        reasons = {**trial.reasons, **wrong}
+        trial = Trial(ways_of(kind), processor, plan.program.dtype)
+        trial.reasons = reasons
+    return text_only(kind, _told(trial.reasons))
+
+
+def _told(reasons: Mapping[str, str]) -> str:
+    """Returns the reasons of all modalities, those that are the same once."""
+    own = {name: reason for name, reason in reasons.items() if "processor takes no" not in reason} or reasons
+    return "; ".join(dict.fromkeys(own.values()))
+
+
+def _compared(
+    trial: Trial, facts: MediaFacts, steps: PictureSteps, shape: Shape, kind: ModelKind
+) -> dict[str, str]:
+    """Returns the modalities whose prompt the plan computes otherwise than the modules, and how."""
+    exact = steps.plan.program.dtype == torch.float32 == shape.dtype and not is_packed(kind.model)
+    wrong = {}
+    for prompt in trial.prompts:
+        hidden = prompt.run.hidden
+        assert hidden is not None
+        try:
+            rows = prompt.rows(trial.readers[prompt.is_whole], facts, steps.plan.program.dtype)
+            found = differs(steps, shape, prompt.ids, rows, hidden, exact, kind.first_position)
+        except ValueError as error:
+            found = str(error)
+        if found is not None:
+            wrong[prompt.modality] = found
+    return wrong
+
+
+def ways_of(kind: ModelKind) -> list[Callable[[], ReadingModel]]:
+    """Returns what makes the base model, or the whole one, a model that reads."""
+    forward = patched_forward(kind.model) if is_patched(kind.model) else None
+    base = kind.base.forward if forward is None else forward.calls.module_forward
+    only: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if forward is not None:
+        only = partial(forward.by_modules, "images, videos and sounds are read by modules")
+    return [
+        lambda: ReadingModel(kind.base, base, only),
+        lambda: ReadingModel(kind.model, kind.model.forward, only),
+    ]
 
 
 def text_only(kind: ModelKind, reason: object) -> str:
@@ -94,74 +166,73 @@ def text_only(kind: ModelKind, reason: object) -> str:
 
 
 def reader_of(
-    kind: ModelKind,
-    own: Callable[..., Any],
-    processor: Any,
-    steps: PictureSteps,
-    limit: int,
-    tokens: int,
+    kind: ModelKind, processor: Any, facts: MediaFacts, steps: PictureSteps, limits: ReaderLimits
 ) -> PictureReader:
-    """Returns the reader of a model's pictures, whose vision tower becomes a plan.
+    """Returns the reader of a model's images, videos and sounds, whose towers become plans.
 
     Args:
         kind: of a language model.
-        own: the ``forward`` of the base model that is no plan's.
-        steps: what pictures change in the steps of its plan.
         processor: see `picture_reader`.
-        limit: likewise.
-        tokens: likewise.
+        facts: of its trial.
+        steps: what items change in the steps of its plan.
+        limits: see `picture_reader`.
     """
-    model, base = kind.model, kind.base
-    named = next((part for part in _TOWERS if hasattr(base, part)), None)
-    if named is None:  # Llama 4: its base model is that of its language model
-        base, own = model, model.forward
-        named = next((part for part in _TOWERS if hasattr(model, part)), None)
-    from torch_armllm.engine.images.tower import plan_tower
+    from torch_armllm.engine.images.tower import plan_towers
 
-    layers = None if named is None else plan_tower(getattr(base, named), model.config)
-    return PictureReader(base, own, processor, steps, limit, tokens, layers)
+    reading = ways_of(kind)[facts.is_whole]()
+    towers = plan_towers(reading, kind.model.config)
+    known = {name: limits.items.get(name, 0) for name in facts.modalities}
+    return PictureReader(reading, processor, facts, steps, replace(limits, items=known), towers)
 
 
-def _numbers(kind: ModelKind) -> TokenNumbers | None:
-    """Returns the numbers of each token that the plan of a model reads beside its id."""
-    if getattr(kind.model.config.get_text_config(), "use_bidirectional_attention", None) == "vision":
-        return LaterTokens(only_windows=True)
-    make = FAMILIES[kind.family]
-    return None if make is None else make()
+def _numbers(facts: MediaFacts) -> TokenNumbers | None:
+    """Returns the numbers of each token that the plan of a model reads beside its id.
+
+    Raises:
+        ValueError: it would need two kinds.
+    """
+    if facts.looks_ahead and facts.axes:
+        raise ValueError("its tokens have several positions, and attend to later ones")
+    if facts.looks_ahead:
+        return LaterTokens(only_windows=facts.looks_ahead == "windows")
+    return RotaryPositions(facts.axes) if facts.axes else None
 
 
-def picture_steps(kind: ModelKind, plan: NativePlan, shape: Shape, is_first: bool = True) -> PictureSteps:
-    """Returns the plan of a model with the inputs that pictures need.
+def picture_steps(
+    kind: ModelKind, plan: NativePlan, shape: Shape, facts: MediaFacts, is_first: bool = True
+) -> PictureSteps:
+    """Returns the plan of a model with the inputs that items need.
 
     Args:
         kind: of the model.
         plan: of its base model.
         shape: of its KV cache.
+        facts: of its trial.
         is_first: False for a stage of a pipeline that reads the rows of another one, not embeddings.
 
     Raises:
         ValueError: the plan has no place for one of them.
     """
-    base, numbers = kind.base, _numbers(kind)
+    numbers = _numbers(facts)
     program, number = plan.program, input_after(shape.tensors(0), len(shape.states.groups))
     if not is_first:
         number += 1  # that of the rows
     if numbers is not None:
-        program, number = _with_numbers(program, numbers, base, number), number + 1
+        program, number = _with_numbers(program, numbers, kind, number), number + 1
     if not is_first:
         return PictureSteps(NativePlan(program, plan.experts), None, 0, 0, numbers)
-    layers = len(getattr(kind.model.config.vision_config, "deepstack_visual_indexes", None) or ())
-    scale = float(getattr(base.get_input_embeddings(), "embed_scale", 1.0))
+    layers = facts.layers
+    scale = float(getattr(kind.base.get_input_embeddings(), "embed_scale", 1.0))
     assert kind.hidden_size is not None, "rows have a width"
     hidden, dtype = kind.hidden_size, program.dtype
     program = with_given_rows(program, hidden, dtype, number, layers, scale)
-    rows = PictureInput(given_columns(hidden, layers), dtype)
-    pad = kind.pad_token  # which layers that embed tokens too take for pictures
-    token = pad if pad is not None and 0 <= pad < kind.vocab_size else 0
-    return PictureSteps(NativePlan(program, plan.experts), rows, token, layers, numbers)
+    rows = PictureInput(given_columns(hidden, len(layers)), dtype)
+    return PictureSteps(NativePlan(program, plan.experts), rows, facts.token, len(layers), numbers)
 
 
-def _with_numbers(program: PlacedProgram, numbers: TokenNumbers, base: Any, number: int) -> PlacedProgram:
+def _with_numbers(
+    program: PlacedProgram, numbers: TokenNumbers, kind: ModelKind, number: int
+) -> PlacedProgram:
     """Returns a program that reads numbers of each token as a further input, by its number.
 
     Raises:
@@ -170,6 +241,7 @@ def _with_numbers(program: PlacedProgram, numbers: TokenNumbers, base: Any, numb
     if isinstance(numbers, RotaryPositions):
         if not {"rope", "rope_table", "attention"} & set(program.opcodes):
             return program  # of a stage of recurrent layers
-        return with_rotary_axes(program, rotary_axes(base.language_model, program), number)
+        decoder = decoder_of(kind.model)
+        return with_rotary_axes(program, rotary_axes(decoder, program, numbers.columns), number)
     assert isinstance(numbers, LaterTokens)
     return with_later_tokens(program, number, numbers.only_windows)

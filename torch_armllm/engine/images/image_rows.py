@@ -18,10 +18,10 @@ class PictureRows:
         positions: of the tokens in the prompt, in order.
         rows: their embeddings, and what early layers add to them, ``(n, (1 + layers) · hidden)``, in the
             dtype of the model's embeddings.
-        rotary: int64 ``(T, 3)``, for M-RoPE: time, row and column of each token of the prompt, from whose
+        rotary: int64 ``(T, n)``, for M-RoPE: time, row and column of each token of the prompt, from whose
             largest number later tokens count on.  None: tokens have one position each.
         spans: first and last position, exclusive, of tokens that all attend to each other.
-        text: content of the tokens of a prompt that is such a span; empty if only pictures are.
+        ids: of the prompt; needed if a span holds tokens of text too.
 
     Attributes:
         keys: a negative number for each token, made from all of it that the step computes from: the prefix
@@ -36,7 +36,7 @@ class PictureRows:
         rows: Tensor,
         rotary: Tensor | None = None,
         spans: Sequence[tuple[int, int]] = (),
-        text: bytes = b"",
+        ids: Sequence[int] = (),
     ) -> None:
         assert len(positions) == len(rows)
         self.positions = positions
@@ -50,12 +50,16 @@ class PictureRows:
                 content + rotary[at].numpy().tobytes()
                 for content, at in zip(contents, positions, strict=True)
             ]
-        for span in self.spans:  # each of its tokens is computed from all of them
-            within = self.within(*span)
+        self._further: dict[int, int] = {}
+        for first, last in self.spans:  # each of its tokens is computed from all of them
+            within = self.within(first, last)
+            count = within.stop - within.start
+            text = array("q", ids[first:last]).tobytes() if count < last - first else b""
             all_of_it = _key(text + b"".join(contents[within]))
-            contents[within] = [b"%d of %d" % (at, all_of_it) for at in range(within.stop - within.start)]
+            contents[within] = [b"%d of %d" % (at, all_of_it) for at in range(count)]
+            if text:  # the prefix cache finds tokens behind the first one only if it is the same
+                self._further[first] = all_of_it
         self.keys = [_key(content) for content in contents]
-        self._first_key = _key(text + b"".join(contents)) if text else None
 
     def within(self, start: int, end: int) -> slice:
         """Returns the tokens at positions ``start`` to ``end``."""
@@ -66,8 +70,8 @@ class PictureRows:
         ids = list(token_ids)
         for position, key in zip(self.positions, self.keys, strict=True):
             ids[position] = key
-        if self._first_key is not None:  # the prefix cache finds tokens behind it only if it is the same
-            ids[0] = self._first_key
+        for position, key in self._further.items():
+            ids[position] = key
         return ids
 
 

@@ -109,12 +109,11 @@ def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(_kind(part) in _PICTURES for message in messages for part in _parts(message))
 
 
-def check_count(count: int, limit: int) -> None:
-    """Raises ValueError if a prompt has more pictures than ``limit_mm_per_prompt`` allows."""
+def check_count(count: int, limit: int, noun: str = "pictures") -> None:
+    """Raises ValueError if a prompt has more pictures, or others, than ``limit_mm_per_prompt`` allows."""
     if count > limit:
         raise ValueError(
-            f"the prompt has {count} pictures, and limit_mm_per_prompt allows {limit}: "
-            "send fewer, or raise it"
+            f"the prompt has {count} {noun}, and limit_mm_per_prompt allows {limit}: send fewer, or raise it"
         )
 
 

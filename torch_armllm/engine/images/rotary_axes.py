@@ -10,11 +10,11 @@ from torch import Tensor
 from torch_armllm.plan.picture_inputs import angles_of
 from torch_armllm.plan.placed_program import PlacedProgram
 
-_AXES, _TOKENS, _POSITIONS = 3, 64, 4096
+_TOKENS, _POSITIONS = 64, 4096
 
 
 @torch.no_grad()
-def rotary_axes(decoder: Any, program: PlacedProgram) -> Tensor:
+def rotary_axes(decoder: Any, program: PlacedProgram, count: int) -> Tensor:
     """Returns the axis of each frequency of a language model, int64 ``(half,)``.
 
     The model's own rotary embedding shows them, and the program must rotate by its angles for any positions.
@@ -22,17 +22,20 @@ def rotary_axes(decoder: Any, program: PlacedProgram) -> Tensor:
     Args:
         decoder: a language model with ``rotary_emb``.
         program: of its plan.
+        count: number of axes.
 
     Raises:
         ValueError: the program would rotate by other angles.
     """
+    if not hasattr(decoder, "rotary_emb"):
+        raise ValueError("its tokens have several positions each, and it has no rotary embedding of them")
     like = torch.empty(1, 1, 1)
-    ones = torch.eye(_AXES, dtype=torch.int64)[:, None]  # each token moves along one axis
+    ones = torch.eye(count, dtype=torch.int64)[:, None]  # each token moves along one axis
     _, sin = decoder.rotary_emb(like, ones)
     turns = sin[0, :, : sin.shape[-1] // 2].abs()
     axes: Tensor = turns.argmax(0)
     random = torch.Generator().manual_seed(0)
-    positions = torch.randint(_POSITIONS, (_TOKENS, _AXES), generator=random)
+    positions = torch.randint(_POSITIONS, (_TOKENS, count), generator=random)
     wanted = decoder.rotary_emb(like, positions.T[:, None])
     found = angles_of(program, positions, axes)
     half = len(axes)

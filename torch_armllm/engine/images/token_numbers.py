@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any, Protocol
 
+from torch_armllm.engine.images.image_rows import PictureRows
 from torch_armllm.engine.scheduling.step import Step
 
 
@@ -21,50 +22,73 @@ class TokenNumbers(Protocol):
         """Writes those of all tokens of a step to the beginning of an array of int64."""
         ...
 
+    def of(self, rows: PictureRows | None, start: int, end: int) -> array[int]:
+        """Returns those of the tokens of a prompt or its answer, one token after another.
+
+        Args:
+            rows: of its items; None: it has none.
+            start: position of the first token.
+            end: behind the last one.
+        """
+        ...
+
 
 class RotaryPositions:
-    """Positions of M-RoPE: a time, a row and a column, which are equal for tokens of texts."""
+    """Positions of M-RoPE, such as a time, a row and a column; they are equal for tokens of texts.
 
-    columns = 3
+    Args:
+        columns: positions of a token.
+    """
+
+    def __init__(self, columns: int = 3) -> None:
+        self.columns = columns
 
     def write(self, items: Any, step: Step) -> None:
         """See `TokenNumbers.write`."""
-        at = 0
-        for sequence, start, count in step.scheduled:
-            pictures = sequence.request.pictures
-            end, after = start + count, 0
-            values = array("q")
-            if pictures is not None and pictures.rotary is not None:
-                values = pictures.rotary[3 * start : 3 * end]
-                after = pictures.rotary_offset
-            for position in range(start + len(values) // 3 + after, end + after):
-                values.extend((position, position, position))
-            items[3 * at : 3 * (at + count)] = values
-            at += count
+        write_sequences(self, items, step)
+
+    def of(self, rows: PictureRows | None, start: int, end: int) -> array[int]:
+        """See `TokenNumbers.of`."""
+        columns, after = self.columns, 0
+        values = array("q")
+        if rows is not None and rows.rotary is not None:
+            values = rows.rotary[columns * start : columns * end]
+            after = rows.rotary_offset
+        for position in range(start + len(values) // columns + after, end + after):
+            values.extend((position,) * columns)
+        return values
 
 
 class LaterTokens:
-    """Number of later tokens that each token attends to: those of its picture, or of its prompt.
+    """Number of later tokens that each token attends to: those of its item, or of its prompt.
 
     Args:
         only_windows: True if layers without a window do not.
-        prompts: True if all tokens of a prompt with pictures attend to each other.
     """
 
     columns = 1
 
-    def __init__(self, only_windows: bool = False, prompts: bool = False) -> None:
+    def __init__(self, only_windows: bool = False) -> None:
         self.only_windows = only_windows
-        self.prompts = prompts
 
     def write(self, items: Any, step: Step) -> None:
         """See `TokenNumbers.write`."""
-        at = 0
-        for sequence, start, count in step.scheduled:
-            items[at : at + count] = array("q", bytes(8 * count))
-            pictures = sequence.request.pictures
-            if pictures is not None and start < sequence.prompt_length:
-                for first, last in pictures.spans:
-                    for position in range(max(first, start), min(last, start + count)):
-                        items[at + position - start] = last - 1 - position
-            at += count
+        write_sequences(self, items, step)
+
+    def of(self, rows: PictureRows | None, start: int, end: int) -> array[int]:
+        """See `TokenNumbers.of`."""
+        values = array("q", bytes(8 * (end - start)))
+        for first, last in () if rows is None else rows.spans:
+            for position in range(max(first, start), min(last, end)):
+                values[position - start] = last - 1 - position
+        return values
+
+
+def write_sequences(numbers: TokenNumbers, items: Any, step: Step) -> None:
+    """Writes the numbers of the tokens of each sequence of a step, one after another."""
+    at, columns = 0, numbers.columns
+    for sequence, start, count in step.scheduled:
+        items[columns * at : columns * (at + count)] = numbers.of(
+            sequence.request.pictures, start, start + count
+        )
+        at += count

@@ -1,4 +1,4 @@
-"""The layers of a vision tower as plans."""
+"""The layers of a model's towers, its encoders of images, videos and sounds, as plans."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from torch_armllm.capture.export import CaptureError
+from torch_armllm.engine.images.decoder_call import ReadingModel
 from torch_armllm.patching.forwards.encoder_layers import plan_layers
 from torch_armllm.patching.forwards.forward import PatchedForward
 from torch_armllm.patching.forwards.layer_calls import LayerCalls
@@ -18,8 +19,38 @@ _LISTS = ("layers", "layer", "blocks")
 """Names of an encoder's list of layers."""
 
 
+def plan_towers(reading: ReadingModel, config: Any) -> list[PatchedForward[LayerCalls]]:
+    """Lets plans compute the layers of a model's towers; see `plan_tower`.
+
+    Args:
+        reading: the model.
+        config: of the whole model.
+    """
+    forwards = (plan_tower(tower, config) for tower in towers_of(reading))
+    return [forward for forward in forwards if forward is not None]
+
+
+def towers_of(reading: ReadingModel) -> list[Any]:
+    """Returns the models within a model that are no part of its language model, the outermost ones."""
+    from transformers import PreTrainedModel  # deferred: the import takes seconds
+
+    table = reading.module.get_input_embeddings()
+    found: list[Any] = []
+
+    def search(module: nn.Module) -> None:
+        for child in module.children():
+            holds_text = any(inner is table for inner in child.modules())
+            if isinstance(child, PreTrainedModel) and not holds_text:
+                found.append(child)
+            elif child is not reading.decoder:
+                search(child)
+
+    search(reading.module)
+    return found
+
+
 def plan_tower(tower: Any, config: Any) -> PatchedForward[LayerCalls] | None:
-    """Lets plans compute the layers of a vision tower; its other modules stay.
+    """Lets plans compute the layers of a tower; its other modules stay.
 
     Args:
         tower: of a model.
@@ -38,7 +69,7 @@ def plan_tower(tower: Any, config: Any) -> PatchedForward[LayerCalls] | None:
             plans.append(plan_layers(tower.config, layers[begin:end], is_packed(tower))[0])
             begin = end
     except CaptureError as error:
-        logger.info("the vision tower runs by its modules: %s", error)
+        logger.info("%s runs by its modules: %s", type(tower).__name__, error)
         return None
     # the reader of pictures compares with the modules, and drops a tower whose other states are read
     forward = PatchedForward(LayerCalls(tower, plans, all_means_kept=True))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.images.build import FAMILIES
+from torch_armllm.engine.images.build import takes_media
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.hf.model_kind import ModelKind
@@ -59,13 +59,13 @@ def load_engine(request: ModelRequest, config: EngineConfig | None = None) -> Lo
     if config.speculative_config == "auto" and isinstance(request.model, str):
         _suggest_drafts(loaded, Path(request.model).expanduser())
     kind = patch_state(loaded).kind
-    processor = load_processor(kind, request.source) if config.most_pictures else None
+    processor = load_processor(kind, request.source) if any(config.media_limits.values()) else None
     return LoadedEngine(build_engine(loaded, own_tokenizer, config, processor), loaded, own_tokenizer)
 
 
 def load_processor(kind: ModelKind, source: str) -> Any:
-    """Returns the processor of a model that takes pictures; None if its files or a package are missing."""
-    if kind.family not in FAMILIES or not source:
+    """Returns the processor of a model that takes images, videos or sounds; None if it cannot be loaded."""
+    if not source or not takes_media(kind):
         return None
     from torch_armllm.checkpoint import load  # imports transformers
 

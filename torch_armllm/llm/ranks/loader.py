@@ -14,7 +14,9 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.executor_sizes import ExecutorSizes
 from torch_armllm.engine.execution.rank_leader import RankLeader
-from torch_armllm.engine.images.reader import PictureReader
+from torch_armllm.engine.images.build import tried_media
+from torch_armllm.engine.images.media_facts import MediaFacts
+from torch_armllm.engine.images.reader import PictureReader, ReaderLimits
 from torch_armllm.engine.images.sharded_images import leading_reader
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.disk.disk_cache import DiskPrefixCache
@@ -135,8 +137,13 @@ def _lead(
     """Loads the first shard of a model, and builds the engine that leads the other processes."""
     with closed_after_errors(session):
         kind = load_whole(session, request, config)
-        loaded = load_shard(session, kind, config)
-        pictures = _reader(kind, request.source, loaded, config)
+        limits = ReaderLimits(config.media_limits, config.max_num_batched_tokens)
+        processor = load_processor(kind, request.source) if any(limits.items.values()) else None
+        tried = tried_media(kind, processor, limits.items)
+        media = tried if isinstance(tried, str) else tried.facts
+        del tried  # its plan is the whole model's
+        loaded = load_shard(session, kind, config, media)
+        pictures = _reader(kind, processor, loaded, media, limits)
         del kind  # it holds the whole model
         shard = loaded.shard.model
         ranks = LedRanks(session, loaded, config, pictures)
@@ -152,13 +159,13 @@ def _end_ranks(disk: DiskPrefixCache | None, close: Callable[[], None]) -> None:
     close()
 
 
-def _reader(kind: ModelKind, source: str, loaded: LoadedShard, config: EngineConfig) -> PictureReader | str:
-    """Returns what reads pictures in the first process, or the reason why the processes take none."""
+def _reader(
+    kind: ModelKind, processor: Any, loaded: LoadedShard, media: MediaFacts | str, limits: ReaderLimits
+) -> PictureReader | str:
+    """Returns what reads images, videos and sounds, or the reason why the processes take none."""
     if (reason := next((each.text_only for each in loaded.facts if each.text_only), None)) is not None:
         return reason
-    processor = load_processor(kind, source) if config.most_pictures else None
-    limits = config.most_pictures, config.max_num_batched_tokens
-    return leading_reader(kind, loaded.shard.pictures, processor, *limits)
+    return leading_reader(kind, processor, media, loaded.shard.pictures, limits)
 
 
 def _tokenizer(request: ModelRequest) -> Any:

@@ -115,6 +115,11 @@ class RankProcesses:
             raise ValueError(f"{self._watcher.name(rank)} failed: {content}")
         return content
 
+    def share(self, own: Any) -> Any:
+        """Tells the other ranks."""
+        self._send(own)
+        return own
+
     def open_group(self, whole_experts: bool) -> RankGroup | None:
         """Lets all ranks go on, and returns those of this process's stage; None if it is the only one."""
         self._send("build")

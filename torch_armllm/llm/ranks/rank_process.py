@@ -69,6 +69,10 @@ class _Session:
         self._connection.send(("fact", own))
         return []
 
+    def share(self, own: Any) -> Any:  # noqa: ARG002 - what this rank would give
+        """Returns what the leader tells."""
+        return self._connection.recv()
+
     def open_group(self, whole_experts: bool) -> RankGroup | None:
         """Returns the ranks of this process's stage, once the leader has opened its own."""
         self._connection.recv()

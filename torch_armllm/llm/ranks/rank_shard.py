@@ -12,6 +12,7 @@ from torch_armllm.engine.execution.stage_course import LinkedStage
 from torch_armllm.engine.execution.step_executor import StepExecutor
 from torch_armllm.engine.execution.step_features import step_features
 from torch_armllm.engine.images.image_steps import PictureSteps
+from torch_armllm.engine.images.media_facts import MediaFacts
 from torch_armllm.engine.images.sharded_images import sharded_picture_steps
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.dtypes import STATE_DTYPES
@@ -85,14 +86,28 @@ class RankShard:
         return StepExecutor(self.model, settings.sizes, features, shape, stage=stage)
 
 
-def rank_shard(kind: ModelKind, kv_cache_dtype: str, place: RankPlace, group: RankGroup | None) -> RankShard:
-    """Returns a process's shard of a patched model; all ranks of a stage call this at the same time."""
+def rank_shard(
+    kind: ModelKind,
+    kv_cache_dtype: str,
+    place: RankPlace,
+    group: RankGroup | None,
+    media: MediaFacts | str,
+) -> RankShard:
+    """Returns a process's shard of a patched model; all ranks of a stage call this at the same time.
+
+    Args:
+        kind: of the whole model.
+        kv_cache_dtype: see `EngineConfig`.
+        place: of the process.
+        group: ranks of its stage; None: it is one.
+        media: of the trial with images, videos and sounds, or the reason why it takes none.
+    """
     from torch_armllm.patching.model_shard import model_shard  # imports transformers
 
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     shard = model_shard(kind, cache, place, group)
     own = shard.model
-    pictures = sharded_picture_steps(kind, own, place)
+    pictures = sharded_picture_steps(kind, own, place, media)
     program = own.plan.program
     facts = ShardFacts(
         *(_fingerprint(shard.description), _fingerprint(program.opcodes, program.columns, program.dtype)),

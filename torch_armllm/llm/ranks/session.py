@@ -13,6 +13,7 @@ from torch_armllm.engine.execution.rank_follower import Inbox, follow
 from torch_armllm.engine.execution.rank_leader import RankLeader
 from torch_armllm.engine.execution.stage_course import LinkedStage
 from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
+from torch_armllm.engine.images.media_facts import MediaFacts
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.llm.loading.loader import adapter_slots_of, load_patched
 from torch_armllm.llm.ranks.agreement import agree, described
@@ -41,6 +42,10 @@ class RankSession(Protocol):
         Raises:
             ValueError: a process has failed; the message says why.
         """
+        ...
+
+    def share(self, own: Any) -> Any:
+        """Returns what rank 0 gives."""
         ...
 
     def open_group(self, whole_experts: bool) -> RankGroup | None:
@@ -99,14 +104,23 @@ def load_whole(session: RankSession, request: ModelRequest, config: EngineConfig
     return patch_state(model).kind
 
 
-def load_shard(session: RankSession, kind: ModelKind, config: EngineConfig) -> LoadedShard:
+def load_shard(
+    session: RankSession, kind: ModelKind, config: EngineConfig, media: MediaFacts | str = ""
+) -> LoadedShard:
     """Takes this process's shard of a model, and compares it with those of others.
+
+    Args:
+        session: of this process.
+        kind: of the whole model.
+        config: of the engine.
+        media: of the trial with images, videos and sounds in rank 0, which tells the others.
 
     Raises:
         ValueError: see `load_whole`.
     """
+    media = session.share(media)
     group = session.open_group(config.enable_expert_parallel)
-    shard = rank_shard(kind, config.kv_cache_dtype, session.place, group)
+    shard = rank_shard(kind, config.kv_cache_dtype, session.place, group, media)
     facts = session.gather(shard.facts)
     compare(facts, session.place.tensor_ranks)
     return LoadedShard(shard, facts, session.open_link(group))

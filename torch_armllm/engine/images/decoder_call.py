@@ -1,0 +1,149 @@
+"""The call of a model's decoder, which its own forward makes: what a prompt's tokens are computed from."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _ReachedDecoderError(Exception):
+    """Carries the arguments of the decoder's call out of the model's own forward."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+class DecoderCall:
+    """Arguments that a model gives to its decoder for one prompt.
+
+    Args:
+        arguments: of the call, by their names.
+
+    Attributes:
+        embeddings: ``(T, hidden)``.
+        positions: as the decoder takes them; None: it counts.
+        mask: as the decoder takes it; None: it is causal.
+        others: tensors, lists and dicts that are given beside these.
+    """
+
+    _KNOWN = ("attention_mask", "inputs_embeds", "position_ids", "cache_position")
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        embeddings = arguments.get("inputs_embeds")
+        if not isinstance(embeddings, Tensor) or embeddings.dim() != 3 or len(embeddings) != 1:
+            raise ValueError("its language model is given no embeddings")
+        self.embeddings = embeddings[0]
+        self.positions: Tensor | None = arguments.get("position_ids")
+        self.mask = arguments.get("attention_mask")
+        self.others = {
+            name: value
+            for name, value in arguments.items()
+            if name not in self._KNOWN and isinstance(value, (Tensor, list, tuple, dict))
+        }
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens T."""
+        return len(self.embeddings)
+
+
+def decoder_of(module: Any) -> Any:
+    """Returns the innermost model within another one that embeds the tokens of texts.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from transformers import PreTrainedModel  # deferred: the import takes seconds
+
+    table = module.get_input_embeddings()
+    found = [
+        each
+        for each in module.modules()
+        if each is not module
+        and isinstance(each, PreTrainedModel)
+        and any(inner is table for inner in each.modules())
+    ]
+    if not found:
+        raise ValueError("its language model is no part of its own")
+    return found[-1]
+
+
+class ReadingModel:
+    """A model that takes what its processor makes, and calls its decoder.
+
+    Args:
+        module: its modules.
+        forward: its own ``forward``, not that of a plan.
+        modules_only: context in which no plan computes.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        forward: Callable[..., Any],
+        modules_only: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.module, self._forward, self._modules_only = module, forward, modules_only
+        self.decoder = decoder_of(module)
+        self.embed: Callable[[Tensor], Tensor] = module.get_input_embeddings()
+        named = inspect.signature(forward).parameters
+        self._names = None if any(p.kind is p.VAR_KEYWORD for p in named.values()) else set(named)
+        self._offsets = [each for each in module.modules() if "rope_deltas" in each.__dict__]
+
+    @torch.no_grad()
+    def decoder_call(self, inputs: dict[str, Any]) -> DecoderCall:
+        """Returns what the model gives to its decoder: its own forward runs up to that call.
+
+        Raises:
+            ValueError: it does not call its decoder so.
+        """
+        with _stopping(self.decoder):
+            try:
+                self.run(inputs)
+            except _ReachedDecoderError as reached:
+                return DecoderCall(reached.arguments)
+        raise ValueError("the model does not call its language model")
+
+    @torch.no_grad()
+    def run(self, inputs: dict[str, Any]) -> Any:
+        """Runs the model by its modules."""
+        if self._names is not None:
+            inputs = {name: value for name, value in inputs.items() if name in self._names}
+        with self._modules_only(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # this call without a plan is no fault of the user's
+            try:
+                return self._forward(**inputs, use_cache=False)
+            finally:
+                for each in self._offsets:
+                    each.rope_deltas = None  # that of this prompt is no other's
+
+    def looked_up(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the embeddings ``(T, hidden)`` of ids as of texts, and which ids the table has."""
+        count = self.module.get_input_embeddings().num_embeddings
+        known = (ids >= 0) & (ids < count)
+        return self.embed(ids.clamp(0, count - 1)), known
+
+
+@contextmanager
+def _stopping(decoder: Any) -> Iterator[None]:
+    """Makes calls of a module raise `_ReachedDecoderError` while the context lasts."""
+    names = list(inspect.signature(decoder.forward).parameters)
+
+    def forward(*values: Any, **arguments: Any) -> None:
+        raise _ReachedDecoderError({**dict(zip(names, values, strict=False)), **arguments})
+
+    own = decoder.__dict__.get("forward")
+    decoder.forward = forward
+    try:
+        yield
+    finally:
+        del decoder.forward
+        if own is not None:
+            decoder.forward = own

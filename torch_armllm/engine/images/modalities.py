@@ -1,0 +1,201 @@
+"""Modalities of prompts beside text: what a processor calls them, and what an item of one is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torch_armllm.engine.images.media import check_count, check_size
+from torch_armllm.system.extras import install_command
+
+MOST_SECONDS = 1800
+"""Of a sound."""
+MOST_FRAMES = 4096
+"""Of a video."""
+MOST_FRAME_PIXELS = 1 << 27
+"""Pixels of all frames of a video."""
+
+
+class Video(NamedTuple):
+    """A video of a prompt.
+
+    Attributes:
+        frames: uint8 ``(frames, height, width, 3)``.
+        metadata: of the file, as processors take it; None: there is none.
+    """
+
+    frames: Any
+    metadata: Any = None
+
+
+@dataclass(frozen=True)
+class Modality:
+    """A modality of prompts beside text.
+
+    Attributes:
+        name: in ``multi_modal_data``, as vLLM calls it.
+        noun: for errors.
+        arguments: names that processors have for its items.
+        parts: attributes of a processor that reads its items.
+        tokens: attributes of a processor, or of its tokenizer, with the placeholder of an item in a text.
+        checked: returns an item as processors take it, and raises ValueError for others.
+    """
+
+    name: str
+    noun: str
+    arguments: tuple[str, ...]
+    parts: tuple[str, ...]
+    tokens: tuple[str, ...]
+    checked: Callable[[Any, Any], Any]
+
+    def argument_of(self, processor: Any) -> str | None:
+        """Returns the argument of a processor's call that takes the items; None: it takes none."""
+        from transformers import ProcessorMixin  # deferred: the import takes seconds
+
+        call = type(processor).__call__
+        named = inspect.signature(call).parameters
+        found = next((name for name in self.arguments if name in named), None)
+        if call is ProcessorMixin.__call__ and not any(hasattr(processor, part) for part in self.parts):
+            return None
+        return found
+
+
+def items_of(data: Mapping[str, Any], known: Mapping[str, int], processor: Any) -> dict[str, list[Any]]:
+    """Returns the items of each modality of a prompt, as processors take them.
+
+    Args:
+        data: ``multi_modal_data`` of a prompt.
+        known: most items of each modality that is taken.
+        processor: the model's own.
+
+    Raises:
+        ValueError: an item is none, or there are too many.
+    """
+    found = {}
+    for name, value in data.items():
+        modality = MODALITIES[name]
+        items = [] if value is None else list(value) if modality_is_list(name, value) else [value]
+        check_count(len(items), known[name], modality.noun)
+        if items:
+            found[name] = [modality.checked(item, processor) for item in items]
+    return found
+
+
+def modality_is_list(name: str, value: Any) -> bool:
+    """True if a value of ``multi_modal_data`` is a list of items, and not one item."""
+    if name == "image":
+        return isinstance(value, (list, tuple))
+    if not isinstance(value, list):
+        return False
+    return name != "video" or not value or not hasattr(value[0], "convert")
+
+
+def sampling_rate(processor: Any) -> int:
+    """Returns the samples of a second that a processor takes."""
+    for name in ("feature_extractor", "audio_processor"):
+        rate = getattr(getattr(processor, name, None), "sampling_rate", None)
+        if isinstance(rate, int):
+            return rate
+    return 16_000
+
+
+def _image(value: Any, _: Any) -> Any:
+    if not hasattr(value, "convert") or not hasattr(value, "size"):
+        raise ValueError(f"a picture is a {type(value).__name__}: give a PIL.Image.Image")
+    check_size(value)
+    return value.convert("RGB")
+
+
+def _audio(value: Any, processor: Any) -> Any:
+    own = sampling_rate(processor)
+    samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, own)
+    samples = np.asarray(samples)
+    if samples.ndim != 1 or not len(samples) or samples.dtype.kind not in "fiu":
+        raise ValueError(
+            f"a sound is an array of {samples.dtype} of shape {samples.shape}: give samples of one channel, "
+            "float32 in -1 … 1 of shape (n,), or (samples, rate)"
+        )
+    if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)) or not 0 < rate <= 768_000:
+        raise ValueError(f"the rate of a sound is {rate!r}: give samples of a second, such as 16000")
+    if len(samples) > MOST_SECONDS * rate:
+        raise ValueError(
+            f"a sound of {len(samples) / rate:.0f} seconds is too long; it may have {MOST_SECONDS}: cut it"
+        )
+    samples = samples.astype(np.float32)
+    if not np.isfinite(samples).all():
+        raise ValueError("a sound has samples that are no numbers (NaN or infinite): decode it anew")
+    if rate == own:
+        return samples
+    try:
+        import soxr
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"a sound has {rate} samples a second, the model takes {own}, and soxr is not installed: "
+            f"resample it, or {install_command('audio')}"
+        ) from error
+
+    return soxr.resample(samples, rate, own)
+
+
+def _video(value: Any, _: Any) -> Video:
+    frames, metadata = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if isinstance(frames, (list, tuple)) and frames and all(hasattr(each, "convert") for each in frames):
+        _check_frames(len(frames), *frames[0].size)
+        if len({each.size for each in frames}) > 1:
+            raise ValueError("the frames of a video have different sizes: make them equal")
+        frames = np.stack([np.asarray(each.convert("RGB")) for each in frames])
+    frames = np.asarray(frames)
+    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
+        raise ValueError(
+            f"a video is an array of {frames.dtype} of shape {frames.shape}: give frames as uint8 "
+            "(frames, height, width, 3), or as a list of PIL.Image.Image"
+        )
+    _check_frames(len(frames), frames.shape[2], frames.shape[1])
+    if metadata is not None and not isinstance(metadata, Mapping) and not hasattr(metadata, "fps"):
+        raise ValueError(f"the metadata of a video is a {type(metadata).__name__}: give a dict with 'fps'")
+    return Video(frames, metadata)
+
+
+def _check_frames(count: int, width: int, height: int) -> None:
+    if count > MOST_FRAMES or count * width * height > MOST_FRAME_PIXELS:
+        raise ValueError(
+            f"a video of {count} frames of {width} x {height} pixels is too large; it may have {MOST_FRAMES} "
+            f"frames and {MOST_FRAME_PIXELS} pixels: take fewer frames, or smaller ones"
+        )
+
+
+_IMAGE = Modality(
+    name="image",
+    noun="pictures",
+    arguments=("images",),
+    parts=("image_processor",),
+    tokens=("image_token", "boi_token", "fake_image_token"),
+    checked=_image,
+)
+_VIDEO = Modality(
+    name="video",
+    noun="videos",
+    arguments=("videos",),
+    parts=("video_processor",),
+    tokens=("video_token",),
+    checked=_video,
+)
+_AUDIO = Modality(
+    name="audio",
+    noun="sounds",
+    arguments=("audio", "audios", "raw_speech", "speech"),
+    parts=("feature_extractor", "audio_processor"),
+    tokens=("audio_token", "boa_token", "speech_token"),
+    checked=_audio,
+)
+MODALITIES: Mapping[str, Modality] = {each.name: each for each in (_IMAGE, _VIDEO, _AUDIO)}
+"""The modalities, by their names."""
+
+
+def names_of(modalities: Sequence[str]) -> str:
+    """Returns what modalities are called in errors."""
+    return " and ".join(MODALITIES[name].noun for name in modalities)

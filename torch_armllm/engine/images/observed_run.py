@@ -1,0 +1,109 @@
+"""A model's own run on a trial's prompt, and what is added to hidden states between its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.engine.images.decoder_call import ReadingModel
+
+
+class ObservedRun:
+    """Results of a model on a prompt by its modules.
+
+    Attributes:
+        hidden: the last hidden states, float32 ``(T, hidden)``.
+        first: what the first layer is given, ``(T, hidden)``; None: it is given something else.
+        added: what a layer's result differs by from what the next one is given, ``(T, hidden)``, by layers.
+        rotary: positions that the rotary embedding is given, in their shape; None: it is given none.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: Tensor | None = None
+        self.first: Tensor | None = None
+        self.added: dict[int, Tensor] = {}
+        self.rotary: tuple[int, ...] | None = None
+        self._last: Tensor | None = None
+
+    def _before(self, number: int, given: Any) -> None:
+        if not isinstance(given, Tensor):
+            return
+        if number == 0:
+            self.first = given[0].clone() if given.dim() == 3 else None
+        elif self._last is not None and given.shape == self._last.shape and given.dim() == 3:
+            difference = given - self._last
+            if difference.any():
+                self.added[number - 1] = difference[0]
+
+    def _after(self, result: Any) -> None:
+        result = result[0] if isinstance(result, tuple) else result
+        self._last = result.clone() if isinstance(result, Tensor) else None
+
+
+def observe(reading: ReadingModel, inputs: dict[str, Any]) -> ObservedRun:
+    """Runs a model by its modules.
+
+    Raises:
+        ValueError: its decoder returns no hidden states.
+    """
+    run = ObservedRun()
+    with _watching(reading.decoder, run):
+        reading.run(inputs)
+    if run.hidden is None:
+        raise ValueError("its language model returns no hidden states")
+    return run
+
+
+@contextmanager
+def _watching(decoder: Any, run: ObservedRun) -> Iterator[None]:
+    def before(number: int) -> Any:
+        def hook(_: nn.Module, args: Any, named: Any) -> None:
+            run._before(number, args[0] if args else named.get("hidden_states"))
+
+        return hook
+
+    def of_rotary(_: nn.Module, args: Any, named: Any) -> None:
+        positions = named.get("position_ids", args[1] if len(args) > 1 else None)
+        run.rotary = tuple(positions.shape) if isinstance(positions, Tensor) else None
+
+    def of_decoder(_: nn.Module, args: Any, result: Any) -> None:
+        hidden = getattr(result, "last_hidden_state", None)
+        if hidden is None and isinstance(result, tuple):
+            hidden = result[0]
+        if isinstance(hidden, Tensor):
+            run.hidden = hidden[0].float().clone()
+
+    with ExitStack() as stack:
+        for number, layer in enumerate(_layers_of(decoder)):
+            stack.enter_context(layer.register_forward_pre_hook(before(number), with_kwargs=True))
+            stack.enter_context(layer.register_forward_hook(lambda _, __, result: run._after(result)))
+        if isinstance(rotary := getattr(decoder, "rotary_emb", None), nn.Module):
+            stack.enter_context(rotary.register_forward_pre_hook(of_rotary, with_kwargs=True))
+        stack.enter_context(decoder.register_forward_hook(of_decoder))
+        yield
+
+
+def _layers_of(decoder: Any) -> list[nn.Module]:
+    own = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
+    lists = own or [each for each in decoder.modules() if isinstance(each, nn.ModuleList)]
+    return list(max(lists, key=len, default=()))
+
+
+def multiplier(embeddings: Tensor, first: Tensor | None, text: Tensor) -> float:
+    """Returns the factor by which a decoder multiplies embeddings before its first layer.
+
+    Args:
+        embeddings: that it is given, ``(T, hidden)``.
+        first: what its first layer is given; None: that is not known.
+        text: tokens bool ``(T,)`` that nothing is added to.
+    """
+    if first is None or first.shape != embeddings.shape or not text.any():
+        return 1.0
+    given, found = embeddings[text].double(), first[text].double()
+    factor = float((given * found).sum() / given.square().sum().clamp_min(torch.finfo(torch.double).tiny))
+    fits = (found - factor * given).norm() <= 1e-2 * found.norm()
+    return factor if fits and factor > 0 else 1.0

@@ -1,0 +1,60 @@
+"""Prompts by which a model is tried with an item of a modality."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torch_armllm.engine.images.modalities import MODALITIES, Video, sampling_rate
+
+_WIDTH, _HEIGHT, _FRAMES = 96, 64, 4
+_BEFORE, _AFTER = "what is", "this one ?"
+
+
+def trial_item(modality: str, processor: Any) -> Any:
+    """Returns an item of random numbers: a wide image, frames that are as wide, or a second of sound."""
+    random = np.random.default_rng(0)
+    if modality == "audio":
+        return random.normal(0, 0.1, sampling_rate(processor)).astype(np.float32)
+    shape = (_HEIGHT, _WIDTH, 3)
+    if modality == "video":
+        return Video(random.integers(0, 256, (_FRAMES, *shape), dtype=np.uint8))
+    from PIL import Image
+
+    return Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8))
+
+
+def trial_texts(modality: str, processor: Any) -> Iterator[str]:
+    """Yields texts that may hold the placeholder of an item; words follow it, which models tell apart.
+
+    That of the processor's chat template comes first, then what its attributes name, then none.
+    """
+    if (rendered := _rendered(modality, processor)) is not None:
+        yield rendered
+    tokenizer = getattr(processor, "tokenizer", None)
+    marks: dict[str, None] = {}
+    for name in MODALITIES[modality].tokens:
+        for holder in (processor, tokenizer):
+            mark = getattr(holder, name, None)
+            if isinstance(mark, str) and mark:
+                marks[mark] = None
+    for mark in marks:
+        yield f"{_BEFORE} {mark} {_AFTER}"
+        yield f"{mark}\n{_AFTER}"
+    yield f"{_BEFORE} {_AFTER}"
+
+
+def _rendered(modality: str, processor: Any) -> str | None:
+    template = getattr(processor, "chat_template", None)
+    if template is None or not hasattr(processor, "apply_chat_template"):
+        return None
+    parts = [{"type": "text", "text": _BEFORE}, {"type": modality}, {"type": "text", "text": _AFTER}]
+    try:
+        text = processor.apply_chat_template(
+            [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
+        )
+    except Exception:  # noqa: BLE001 - templates of checkpoints raise errors of any kind
+        return None
+    return text if isinstance(text, str) else None
