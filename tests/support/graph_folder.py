@@ -11,6 +11,7 @@ import importlib.util
 import io
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch_armllm.capture.export import CapturedGraph, CaptureError
 ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = ("capture", "hf", "kv_cache", "lora", "quant", "system")
 """Folders of the package that exported models, or the exporter, call."""
+_PICKLER = "torch.fx._graph_pickler"
 _KEPT_META = ("val", "nn_module_stack")
 """Metadata of nodes that the package reads."""
 
@@ -48,11 +50,19 @@ def _state() -> str:
 
 @functools.cache
 def _pickler() -> Any:
-    """Returns torch's module that pickles graphs, without `dill`: that is written in Python, and slow."""
+    """Returns a copy of torch's module that pickles graphs, without `dill`: that is in Python, and slow.
+
+    Torch may have imported its own, with `dill`, before.
+    """
+    own = importlib.util.find_spec(_PICKLER)
+    assert own is not None and own.origin is not None
+    spec = importlib.util.spec_from_file_location(f"{_PICKLER}_without_dill", own.origin)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # pickles name it
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.utils._import_utils.import_dill", lambda: None, raising=False)
-        from torch.fx import _graph_pickler
-    return _graph_pickler
+        spec.loader.exec_module(module)
+    return module
 
 
 class GraphFolder:
@@ -105,6 +115,6 @@ class GraphFolder:
 
 def graph_folder() -> GraphFolder | None:
     """Returns the folder of this checkout; None if this torch cannot write graphs."""
-    if importlib.util.find_spec("torch.fx._graph_pickler") is None:
+    if importlib.util.find_spec(_PICKLER) is None:
         return None
     return GraphFolder(ROOT / "build" / "test_graphs")
