@@ -105,6 +105,7 @@ SMALLEST = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("name", SMALLEST)
 def test_smallest_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = {"MODEL": checkpoint(tmp_path / "tiny"), "FOLDER": tmp_path / "random"}

@@ -229,19 +229,30 @@ def test_generate_after_loading(saved: Path) -> None:
     assert out.shape == (1, 9)
 
 
-def test_importing_the_package_is_light_and_registers_in_any_order(saved: Path) -> None:
+def in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in which ``opened`` loads a folder with transformers alone."""
+    opened = "from transformers import AutoModelForCausalLM as A\nopened = A.from_pretrained\n"
+    code = code.replace("import opened\n", opened)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_importing_the_package_is_light(saved: Path) -> None:
     edit_config(saved, lambda config: config["quantization_config"].update(fuse=False))
-    loads = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(saved)!r}).generate"
-    for code in (
-        f"import torch_armllm, sys; assert not {{'torch', 'transformers'}} & set(sys.modules); {loads}",
-        f"import transformers.quantizers.auto, torch_armllm; {loads}",
-    ):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd())
-        assert done.returncode == 0, done.stderr
-        assert "Unknown quantization type" not in done.stderr
+    done = in_a_new_process(
+        "import torch_armllm, sys\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+        f"import opened\nopened({str(saved)!r}).generate"
+    )
+    assert "Unknown quantization type" not in done.stderr
 
 
-def test_a_saved_folder_opens_without_an_import_of_the_package(saved: Path, tmp_path: Path) -> None:
+def test_saved_folders_open_after_an_import_of_the_package_or_by_its_entry_point(
+    saved: Path, tmp_path: Path
+) -> None:
     """The entry point is that of an installed package, and torch calls it."""
     edit_config(saved, lambda config: config["quantization_config"].update(fuse=False))
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
@@ -250,17 +261,12 @@ def test_a_saved_folder_opens_without_an_import_of_the_package(saved: Path, tmp_
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: probe\nVersion: 1\n")
     (installed / "entry_points.txt").write_text(f"[torch.backends]\n{entry.replace(chr(34), '')}\n")
-    code = (
-        "import transformers\n"
-        f"model = transformers.AutoModelForCausalLM.from_pretrained({str(saved)!r})\n"
-        "print(type(model.model.layers[0].mlp.down_proj).__name__)"
-    )
     paths = os.pathsep.join([str(installed.parent), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    for autoload in ("1", "0"):
-        environment = {**os.environ, "PYTHONPATH": paths, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == ("QuantLinear\n" if autoload == "1" else "Linear\n")
+    kind = f"print(type(opened({str(saved)!r}).model.layers[0].mlp.down_proj).__name__)\n"
+    code = {"1": f"import opened\n{kind}", "0": f"import opened\n{kind}import torch_armllm\n{kind}"}
+    for autoload, layers in (("1", "QuantLinear\n"), ("0", "Linear\nQuantLinear\n")):
+        done = in_a_new_process(code[autoload], PYTHONPATH=paths, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+        assert done.stdout == layers
         assert ("Unknown quantization type, got armllm" in done.stderr) == (autoload == "0")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ pytest.importorskip("lm_eval")
 
 from tests.support.evaluation_tasks import write_tasks  # noqa: E402
 from tests.support.tiny_server import checkpoint  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_machine_info() -> Iterator[None]:
+    """Leaves out what lm-eval finds out about the machine: it runs pip and more, for a second each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+        yield
 
 
 @pytest.fixture(scope="session")
