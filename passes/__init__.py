@@ -36,6 +36,7 @@ from torch_armllm.passes import (
     gelu,
     heads_linear,
     lookups,
+    masked_writes,
     mla,
     moe_route,
     norm,
@@ -60,6 +61,7 @@ Pass = Callable[[fx.GraphModule, PassContext], int]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),
+    ("masked_writes", masked_writes.run),
     ("weight_first", weight_first.run),
     ("repeated_rows", repeated_rows.run),
     ("token_id_tables", token_id_tables.run),

@@ -16,10 +16,12 @@ from torch_armllm.passes.lib.graph import (
     aten,
     call,
     is_op,
+    is_private,
     is_weight,
     match,
     other_operand,
     value,
+    writes_to,
 )
 
 
@@ -33,6 +35,8 @@ def _is_identity(node: fx.Node) -> bool:
     if is_op(node, *CONVERSIONS, *_COPIES):
         before, after = value(OpCall(node).self), value(node)
         if is_op(node, aten.contiguous, aten.clone) and not before.is_contiguous():
+            return False
+        if is_op(node, aten.clone) and _is_written(node):
             return False
         return bool(before.dtype == after.dtype and before.device == after.device)
     if is_op(node, aten.repeat):
@@ -50,6 +54,20 @@ def _is_identity(node: fx.Node) -> bool:
         before, after = value(OpCall(node).self), value(node)
         return before.dim() == after.dim() and _same_size(before, after)
     return False
+
+
+def _is_written(node: fx.Node) -> bool:
+    """True if an operator changes a tensor, or a view of it."""
+    return any(
+        getattr(user.target, "namespace", "") == "aten"
+        and (writes_to(user, node) or (_is_view(user, node) and _is_written(user)))
+        for user in node.users
+    )
+
+
+def _is_view(user: fx.Node, node: fx.Node) -> bool:
+    returns = user.target._schema.returns  # type: ignore[union-attr]
+    return OpCall(user).first is node and any(result.alias_info is not None for result in returns)
 
 
 def _as_transpose(node: fx.Node) -> None:
@@ -77,18 +95,6 @@ _IN_PLACE = {
 }
 _SAME = {aten.multiply.Tensor: aten.mul.Tensor, aten.multiply.Scalar: aten.mul.Tensor}
 """Operators under two names."""
-
-
-def _is_private(node: object) -> bool:
-    """True if a tensor shares no memory with another one: it is new, or the only view of a new one."""
-    while isinstance(node, fx.Node) and len(node.users) == 1 and node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or schema.is_mutable or len(schema.returns) != 1:
-            return False
-        if schema.returns[0].alias_info is None and not is_op(node, aten.reshape, aten.contiguous):
-            return True
-        node = OpCall(node).first  # of a view
-    return False
 
 
 def _broadcasts(user: fx.Node, expanded: fx.Node) -> bool:
@@ -124,7 +130,7 @@ def _out_of_place(node: fx.Node) -> None:
     other = value(other) if isinstance(other, fx.Node) else other
     assert isinstance(changed, fx.Node)
     promoted = torch.result_type(value(changed), other)  # type: ignore[arg-type]
-    if promoted == value(changed).dtype and _is_private(changed):
+    if promoted == value(changed).dtype and is_private(changed):
         node.target = _IN_PLACE[node.target]  # type: ignore[index]
 
 
@@ -159,12 +165,13 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     """Removes identities and dead code."""
     graph = module.graph
     before = len(graph.nodes)
+    for node in graph.nodes:  # first: the copies that they change are no identities
+        if node.target in _IN_PLACE:
+            _out_of_place(node)
     for node in list(graph.nodes):
         if is_op(node, aten._assert_tensor_metadata, aten._assert_scalar, aten.sym_constrain_range_for_size):
             graph.erase_node(node)
             continue
-        if node.target in _IN_PLACE:
-            _out_of_place(node)
         if is_op(node, aten.permute):
             _as_transpose(node)
         if is_op(node, aten.index_select):

@@ -111,6 +111,18 @@ def writes_to(node: Node, target: Node) -> bool:
     return schema is not None and bool(schema.is_mutable) and OpCall(node).first is target
 
 
+def is_private(node: Any) -> bool:
+    """True if a tensor shares no memory with another one: it is new, or the only view of a new one."""
+    while isinstance(node, Node) and len(node.users) == 1 and node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.is_mutable or len(schema.returns) != 1:
+            return False
+        if schema.returns[0].alias_info is None and not is_op(node, aten.reshape, aten.contiguous):
+            return True
+        node = OpCall(node).first  # of a view
+    return False
+
+
 def replace_nodes(graph: fx.Graph, replacement_of: Callable[[Node], Node | None]) -> int:
     """Replaces nodes of a graph, and removes what only they have read; returns the number of nodes.
 
