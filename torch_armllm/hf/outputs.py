@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import ModelOutput
 
 from torch_armllm.hf.cache_names import cache_field
+
+_TOKENS = (0, 1, 2)
+"""Ids of tokens, of which one at least stands for no image or sound."""
 
 
 class OutputForm:
@@ -46,17 +49,29 @@ def _class_of(module: Any) -> type[Any]:
 
     Declarations of a few families name another class, one with fewer fields.
     """
-    given = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), "use_cache": False, "return_dict": True}
     names = inspect.signature(module.forward).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
-    try:
-        found = type(module(**{name: value for name, value in given.items() if takes_any or name in names}))
-    except Exception:  # noqa: BLE001 - a decoder may need the states of an encoder
-        found = None
-    declared = getattr(inspect.unwrap(module.forward), "__annotations__", {}).get("return")
-    kinds = (kind for kind in (found, *_classes_in(declared)) if _is_output(kind))
+    given = {"use_cache": False, "return_dict": True}
+    arguments = {name: value for name, value in given.items() if takes_any or name in names}
+    found = None
+    for token in _TOKENS:
+        try:
+            found = type(module(input_ids=torch.full((1, 1), token), **arguments))
+        except Exception:  # noqa: BLE001 - a decoder may need an encoder's states, a placeholder its image
+            continue
+        break
+    kinds = (kind for kind in (found, *_classes_in(_declared(module.forward))) if _is_output(kind))
     kind: type[Any] = next(kinds, BaseModelOutputWithPastAndCrossAttentions)
     return kind
+
+
+def _declared(forward: Any) -> Any:
+    """Returns what a forward's annotation says that it returns; None if it says nothing."""
+    own = inspect.unwrap(forward)
+    try:
+        return get_type_hints(own).get("return")
+    except Exception:  # noqa: BLE001 - a name in an annotation may be imported for type checks only
+        return getattr(own, "__annotations__", {}).get("return")
 
 
 def _classes_in(annotation: Any) -> Iterator[Any]:
