@@ -52,6 +52,7 @@ from torch_armllm.passes import (
     token_id_tables,
     trailing_rope,
     transpose_last,
+    uniform_values,
     weight_first,
 )
 from torch_armllm.passes.lib.context import PassContext
@@ -62,6 +63,7 @@ Pass = Callable[[fx.GraphModule, PassContext], int]
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),
     ("masked_writes", masked_writes.run),
+    ("uniform_values", uniform_values.run),
     ("weight_first", weight_first.run),
     ("repeated_rows", repeated_rows.run),
     ("token_id_tables", token_id_tables.run),

@@ -18,6 +18,7 @@ from torch_armllm.passes.lib.graph import (
     is_op,
     is_private,
     is_weight,
+    is_written,
     match,
     other_operand,
     value,
@@ -36,7 +37,7 @@ def _is_identity(node: fx.Node) -> bool:
         before, after = value(OpCall(node).self), value(node)
         if is_op(node, aten.contiguous, aten.clone) and not before.is_contiguous():
             return False
-        if is_op(node, aten.clone) and _is_written(node):
+        if is_op(node, aten.clone) and is_written(node):
             return False
         return bool(before.dtype == after.dtype and before.device == after.device)
     if is_op(node, aten.repeat):
@@ -54,20 +55,6 @@ def _is_identity(node: fx.Node) -> bool:
         before, after = value(OpCall(node).self), value(node)
         return before.dim() == after.dim() and _same_size(before, after)
     return False
-
-
-def _is_written(node: fx.Node) -> bool:
-    """True if an operator changes a tensor, or a view of it."""
-    return any(
-        getattr(user.target, "namespace", "") == "aten"
-        and (writes_to(user, node) or (_is_view(user, node) and _is_written(user)))
-        for user in node.users
-    )
-
-
-def _is_view(user: fx.Node, node: fx.Node) -> bool:
-    returns = user.target._schema.returns  # type: ignore[union-attr]
-    return OpCall(user).first is node and any(result.alias_info is not None for result in returns)
 
 
 def _as_transpose(node: fx.Node) -> None:
@@ -161,6 +148,25 @@ def _only_part(node: fx.Node) -> fx.Node | None:
     return kept[0] if len(kept) == 1 < len(parts) else None
 
 
+def _drop_dead_writes(graph: fx.Graph) -> None:
+    """Removes dead code, with writes to new tensors that nothing else reads."""
+    graph.eliminate_dead_code()
+    dead: list[fx.Node] = [
+        node
+        for node in graph.nodes
+        if not node.users and getattr(node.target, "namespace", "") == "aten" and _writes_privately(node)
+    ]
+    for node in dead:
+        graph.erase_node(node)
+    if dead:
+        _drop_dead_writes(graph)
+
+
+def _writes_privately(node: fx.Node) -> bool:
+    changed = OpCall(node).first
+    return isinstance(changed, fx.Node) and writes_to(node, changed) and is_private(changed)
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Removes identities and dead code."""
     graph = module.graph
@@ -191,5 +197,5 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if _is_identity(node):
             node.replace_all_uses_with(OpCall(node).first)
             graph.erase_node(node)
-    graph.eliminate_dead_code()
+    _drop_dead_writes(graph)
     return before - len(graph.nodes)

@@ -123,6 +123,20 @@ def is_private(node: Any) -> bool:
     return False
 
 
+def is_written(node: Node) -> bool:
+    """True if an operator of PyTorch changes a tensor, or a view of it."""
+    return any(
+        getattr(user.target, "namespace", "") == "aten"
+        and (writes_to(user, node) or (_is_view(user, node) and is_written(user)))
+        for user in node.users
+    )
+
+
+def _is_view(user: Node, node: Node) -> bool:
+    returns = user.target._schema.returns  # type: ignore[union-attr]
+    return OpCall(user).first is node and any(result.alias_info is not None for result in returns)
+
+
 def replace_nodes(graph: fx.Graph, replacement_of: Callable[[Node], Node | None]) -> int:
     """Replaces nodes of a graph, and removes what only they have read; returns the number of nodes.
 
