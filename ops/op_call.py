@@ -87,8 +87,8 @@ class OpCall:
 
     @property
     def first(self) -> Any:
-        """The first argument."""
-        return self.node.args[0]
+        """The first argument; None if there is none."""
+        return next(iter(self.node.args), None)
 
     @property
     def names(self) -> Collection[str]:

@@ -36,6 +36,7 @@ from torch_armllm.passes.lib.graph import (
     new_constant,
     tokens_first,
     value,
+    without_token_factor,
 )
 from torch_armllm.passes.lib.latents import (
     LatentAttention,
@@ -147,13 +148,17 @@ class _Absorption:
         assert up_projection is not None
         weight = float_weight(up_projection, latent.sizes[0], outputs, expansion.scheme)
         keys, values = weight.view(heads, -1, latent.sizes[0]).split([nope_size, value_size], 1)
+        query, factor = without_token_factor(marker.q)
         with graph.inserting_before(node):
-            q_nope, q_rope = _split_query(graph, marker.q, nope_size)
+            q_nope, q_rope = _split_query(graph, query, nope_size)
         queries, rotated = self._rotated(node, q_rope, expansion.k_rope)
         packed = bool(expansion.scheme)
         q_latent = self._heads_linear(node, q_nope, keys.transpose(1, 2), "mla_keys", packed)
         sinks = as_float32(self.module, node, "sinks", marker.sinks)
         with graph.inserting_before(node):
+            if factor is not None:
+                by_token = tokens_first(graph, factor)
+                q_latent, queries = (call(graph, aten.mul.Tensor, x, by_token) for x in (q_latent, queries))
             cache = call(graph, aten.select.int, cache_input, 0, layer)
             rows = _single_head(graph, expansion.latent)
             call(graph, armllm.mla_write.default, rows, rotated, cache, self.inputs["slots"])

@@ -21,6 +21,7 @@ from torch_armllm.passes.lib.graph import (
     new_constant,
     unwidened,
     value,
+    without_token_factor,
 )
 from torch_armllm.passes.lib.rope_match import RopeTables, joined_parts, match_rope
 from torch_armllm.passes.lib.rope_probe import RotationFinder
@@ -36,7 +37,8 @@ class _Heads:
 
     Attributes:
         node: before the norms, ``(1, heads, T, size)``.
-        end: after the norms, without further elements that an attention reads beside them.
+        end: after the norms, without further elements that an attention reads beside them, and before
+            factors of the tokens.
         norms: of the heads, the last one first; or products with constants.
         by_token: True if ``node`` is ``(1, T, heads, size)``.
     """
@@ -89,7 +91,13 @@ def _before_norms(module: fx.GraphModule, operand: Any) -> _Heads | None:
 
 
 def _without_bias(operand: Any) -> Any:
-    """Returns queries or keys without the element of a key's bias, if nothing else reads them."""
+    """Returns queries or keys without the element of a key's bias and without factors of their tokens.
+
+    They are returned as they are if something else reads what they were made of.
+    """
+    source, factor = without_token_factor(operand)
+    if factor is not None:
+        return source if len(source.users) == 1 else operand
     if is_op(operand, aten.constant_pad_nd.default):
         source = OpCall(operand).self
     elif len(parts := joined_parts(operand)) == 2 and OpCall(operand).dim == -1:

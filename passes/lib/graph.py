@@ -262,6 +262,22 @@ def _described(value: Any) -> Any:
     return type(value), value
 
 
+def without_token_factor(heads: Any) -> tuple[Any, Node | None]:
+    """Returns heads ``(1, heads, T, size)`` before each token's were multiplied, and the factors or None.
+
+    Factors ``(1, 1, T, 1)`` make attention sharper for later positions, as in Llama 4.
+    """
+    product = match(heads, aten.mul.Tensor)
+    for x, factor in (
+        () if product is None else ((product.self, product.other), (product.other, product.self))
+    ):
+        if isinstance(x, Node) and isinstance(factor, Node) and value(factor).dim() == 4 == value(x).dim():
+            one, same_for_heads, tokens, columns = value(factor).shape
+            if (one, same_for_heads, columns) == (1, 1, 1) and tokens == value(x).shape[2]:
+                return x, factor
+    return heads, None
+
+
 def tokens_first(graph: fx.Graph, node: Any) -> Node:
     """``(1, heads, T, size)`` → ``(T, heads, size)``; undoes an existing transpose instead of adding one."""
     swapped = match(node, aten.transpose.int, dim0=1, dim1=2)

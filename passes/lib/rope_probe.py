@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -19,6 +19,8 @@ from torch_armllm.passes.lib.rope_tables import TabledRotation, read_table
 
 MAX_NODES = 60
 _POSITIONS = (0, 1, 2, 3, 7, 33, 130, 511)
+_FAR = (5_000, 20_000, 100_003, 600_011)
+"""Positions at which models may scale heads; angles are too inexact there to be compared, lengths are not."""
 _TOLERANCE = 2e-2
 """Relative tolerance; bfloat16 models round their cosines to 8 bits."""
 _AXES = 2
@@ -184,8 +186,19 @@ class RotationFinder:
         for candidate in self._frequencies(angles, int(size) // 2):
             rotation = _fit_rotation(self.module, x, rotated, candidate, factors | {1.0})
             if rotation is not None:
-                return rotation
+                return rotation if self._keeps_lengths(rotate, rotation, x[:, : len(_FAR)]) else None
         return None
+
+    def _keeps_lengths(
+        self, rotate: Callable[[Tensor, Tensor], Tensor], rotation: Rotation, x: Tensor
+    ) -> bool:
+        """True if the lengths of heads do not depend on the position, as where later ones are scaled."""
+        frequencies = constant(self.module, rotation.inv_freq)
+        assert frequencies is not None
+        rotary = 2 * frequencies.numel()
+        found = rotate(x, torch.tensor(_FAR))[..., :rotary].norm(dim=-1)
+        expected = rotation.scaling * x[..., :rotary].norm(dim=-1)
+        return bool(((found - expected).abs() <= _TOLERANCE * expected).all())
 
     def _angles(self, nodes: list[Node]) -> list[Node]:
         """Returns the nodes that compute a region's angles."""

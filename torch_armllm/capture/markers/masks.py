@@ -16,6 +16,8 @@ from torch_armllm.ops.op_call import OpCall
 
 _FULL, _SLIDING = "create_causal_mask", "create_sliding_window_causal_mask"
 _BOTH_SIDES = "create_bidirectional_sliding_window_mask"
+_BLOCKS = "block_sequence_ids"
+"""Argument with the numbers of the images whose tokens see each other; a captured text has none."""
 
 
 def _window_of(config: Any) -> int | None:
@@ -50,6 +52,7 @@ class MaskedWindows:
                 self.reaches.add(int(config.sliding_window))
             elif (window := _window_of(config)) is not None:
                 self.windows.add(window)
+            kwargs.pop(_BLOCKS, None)
             return original(config, *args, **kwargs)
 
         return create
