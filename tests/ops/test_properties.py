@@ -50,7 +50,7 @@ def test_results_are_those_of_references(name: str, seed: int) -> None:
     with variants.use(variant):
         found = [*tensors_of(own.op(**own.arguments)), *(own.arguments[key] for key in own.written)]
     for each, expected in zip(found, reference(call, variant), strict=True):
-        assert_near(call, each, expected)
+        assert_near(call, each, expected, variant)
 
 
 @pytest.mark.parametrize("name", ROWS)
