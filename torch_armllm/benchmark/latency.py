@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from torch_armllm.hf.expert_detection import is_experts
+from torch_armllm.hf.output_layer import output_layer_of
 from torch_armllm.quant.modules.experts import QuantExperts
 
 
@@ -171,7 +172,7 @@ def step_bytes(model: PreTrainedModel, tokens: int) -> int:
     """Return the bytes of weights that a decode step of ``tokens`` tokens reads; see `Latency`."""
     embeddings = model.get_input_embeddings()
     own = getattr(embeddings, "weight", None)
-    shared = own is not None and getattr(model.get_output_embeddings(), "weight", None) is own
+    shared = own is not None and getattr(output_layer_of(model), "weight", None) is own
     # a step reads single rows of these, not all of them
     looked_up = [getattr(embeddings, "rest", None), None if shared else own]
     total = 0.0

@@ -13,6 +13,7 @@ from torch_armllm.checkpoint.empty_model import empty_model
 from torch_armllm.checkpoint.model_names import ModelNames
 from torch_armllm.checkpoint.tensor_headers import TensorHeader, read_headers, read_tensor
 from torch_armllm.checkpoint.weight_files import weight_files
+from torch_armllm.hf.output_layer import output_layer_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def _own_head(model: Any, headers: Mapping[str, TensorHeader]) -> str | None:
     """Returns the name of the stored head if it is not the embedding."""
     names = ModelNames(model)
     stored = {target: key for key in headers for target in names.of(key)[0]}
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, head = model.get_input_embeddings(), output_layer_of(model)
     if embedding is None or head is None or embedding.weight is not head.weight:
         return None  # the class does not tie them
     places = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from torch_armllm.hf.output_layer import model_parts, output_layer_of
+
 
 def base_model_of(model: Any) -> Any:
     """Returns the submodule from token ids to hidden states; the model itself if it has none.
@@ -19,12 +21,12 @@ def base_model_of(model: Any) -> Any:
     """
     base = getattr(model, "base_model", model)
     if base is model:
-        parts = _model_parts(model)
+        parts = model_parts(model)
         if len(parts) == 1:
             return parts[0]
         inner = getattr(model, "language_model", model)
         return _reached_by_ids(model) if inner is model else base_model_of(inner)
-    while len(list(base.children())) == 1 and (parts := _model_parts(base)):
+    while len(list(base.children())) == 1 and (parts := model_parts(base)):
         (base,) = parts
     return base
 
@@ -34,7 +36,7 @@ def _reached_by_ids(model: Any) -> Any:
 
     It is the model itself if that has no head, or if it needs more than token ids.
     """
-    if not _has_head(model):
+    if output_layer_of(model) is None:
         return model
     reached: list[Any] = []
 
@@ -54,20 +56,6 @@ def _reached_by_ids(model: Any) -> Any:
         for hook in hooks:
             hook.remove()
     return reached[-1] if reached else model
-
-
-def _has_head(model: Any) -> bool:
-    get = getattr(model, "get_output_embeddings", None)
-    return get is not None and get() is not None
-
-
-def _model_parts(model: Any) -> list[Any]:
-    """Returns the children that are models themselves."""
-    from transformers import (
-        PreTrainedModel,  # deferred: the import takes seconds, and most models do not need it
-    )
-
-    return [child for child in model.children() if isinstance(child, PreTrainedModel)]
 
 
 def max_length_of(base: Any) -> int | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from torch_armllm.hf.base_model import base_model_of, first_position_of, max_length_of, position_limit
+from torch_armllm.hf.output_layer import output_layer_of
 
 _TOKEN_INPUTS = {"token_type_ids": "type_vocab_size"}
 """Arguments of base models with a number for each token, and the field of the configuration that counts the
@@ -152,7 +153,7 @@ def kind_of(model: Any) -> ModelKind:
     can_generate = getattr(model, "can_generate", None)
     generates = can_generate is not None and bool(can_generate())
     has_two_stacks = generates and is_encoder_decoder(model.config)
-    has_head = generates and base is not model and model.get_output_embeddings() is not None
+    has_head = generates and base is not model and output_layer_of(model) is not None
     return ModelKind(
         model=model,
         base=base,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.hf.output_layer import output_layer_of
 from torch_armllm.lora.block_columns import Columns, columns_of, empty_columns
 from torch_armllm.lora.dtypes import LoraDtype
 from torch_armllm.lora.expert_slots import ExpertSlots, is_adaptable
@@ -233,7 +234,7 @@ def add_slots(model: Any, sizes: AdapterSlots) -> None:
     if not layers:
         raise ValueError("enable_lora needs quantized linear layers, and this model has none")
     adapters, of_logits = (torch.full((sizes.rows,), -1, dtype=torch.int32) for _ in range(2))
-    head = model.get_output_embeddings()
+    head = output_layer_of(model)
     if isinstance(head, QuantLinear):
         layers.append(head)
     as_integers = sizes.dtype == "int8" or (sizes.dtype == "auto" and model.dtype != torch.float32)
@@ -327,5 +328,5 @@ def slots_of(model: Any) -> dict[str, Slots]:
 
 def head_slots(model: Any) -> LoraSlots | None:
     """Returns the slots of a model's head; None if it has none."""
-    slots = getattr(model.get_output_embeddings(), "lora", None)
+    slots = getattr(output_layer_of(model), "lora", None)
     return slots if isinstance(slots, LoraSlots) else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.hf.output_layer import output_layer_of
 from torch_armllm.ops.linear import dense_linear
 from torch_armllm.plan.plan_model import HeadWeights, LogitScaling
 
@@ -43,7 +44,7 @@ class LMHead:
     def __init__(self, model: Any, forward: PatchedForward[TokenCalls]) -> None:
         self._model = model
         self._forward = forward
-        self.layer: nn.Module = model.get_output_embeddings()
+        self.layer: nn.Module = output_layer_of(model)
         self._by_layer = _exact(self.layer)
         self._scalings: list[LogitScaling | None] | None = None
 

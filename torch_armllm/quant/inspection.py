@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from torch_armllm.hf.output_layer import output_layer_of
 from torch_armllm.quant.layers import find_layers, is_up_projection
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -38,7 +39,7 @@ def describe(model: nn.Module, reason: str) -> list[LayerRecord]:
 
 def float_bytes(model: Any, size: int) -> int:
     """Returns the bytes of a model of ``size`` bytes if its packed weights were floats again."""
-    head = model.get_output_embeddings()
+    head = output_layer_of(model)
     for module in model.modules():
         if isinstance(module, (QuantLinear, QuantExperts)):
             size -= sum(buffer.nbytes for buffer in module.buffers())
@@ -62,7 +63,7 @@ def _packed(model: Any, name: str, module: QuantLinear | QuantExperts) -> LayerR
     else:
         parent, _, attribute = name.rpartition(".")
         latent = is_up_projection(model.get_submodule(parent), attribute)
-        kind = "head" if module is model.get_output_embeddings() else "latent" if latent else "linear"
+        kind = "head" if module is output_layer_of(model) else "latent" if latent else "linear"
         kind, op = "blocks" if module.blocks > 1 else kind, module.op
     count = _weights(module)
     after = sum(buffer.nbytes for buffer in module.buffers())

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
+from torch_armllm.hf.output_layer import output_layer_of
 from torch_armllm.ops.linear import GROUP, PANEL
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -233,7 +234,7 @@ def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> 
     linear = is_linear(module)
     if not linear and block_count(module) == 1:
         return Layer(name, module, "other", f"{type(module).__name__} has no fused op")
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head = output_layer_of(model)
     parent = model.get_submodule(parent_name)
     kind = "head" if module is head else "latent" if is_up_projection(parent, attribute) else "linear"
     kind = kind if linear else "blocks"

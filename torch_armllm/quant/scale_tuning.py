@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.hf.output_layer import output_layer_of
 from torch_armllm.ops.linear import GROUP, PANEL, quantize_activations, rotate_groups, traits_of
 from torch_armllm.quant.methods.calibrated.matmul_dtype import fast_matmul_dtype
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -140,7 +141,7 @@ def _layers_of(model: Any) -> list[_DifferentiableLinear]:
             f"{names[0]} holds packed experts, through which no gradient is known: the scales of a "
             "Mixture-of-Experts cannot be tuned"
         )
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = output_layer_of(model)
     modules = [module for module in model.modules() if isinstance(module, QuantLinear)]
     if any(module.blocks > 1 for module in modules):
         raise ValueError("the model multiplies blocks of a weight, through which no gradient is known")

@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.hf.names import TIED, WIDE
+from torch_armllm.hf.output_layer import output_layer_of
 from torch_armllm.ops.linear import GROUP
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import ModuleSlots, block_count, is_linear, weight_of
@@ -83,7 +84,7 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
                     f"{saved['sizes']} were saved: config.json is damaged, or belongs to another checkpoint"
                 )
             slots.replace(shell, packed)
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    head: Any = output_layer_of(model)
     for shell in embeddings:
         if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear):
             raise ValueError("quantization_config ties an embedding to a head that is not quantized")
@@ -101,7 +102,7 @@ def finish_skeleton(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, QuantLinear):
             module.__dict__.pop("weight", None)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, head = model.get_input_embeddings(), output_layer_of(model)
     if isinstance(embedding, TiedEmbedding):
         embedding.share(head)
     elif isinstance(head, QuantLinear) and model.config.get_text_config().tie_word_embeddings:

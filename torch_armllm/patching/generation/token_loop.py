@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from torch_armllm.hf.cache_names import cache_of, taken_names, usual_name
+from torch_armllm.hf.output_layer import output_layer_of
 from torch_armllm.patching.cache.paged_cache import PagedCache
 from torch_armllm.patching.forwards.watched_modules import has_hooks
 from torch_armllm.patching.generation.decode_steps import DecodeSteps
@@ -52,7 +53,7 @@ class TokenLoop:
 
         The product of a float layer rounds differently in a batch of another size.  Hooks run in calls only.
         """
-        layer = model.get_output_embeddings()
+        layer = output_layer_of(model)
         if any(map(has_hooks, (model, self._forward.base, layer))):
             return False
         mine, now = self._weights, weights_of(layer)
