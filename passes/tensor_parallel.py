@@ -28,8 +28,8 @@ from torch_armllm.passes.lib.graph import (
     drop_unused,
     is_op,
     match,
-    new_constant,
     only_user,
+    part_of,
     recompute,
     value,
 )
@@ -77,8 +77,7 @@ def _divide_linear(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     step, biases = (2, ("gate_bias", "up_bias")) if gated else (1, ("bias",))
     own = panels[group.rank]
     chosen = _columns(own, size)
-    weight = _constant(module, OpCall(node).weight)[step * own.start : step * own.stop]
-    _replace_weight(module, node, weight, len(chosen), [chosen], biases)
+    _replace_weight(module, node, range(step * own.start, step * own.stop), chosen, biases)
     residual = None if gated else OpCall(node).residual
     if residual is not None:
         with module.graph.inserting_before(node):
@@ -115,9 +114,8 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
         return 0
     step = 2 if experts.gated else 1
     first, second = inner[group.rank], outer[group.rank]
-    gate_up = _constant(module, experts.gate_up)[:, step * first.start : step * first.stop]
-    down = _constant(module, experts.down)[:, second.start : second.stop]
-    old = _replace_experts(module, node, gate_up.contiguous(), down.contiguous())
+    panels = range(step * first.start, step * first.stop)
+    old = _replace_experts(module, node, 1, (panels, second))
     columns = [[len(_columns(each, n)) for each in p] for p, n in ((inner, inner_size), (outer, outer_size))]
     experts.replace(communicator=group.communicator, inner_columns=columns[0], outer_columns=columns[1])
     drop_unused(module, *old)
@@ -127,28 +125,27 @@ def _divide_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int
 
 def _share_out_experts(module: fx.GraphModule, group: RankGroup, node: Node) -> int:
     """Lets a rank compute some whole experts; the op itself exchanges their results."""
-    weights = [_constant(module, x) for x in (OpCall(node).gate_up, OpCall(node).down)]
-    experts = len(weights[0])
+    experts = len(_constant(module, OpCall(node).gate_up))
     if experts < group.size:
         raise ValueError(
             f"enable_expert_parallel: a layer has {experts} experts, and there are {group.size} ranks: give "
             f"tensor_parallel_size = {experts} at most, or leave enable_expert_parallel out"
         )
     own = group.share(experts)
-    old = _replace_experts(module, node, *(weight[own.start : own.stop].clone() for weight in weights))
+    old = _replace_experts(module, node, 0, (own, own))
     counts = [len(shard) for shard in shares(experts, group.size)]
     OpCall(node).replace(communicator=group.communicator, rank_experts=counts)
     drop_unused(module, *old)
     return 1
 
 
-def _replace_experts(module: fx.GraphModule, node: Node, gate_up: Tensor, down: Tensor) -> list[str]:
-    """Gives a layer of experts other weights, and returns the names of those that it had."""
+def _replace_experts(module: fx.GraphModule, node: Node, dim: int, rows: tuple[range, range]) -> list[str]:
+    """Gives a layer of experts some entries of a dimension of its weights, and returns the weights' names."""
     experts = OpCall(node)
-    old = [str(experts.gate_up.target), str(experts.down.target)]
-    own = (new_constant(module, node, f"{n}_rank", x) for n, x in zip(old, (gate_up, down), strict=True))
-    experts.replace(**dict(zip(("gate_up", "down"), own, strict=True)))
-    return old
+    old = experts.gate_up, experts.down
+    gate_up, down = (_rows_of(module, node, x, each, dim) for x, each in zip(old, rows, strict=True))
+    experts.replace(gate_up=gate_up, down=down)
+    return [str(each.target) for each in old]
 
 
 def _panels(size: int, group: RankGroup, unit: int = 1) -> list[range] | None:
@@ -173,23 +170,25 @@ def _columns(panels: range, size: int) -> range:
 def _replace_weight(
     module: fx.GraphModule,
     node: Node,
-    weight: Tensor,
-    size: int,
-    columns: Sequence[range],
-    biases: Sequence[str] = ("bias",),
+    panels: range,
+    columns: range,
+    biases: Sequence[str],
 ) -> None:
-    """Gives a layer some rows of its weight, in memory of their own, and the same elements of its biases."""
+    """Gives a layer some panels of its weight, in memory of their own, and some elements of its biases."""
     layer = OpCall(node)
-    old = [str(layer.weight.target)]
-    layer.replace(weight=new_constant(module, node, f"{old[0]}_rank", weight.clone()), out_features=size)
+    old = [layer.weight, *(bias for name in biases if (bias := getattr(layer, name)) is not None)]
+    layer.replace(weight=_rows_of(module, node, layer.weight, panels), out_features=len(columns))
     for name in biases:
-        bias = getattr(layer, name)
-        if bias is not None:
-            whole = _constant(module, bias)
-            shard = torch.cat([whole[each.start : each.stop] for each in columns])
-            old.append(str(bias.target))
-            layer.replace(**{name: new_constant(module, node, f"{old[-1]}_rank", shard)})
-    drop_unused(module, *old)
+        if (bias := getattr(layer, name)) is not None:
+            layer.replace(**{name: _rows_of(module, node, bias, columns)})
+    drop_unused(module, *(str(each.target) for each in old))
+
+
+def _rows_of(module: fx.GraphModule, before: Node, node: Node, rows: range, dim: int = 0) -> Node:
+    """Adds some entries of a constant's dimension, in memory of their own."""
+    some = _constant(module, node).narrow(dim, rows.start, len(rows))
+    part = dim, rows.start, rows.stop
+    return part_of(module, before, node, part, lambda: some.clone(memory_format=torch.contiguous_format))
 
 
 def _gather(module: fx.GraphModule, group: RankGroup, node: Node, columns: list[int]) -> None:

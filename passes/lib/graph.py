@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -70,16 +70,43 @@ def is_weight(node: Any) -> bool:
 
 
 def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor) -> Node:
-    """Adds a tensor to the module, and a ``get_attr`` node for it before the node ``before``."""
+    """Adds a tensor to the module, and a ``get_attr`` node for it before the node ``before``.
+
+    A tensor that the module has by that name is not added again.
+    """
     attribute, number = name, 0
-    while hasattr(module, attribute):
+    while hasattr(module, attribute) and not _is_same(getattr(module, attribute), tensor):
         number += 1
         attribute = f"{name}_{number}"
-    module.register_buffer(attribute, tensor)
+    if not hasattr(module, attribute):
+        module.register_buffer(attribute, tensor)
     with module.graph.inserting_before(before):
         node = module.graph.get_attr(attribute)
     node.meta["val"] = fake_mode(before).from_tensor(tensor, static_shapes=True)
     return node
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """True if two tensors are the same view of the same memory."""
+    forms = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in (one, other)]
+    return forms[0] == forms[1]
+
+
+def part_of(
+    module: fx.GraphModule, before: Node, weight: Node, part: Sequence[int], make: Callable[[], Tensor]
+) -> Node:
+    """Adds a part of a constant to a module, once for all nodes that read it, as `new_constant` does.
+
+    Args:
+        module: the graph's module.
+        before: a node that reads the part.
+        weight: the constant.
+        part: integers that tell its parts apart.
+        make: returns the part, in memory of its own.
+    """
+    name = "_".join(map(str, (weight.target, "part", *part)))
+    held = getattr(module, name, None)
+    return new_constant(module, before, name, make() if held is None else held)
 
 
 def as_float32(module: fx.GraphModule, before: Node, name: str, node: Any) -> Any:

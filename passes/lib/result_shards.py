@@ -20,7 +20,7 @@ from torch_armllm.ops.linear.schemes import PANEL
 from torch_armllm.ops.lora import BLOCK
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.passes.lib.adapter_columns import add_to_columns
-from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, new_constant, value
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, call, constant, is_op, part_of, value
 from torch_armllm.passes.lib.shards import Ranges, Shard, fills, sliced, through_view, union
 
 armllm = torch.ops.armllm
@@ -131,7 +131,9 @@ def constant_shard(module: fx.GraphModule, before: Node, node: Node, shard: Shar
     """Adds a shard of a constant to a module, and a node that reads it before another node."""
     tensor = constant(module, node)
     assert tensor is not None, f"{node} is no constant"
-    return new_constant(module, before, f"{node.target}_rank", sliced(tensor, shard))
+    whole = tensor
+    part = (shard.axis, *(bound for each in shard.ranges for bound in each))
+    return part_of(module, before, node, part, lambda: sliced(whole, shard))
 
 
 def merged_shard(node: Node, shards: Sequence[Shard]) -> Shard | None:

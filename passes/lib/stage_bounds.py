@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, fx
@@ -49,14 +49,14 @@ def stage_bounds(module: fx.GraphModule, stages: int, head_bytes: int) -> list[B
     keeps = _cache_marks(module, nodes)
     found = [b for b in _bounds(nodes) if 0 < keeps[b.place] < keeps[-1]]
     narrow = [b for b in found if b.columns == min(each.columns for each in found)]
-    bytes_before = _bytes_before(module, nodes)
+    end = len(nodes)
+    sizes = _bytes_between(module, nodes, [0, *(bound.place for bound in narrow), end])
     best: dict[int, tuple[float, list[Bound]]] = {
-        at: (head_bytes + bytes_before[bound.place], [bound]) for at, bound in enumerate(narrow)
+        at: (head_bytes + sizes[0, bound.place], [bound]) for at, bound in enumerate(narrow)
     }
     for _ in range(stages - 2):
-        best = _with_another(best, narrow, keeps, bytes_before)
-    total = bytes_before[-1]
-    whole = [(max(cost, total - bytes_before[chosen[-1].place]), chosen) for cost, chosen in best.values()]
+        best = _with_another(best, narrow, keeps, sizes)
+    whole = [(max(cost, sizes[chosen[-1].place, end]), chosen) for cost, chosen in best.values()]
     if not whole:
         raise ValueError(f"its layers cannot be shared out among {stages} stages")
     return min(whole, key=lambda each: each[0])[1]
@@ -66,13 +66,13 @@ def _with_another(
     best: dict[int, tuple[float, list[Bound]]],
     bounds: Sequence[Bound],
     keeps: Sequence[int],
-    bytes_before: Sequence[int],
+    sizes: Mapping[tuple[int, int], int],
 ) -> dict[int, tuple[float, list[Bound]]]:
     """Returns, for each bound, the best choice that has one bound more and ends with it."""
     longer: dict[int, tuple[float, list[Bound]]] = {}
     for at, bound in enumerate(bounds):
         choices = [
-            (max(cost, bytes_before[bound.place] - bytes_before[chosen[-1].place]), [*chosen, bound])
+            (max(cost, sizes[chosen[-1].place, bound.place]), [*chosen, bound])
             for before, (cost, chosen) in best.items()
             if before < at and keeps[chosen[-1].place] < keeps[bound.place]
         ]
@@ -88,21 +88,30 @@ def _cache_marks(module: fx.GraphModule, nodes: Sequence[Node]) -> list[int]:
     return [0, *accumulate(map(int, marks))]
 
 
-def _bytes_before(module: fx.GraphModule, nodes: Sequence[Node]) -> list[int]:
-    """Returns the bytes of weights that the nodes before each place read, without tables of embeddings."""
-    read: set[str] = set()
-    sizes = []
-    for node in nodes:
-        size = 0
-        for each in node.all_input_nodes:
-            weight = constant(module, each)
-            if weight is None or is_op(node, aten.embedding, armllm.split_embedding):
-                continue
-            if str(each.target) not in read:
-                read.add(str(each.target))
-                size += weight.nbytes
-        sizes.append(size)
-    return [0, *accumulate(sizes)]
+def _bytes_between(
+    module: fx.GraphModule, nodes: Sequence[Node], places: Sequence[int]
+) -> dict[tuple[int, int], int]:
+    """Returns the bytes of weights that the nodes between two places read, without tables of embeddings.
+
+    Layers that run several times read a weight in several stages, each of which then has it.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    weights = [_weights_of(module, node) for node in nodes]
+    for number, begin in enumerate(places):
+        read: dict[str, int] = {}
+        for before, after in pairwise(places[number:]):
+            for each in weights[before:after]:
+                read |= each
+            sizes[begin, after] = sum(read.values())
+    return sizes
+
+
+def _weights_of(module: fx.GraphModule, node: Node) -> dict[str, int]:
+    """Returns the bytes of each weight that a node reads; none of an embedding."""
+    if is_op(node, aten.embedding, armllm.split_embedding):
+        return {}
+    read = {str(each.target): constant(module, each) for each in node.all_input_nodes}
+    return {name: weight.nbytes for name, weight in read.items() if weight is not None}
 
 
 def _bounds(nodes: Sequence[Node]) -> list[Bound]:

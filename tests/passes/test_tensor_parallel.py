@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.looped_models import looped
 from tests.support.models import tiny
 from tests.support.rank_plans import built
 from tests.support.ranks import at_once, communicators
@@ -119,6 +120,17 @@ def test_ranks_have_the_bits_of_one(name: str, dtype: torch.dtype) -> None:
     weights = sum(c.nbytes for c in whole.program.constants if c.dtype == torch.uint8)
     most = max(sum(c.nbytes for c in p.program.constants if c.dtype == torch.uint8) for p, _, _ in parts)
     assert most < 0.75 * weights
+
+
+@torch.no_grad()
+def test_ranks_have_one_part_of_a_weight_that_runs_several_times() -> None:
+    whole, parts = check_ranks(looped("code", loops=2), 2)
+    packed = [
+        [c for c in p.program.constants if c.dtype == torch.uint8] for p in (whole, *(x[0] for x in parts))
+    ]
+    everything, *ranks = (sum(c.nbytes for c in each) for each in packed)
+    assert max(ranks) < 0.75 * everything
+    assert {len(each) for each in packed} == {len(packed[0])}
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.looped_models import looped
 from tests.support.models import tiny
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.hf.model_kind import kind_of
@@ -79,6 +80,11 @@ def check_stages(model: Any, count: int) -> None:
 def test_stages_have_the_bits_of_the_whole(name: str, dtype: torch.dtype) -> None:
     family, count, settings = CASES[name]
     check_stages(tiny(family, dtype, **settings), count)
+
+
+@torch.no_grad()
+def test_layers_that_run_several_times_are_in_one_stage() -> None:
+    check_stages(looped("dory"), 2)
 
 
 def test_more_stages_than_layers_are_refused() -> None:

@@ -87,17 +87,20 @@ class _Looped:
         return LoopedForCausalLM(config)
 
 
-def looped(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any) -> Any:
+def looped(
+    family: str, dtype: torch.dtype = torch.float32, seed: int = 0, loops: int = 3, **overrides: Any
+) -> Any:
     """Returns a tiny random model whose layers run several times.
 
     Args:
         family: a key of `LOOPS`, or ``"code"`` for one that is no family of transformers.
         dtype: dtype of the parameters.
         seed: seed of the weights.
+        loops: times that the layers of ``"code"`` run.
         overrides: configuration values.
     """
     if family != "code":
         return tiny_model(family, dtype, seed, **{**LOOPS[family], **overrides})
     config = tiny_config("llama", **{"num_hidden_layers": 2, **overrides})
-    config.loops = 3
+    config.loops = loops
     return build_tiny(_Looped, config, dtype, seed)
