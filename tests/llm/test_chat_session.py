@@ -117,6 +117,40 @@ def test_chat_with_a_model(
     assert told.count("/exit or Ctrl-D") == 2
 
 
+def test_images_go_with_the_next_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL", reason="needs the extra vision")
+    from tests.support.picture_folders import picture, picture_folder
+
+    folder = picture_folder(tmp_path / "model", "llava")
+    for number in range(2):
+        picture(number).save(tmp_path / f"{number}.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "1.png").read_bytes()[:2000])
+    monkeypatch.chdir(tmp_path)
+    asked: list[Any] = []
+    stream = LLM.stream
+    monkeypatch.setattr(
+        LLM, "stream", lambda self, prompt, *a: asked.append(prompt) or stream(self, prompt, *a)
+    )
+    say(
+        monkeypatch,
+        *("/image 0.png", "what is this", "/audio 0.png", "and this"),
+        *("/image 1.png", "/image 0.png", ""),
+        *("/image cut.png", "and", "/image 1.png", "/clear", "what"),
+    )
+    command = ["chat", str(folder), "--temperature", "0", "--max-tokens", "2", "--quantization", "none"]
+    assert main([*command, "--kv-cache-memory", "8M"]) == 0
+    told = capsys.readouterr().out
+    held = [len(prompt.get("multi_modal_data", {}).get("image", ())) for prompt in asked]
+    assert held == [1, 1, 3, 0]
+    assert [prompt["prompt"].count("<image>") for prompt in asked] == held
+    assert "(0.png goes with the next message)" in told and "/image FILE adds an image" in told
+    assert "this model takes no audio, only text and image" in told
+    assert "a picture is damaged" in told and "; /clear starts a new conversation" in told
+    assert told.count("\n[") == 4
+
+
 THINKS = (
     "{% for m in messages %}{% if m.role == 'assistant' and m.reasoning_content %}<think>"
     "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }};{% endfor %}"

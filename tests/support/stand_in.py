@@ -47,7 +47,7 @@ class StubEngine(TextEngine):
         self.scheduler = SimpleNamespace(blocks=blocks, config=SimpleNamespace(max_num_seqs=max_running))
         self.runner = SimpleNamespace(vocab_size=128, kv_bytes=0)
         self.sampler = SimpleNamespace(vocab_size=128, knows_reasoning=False)
-        self.preprocessor: Any = SimpleNamespace(max_model_len=1000)
+        self.preprocessor: Any = SimpleNamespace(max_model_len=1000, pictures="it has no tower")
         self.speculative_decoder = None
         self.fail_at: int | None = None
         self.fail_once_at: int | None = None

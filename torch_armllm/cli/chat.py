@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_armllm.cli import Subcommands, add_command, add_model
+from torch_armllm.cli.attachments import COMMANDS, Attachments
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 from torch_armllm.cli.parser import Parser
 from torch_armllm.cli.setting_options import (
@@ -20,6 +21,7 @@ from torch_armllm.cli.setting_options import (
     add_settings,
     read_settings,
 )
+from torch_armllm.cli.typed_lines import TypedLines
 from torch_armllm.system.settings import COUNT, TEXT, setting
 
 if TYPE_CHECKING:
@@ -77,35 +79,35 @@ def run(options: argparse.Namespace) -> None:
     system = wanted.pop("system")
     chosen = {name: value for name, value in wanted.items() if value is not None}
     chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **chosen), system)
-    print(_HELP)
-    while (text := _read()) is not None:
+    attached = Attachments(llm.input_modalities)
+    help = ", ".join([_HELP, *attached.help])
+    lines = TypedLines(["/clear", "/exit", *attached.commands], attached.commands, help)
+    print(help)
+    while (text := lines.read()) is not None:
+        command, _, rest = text.partition(" ")
         if text == "/exit":
             break
         if text == "/clear":
             chat.clear()
+            attached.take()
+        elif command in COMMANDS:
+            _attach(attached, COMMANDS[command], rest.strip())
         elif text.startswith("/"):
-            print(_HELP)
-        elif text:
-            _print_reply(chat, text)
+            print(help)
+        elif text or attached:
+            _print_reply(chat, text, attached.take())
 
 
-def _read() -> str | None:
-    """Reads a line from the user; returns None at the end of the input."""
-    if sys.stdin.isatty():
-        import readline  # noqa: F401  # line editing and history for input()
-    while True:
-        try:
-            return input("\n> ").strip()
-        except KeyboardInterrupt:
-            print(f"\n({_HELP})")
-        except EOFError:
-            print()
-            return None
-
-
-def _print_reply(chat: ChatSession, text: str) -> None:
+def _attach(attached: Attachments, modality: str, file: str) -> None:
     try:
-        for piece in _shown(chat, text, sys.stdout.isatty()):
+        print(f"({attached.add(modality, file)} goes with the next message)")
+    except ValueError as error:
+        print(error)
+
+
+def _print_reply(chat: ChatSession, text: str, media: Sequence[Mapping[str, Any]]) -> None:
+    try:
+        for piece in _shown(chat, text, sys.stdout.isatty(), media):
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         pass
@@ -115,11 +117,13 @@ def _print_reply(chat: ChatSession, text: str) -> None:
     print(f"\n[{chat.last_turn}]")
 
 
-def _shown(chat: ChatSession, text: str, dims: bool) -> Iterator[str]:
+def _shown(
+    chat: ChatSession, text: str, dims: bool, media: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[str]:
     """Yields a reply in pieces, its reasoning set apart, and dimmed in a terminal."""
     dim, plain = (_DIM, _PLAIN) if dims else ("", "")
     reasoned = answered = False
-    with closing(chat.ask(text)) as pieces:
+    with closing(chat.ask(text, media)) as pieces:
         for piece in pieces:
             if piece.reasoning:
                 reasoned = True

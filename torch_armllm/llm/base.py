@@ -259,6 +259,11 @@ class LLMBase:
         return self.pooling_engine is None and not isinstance(self.llm_engine.preprocessor.pictures, str)
 
     @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """Modalities of prompts, by OpenAI's names: ``text``, and ``image`` where pictures are taken."""
+        return ("text", "image") if self.takes_pictures else ("text",)
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The model's EOS tokens."""
         return self._facts.eos_token_ids

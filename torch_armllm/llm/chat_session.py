@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,18 +70,24 @@ class ChatSession:
         """Drops all messages but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def ask(self, text: str) -> Generator[OutputDelta, None, None]:
+    def ask(self, text: str, media: Sequence[Mapping[str, Any]] = ()) -> Generator[OutputDelta, None, None]:
         """Sends a user message and yields the reply in pieces; the pieces that were read are remembered.
 
         Reasoning and content are told apart by the format that the chat template writes.
 
+        Args:
+            text: of the message.
+            media: parts before the text, such as images; see `LLM.chat`.
+
         Raises:
-            ValueError: the conversation is too long, or the template rejects it; the message is dropped.
+            ValueError: the conversation is too long, the template rejects it, or the model does not take the
+                parts; the message is dropped.
         """
         start = time.perf_counter()
         self.last_turn = turn = TurnStats(reason="abort")
-        messages = [*self.messages, {"role": "user", "content": text}]
-        prompt = self._call.prompt(messages)
+        words = [{"type": "text", "text": text}] if text else []
+        messages = [*self.messages, {"role": "user", "content": [*media, *words] if media else text}]
+        prompt: Any = self._llm.chat_prompt(self._call, messages)
         parser = self._call.parser(prompt["prompt"], messages)
         reply = OutputDelta()
         try:

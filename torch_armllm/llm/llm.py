@@ -208,7 +208,7 @@ class LLM(PoolingCalls):
         prompts: list[Prompt] = []
         for index, conversation in enumerate(several):
             with named_errors("conversation", index, len(several)):
-                prompts.append(self._chat_prompt(call, conversation))  # type: ignore[arg-type]
+                prompts.append(self.chat_prompt(call, conversation))  # type: ignore[arg-type]
         params = [call.params(each) for each in self._params(sampling_params, len(prompts))]
         outputs = self.generate(
             prompts,
@@ -223,7 +223,16 @@ class LLM(PoolingCalls):
                 completion.message = call.message(completion, prompt["prompt"], conversation)  # type: ignore
         return outputs
 
-    def _chat_prompt(self, call: ChatCall, conversation: Conversation) -> Prompt:
+    def chat_prompt(self, call: ChatCall, conversation: Conversation) -> Prompt:
+        """Returns the prompt of a conversation.
+
+        Args:
+            call: renders it.
+            conversation: may hold pictures.
+
+        Raises:
+            ValueError: the template rejects it, or the model does not take what it holds.
+        """
         if not has_pictures(conversation):
             return call.prompt(conversation)
         reader = self.picture_reader()  # a model that takes none says so before anything is decoded

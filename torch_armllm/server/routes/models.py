@@ -64,7 +64,7 @@ def model_card(served: ServedModel) -> dict[str, Any]:
         "chat_template_kwargs": served.prompts.switches(),
         "tasks": ["generate"] if served.pooling is None else list(served.pooling.model.tasks),
         "tools": served.pooling is None and served.chat_format.problem is None,
-        "input_modalities": ["text", "image"] if served.llm.takes_pictures else ["text"],
+        "input_modalities": list(served.llm.input_modalities),
     }
 
 
