@@ -15,17 +15,18 @@ ALL = ("text", "image", "audio", "video")
 
 def test_files_become_parts_in_order(tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(b"pixels")
-    (tmp_path / "a.WAV").write_bytes(b"sound")
+    (tmp_path / "a.MP3").write_bytes(b"sound")
     (tmp_path / "v.mp4").write_bytes(b"frames")
     attached = Attachments(ALL)
-    for name, file in (("audio", "a.WAV"), ("image", "cat.png"), ("video", "v.mp4")):
+    for name, file in (("audio", "a.MP3"), ("image", "cat.png"), ("video", "v.mp4")):
         assert attached.add(name, str(tmp_path / file)) == file
     assert len(attached) == 3
-    data = [base64.b64encode(content).decode() for content in (b"sound", b"pixels", b"frames")]
+    kinds = ("audio/mpeg", b"sound"), ("image/png", b"pixels"), ("video/mp4", b"frames")
+    urls = [f"data:{kind};base64,{base64.b64encode(content).decode()}" for kind, content in kinds]
     assert attached.take() == [
-        {"type": "input_audio", "input_audio": {"data": data[0], "format": "wav"}},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data[1]}"}},
-        {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data[2]}"}},
+        {"type": "audio_url", "audio_url": {"url": urls[0]}},
+        {"type": "image_url", "image_url": {"url": urls[1]}},
+        {"type": "video_url", "video_url": {"url": urls[2]}},
     ]
     assert attached.take() == []
 

@@ -34,6 +34,7 @@ def test_page_needs_no_key_and_no_external_resources(tiny_llm: AsyncLLM) -> None
     policy = dict(part.strip().split(" ", 1) for part in got.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"
+    assert policy["img-src"] == policy["media-src"] == "data:"
     assert (policy["require-trusted-types-for"], policy["trusted-types"]) == ("'script'", "dompurify")
     for name, count in (("script-src", 3), ("style-src", 1)):
         sources = policy[name].split()
@@ -369,6 +370,34 @@ def test_pictures_are_attached_shown_and_sent(page: Any, server: Live) -> None:
     say(page, "and now")
     until(lambda: len(asked) == 3)
     assert [message["content"] for message in asked[2]["messages"]] == [sent, "a square", "and now"]
+
+
+def test_sounds_are_attached_played_and_sent(page: Any, server: Live) -> None:
+    model = {"id": "hears", "default_sampling_params": {}, "input_modalities": ["text", "audio"]}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [model]}))
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=events("a bell")))
+    asked = opened(page, server)
+    page.locator("#attach").wait_for()
+    assert page.get_attribute("#files", "accept") == "audio/*"
+    files = [
+        {"name": "bell.wav", "mimeType": "audio/x-wav", "buffer": b"bell"},
+        {"name": "horn.mp3", "mimeType": "audio/mpeg", "buffer": b"horn"},
+        {"name": "cat.png", "mimeType": "image/png", "buffer": b"cat"},  # the model takes none
+    ]
+    page.set_input_files("#files", files)
+    page.get_by_role("button", name="Remove horn.mp3").wait_for()
+    assert page.locator("#attached button").all_inner_texts() == ["bell.wav", "horn.mp3"]
+    say(page, "what is this")
+    page.get_by_text("a bell").wait_for()
+    parts = [
+        {"data": base64.b64encode(data).decode(), "format": format}
+        for data, format in ((b"bell", "wav"), (b"horn", "mp3"))
+    ]
+    sent: list[Any] = [{"type": "input_audio", "input_audio": part} for part in parts]
+    assert asked[0]["messages"] == [
+        {"role": "user", "content": [*sent, {"type": "text", "text": "what is this"}]}
+    ]
+    assert page.locator("article.user audio[controls]").count() == 2
 
 
 def test_reasoning_is_shown_apart(page: Any, server: Live) -> None:

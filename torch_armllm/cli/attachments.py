@@ -6,50 +6,16 @@ import base64
 import mimetypes
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 MOST_BYTES = 1 << 26
 """Of a file, as of one that a URL names."""
 
 
-class _Modality(NamedTuple):
-    """One that models may take besides text.
-
-    Attributes:
-        article: for its name.
-        part: makes the part of a message from a file's name and content.
-    """
-
-    article: str
-    part: Callable[[Path, bytes], dict[str, Any]]
-
-
-def _image(path: Path, data: bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": _data_url(path, data)}}
-
-
-def _audio(path: Path, data: bytes) -> dict[str, Any]:
-    given = {"data": base64.b64encode(data).decode(), "format": path.suffix.lstrip(".").lower()}
-    return {"type": "input_audio", "input_audio": given}
-
-
-def _video(path: Path, data: bytes) -> dict[str, Any]:
-    return {"type": "video_url", "video_url": {"url": _data_url(path, data)}}
-
-
-def _data_url(path: Path, data: bytes) -> str:
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-_MODALITIES = {
-    "image": _Modality("an", _image),
-    "audio": _Modality("an", _audio),
-    "video": _Modality("a", _video),
-}
-COMMANDS = {f"/{name}": name for name in _MODALITIES}
+_ARTICLES = {"image": "an", "audio": "an", "video": "a"}
+COMMANDS = {f"/{modality}": modality for modality in _ARTICLES}
 """Modalities by the commands that attach a file."""
 
 
@@ -76,7 +42,7 @@ class Attachments:
     def help(self) -> list[str]:
         """Says what each of the commands does."""
         names = [COMMANDS[command] for command in self.commands]
-        return [f"/{name} FILE adds {_MODALITIES[name].article} {name} to the next message" for name in names]
+        return [f"/{name} FILE adds {_ARTICLES[name]} {name} to the next message" for name in names]
 
     def add(self, name: str, typed: str) -> str:
         """Attaches a file.
@@ -96,7 +62,9 @@ class Attachments:
         if not typed:
             raise ValueError(f"give a file: /{name} FILE")
         path = _named(typed)
-        self._parts.append(_MODALITIES[name].part(path, _content(path)))
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        data = base64.b64encode(_content(path)).decode()
+        self._parts.append({"type": f"{name}_url", f"{name}_url": {"url": f"data:{kind};base64,{data}"}})
         return path.name
 
     def take(self) -> list[dict[str, Any]]:

@@ -44,8 +44,8 @@ def _page() -> tuple[bytes, str]:
     }
     policy = (
         f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types dompurify"
+        "connect-src 'self'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
     )
     return text, policy
 
