@@ -23,7 +23,7 @@ pytest.importorskip("PIL", reason="needs the extra vision")
 from tests.support.picture_folders import picture, picture_folder  # noqa: E402
 from tests.support.server_live import NAME, Live, live, until  # noqa: E402
 from torch_armllm import SamplingParams  # noqa: E402
-from torch_armllm.engine.images.media import OpenedPicture  # noqa: E402
+from torch_armllm.engine.media.image_files import OpenedImage  # noqa: E402
 from torch_armllm.llm.async_llm import AsyncLLM  # noqa: E402
 from torch_armllm.llm.llm import LLM  # noqa: E402
 
@@ -188,7 +188,7 @@ def test_ten_thousand_pictures_are_refused_and_the_server_goes_on(pictures_serve
     small = io.BytesIO()
     picture(1, 1, 1).save(small, "PNG")
     before = resident()
-    with pytest.raises(openai.BadRequestError, match="10000 pictures, and limit_mm_per_prompt allows 2"):
+    with pytest.raises(openai.BadRequestError, match="10000 images, and limit_mm_per_prompt allows 2"):
         ask(pictures_server, messages(*[data_url(small.getvalue())] * 10_000))
     assert resident() - before < 100 << 20
     assert ask(pictures_server, messages(url)) == answer
@@ -198,10 +198,10 @@ def test_ten_thousand_pictures_are_refused_and_the_server_goes_on(pictures_serve
     ("message", "said"),
     [
         ({"role": "user", "content": [{"type": "image_url"}]}, "needs image_url"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "not supported"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "needs input_audio"),
         (
             {"role": "system", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
-            "cannot hold pictures",
+            "cannot hold images",
         ),
     ],
     ids=["no-url", "audio", "system"],
@@ -217,38 +217,38 @@ def test_a_model_of_text_takes_no_pictures(server: Live) -> None:
         ask(server, messages(data_url(png(1))))
 
 
-def test_pixels_of_a_request_are_bounded_together(
+def test_bytes_of_a_request_are_bounded_together(
     pictures_server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_armllm.server.prompts.MOST_PIXELS_TOGETHER", 1_900_000)
-    monkeypatch.setattr(OpenedPicture, "decoded", lambda self: pytest.fail("a picture was decoded"))
+    monkeypatch.setattr("torch_armllm.server.prompts.MOST_BYTES_TOGETHER", 7_600_000)
+    monkeypatch.setattr(OpenedImage, "decoded", lambda self: pytest.fail("a picture was decoded"))
     big = data_url(damaged_png(1000, 1000))
     for count in (1, 2):
         with pytest.raises(openai.APIStatusError) as refused:
             ask(pictures_server, messages(*[big] * count))
-        together = "at most 1900000 pixels together" in str(refused.value)
+        together = "at most 7600000 bytes together" in str(refused.value)
         assert together == (count == 2) and (refused.value.status_code == 400) == together
 
 
 def test_texts_do_not_wait_for_pictures(pictures_server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = OpenedPicture.decoded
+    decode = OpenedImage.decoded
     answered = threading.Event()
 
-    def slow(self: OpenedPicture) -> Any:
+    def slow(self: OpenedImage) -> Any:
         assert answered.wait(30)
         return decode(self)
 
-    monkeypatch.setattr(OpenedPicture, "decoded", slow)
+    monkeypatch.setattr(OpenedImage, "decoded", slow)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, pictures_server, messages(data_url(png(3))))
         assert ask(pictures_server, [{"role": "user", "content": "what is this"}])
         assert not asked.done()
         answered.set()
         assert asked.result(30)
-    until(lambda: not pictures_server.served.prompts._pixels._held)
+    until(lambda: not pictures_server.served.prompts._budget._held)
 
 
-def test_failed_requests_give_their_pixels_back(pictures_server: Live) -> None:
+def test_failed_requests_give_their_bytes_back(pictures_server: Live) -> None:
     with pytest.raises(openai.BadRequestError, match="damaged"):
         ask(pictures_server, messages(data_url(png(1)[:-40])))
-    until(lambda: not pictures_server.served.prompts._pixels._held)
+    until(lambda: not pictures_server.served.prompts._budget._held)

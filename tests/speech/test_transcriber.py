@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.support.whisper_folder import sound, whisper_folder
+from torch_armllm.engine.media.audio_files import read_audio
 from torch_armllm.patching.state import patched_forward
-from torch_armllm.speech.audio import read_audio
 from torch_armllm.speech.kind import transcribes
 from torch_armllm.speech.transcriber import Stopped, Transcriber
 

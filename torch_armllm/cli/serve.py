@@ -112,7 +112,7 @@ def _transcriber(source: str, options: argparse.Namespace) -> Transcriber:
     Raises:
         ImportError: the packages that read audio and forms are not installed.
     """
-    from torch_armllm.speech.audio import require_audio
+    from torch_armllm.engine.media.audio_files import require_audio
     from torch_armllm.speech.transcriber import Transcriber
 
     require_audio()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal, get_args
 
+from torch_armllm.engine.media.taken_media import DEFAULT_LIMITS
 from torch_armllm.engine.reports.trace import Trace
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.settings.checks import (
-    MEDIA_LIMITS,
     are_drafts,
     check_limits,
     check_policy,
@@ -130,19 +130,27 @@ class EngineConfig:
     )
     limit_mm_per_prompt: Mapping[str, int] | None = setting(
         None,
-        replace(OBJECT, give='{"image": number}', accepts=has_media_limits, inspect=check_limits),
-        "maximum number of images, videos and sounds per prompt, by `image`, `video` and `audio`",
+        replace(
+            OBJECT,
+            give='{"image": number, "audio": number, "video": number}',
+            accepts=has_media_limits,
+            inspect=check_limits,
+        ),
+        "maximum number of images, audio clips and videos per prompt",
         "More are refused. If all that are given are 0, a model is served for text only, and its plan has no "
         "input for them.",
-        none='{"image": 8, "video": 2, "audio": 8}',
+        none='{"image": 8, "audio": 8, "video": 2}',
     )
     allowed_media_path: str | PathLike[str] | None = setting(
-        None, FOLDER, "folder in which `file://` URLs of pictures may lie", none="they are refused"
+        None,
+        FOLDER,
+        "folder in which `file://` URLs of images, sound and videos may lie",
+        none="they are refused",
     )
     allowed_media_domains: Sequence[str] = setting(
         (),
         replace(TEXTS, give="a list of hosts", shown="HOST"),
-        "a host from which pictures are fetched",
+        "a host from which images, sound and videos are fetched",
         "URLs begin with `http://` or `https://`.",
     )
     promised_memory: int = setting(
@@ -287,7 +295,7 @@ class EngineConfig:
 
     @property
     def media_limits(self) -> dict[str, int]:
-        """Most images, videos and sounds of a prompt, by modality."""
+        """Most images, audio clips and videos of a prompt, by `MODALITIES`."""
         given = self.limit_mm_per_prompt or {}
-        others = dict.fromkeys(MEDIA_LIMITS, 0) if given and not any(given.values()) else MEDIA_LIMITS
+        others = dict.fromkeys(DEFAULT_LIMITS, 0) if given and not any(given.values()) else DEFAULT_LIMITS
         return {**others, **given}

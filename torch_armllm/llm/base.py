@@ -15,8 +15,9 @@ from torch_armllm.checkpoint.model_request import ModelRequest
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.session_files import SessionFiles
 from torch_armllm.engine.engine_protocol import Engine, TextEngine
-from torch_armllm.engine.images.media_access import MediaAccess
 from torch_armllm.engine.images.reader import PictureReader
+from torch_armllm.engine.media.media_access import MediaAccess
+from torch_armllm.engine.media.taken_media import MODALITIES
 from torch_armllm.engine.reports.metrics import Metric, read_metrics
 from torch_armllm.engine.reports.stats import EngineStats
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -254,14 +255,11 @@ class LLMBase:
             raise missing_attribute(type(self).__name__, name)
 
     @property
-    def takes_pictures(self) -> bool:
-        """True if prompts may hold pictures."""
-        return self.pooling_engine is None and not isinstance(self.llm_engine.preprocessor.pictures, str)
-
-    @property
     def input_modalities(self) -> tuple[str, ...]:
-        """Modalities of prompts, by OpenAI's names: ``text``, and ``image`` where pictures are taken."""
-        return ("text", "image") if self.takes_pictures else ("text",)
+        """Modalities of prompts: ``text``, and those of `MODALITIES` that the model takes."""
+        reader = "" if self.pooling_engine is not None else self.llm_engine.preprocessor.pictures
+        limits = {} if isinstance(reader, str) else reader.taken.limits
+        return ("text", *(modality for modality in MODALITIES if limits.get(modality)))
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from torch_armllm.engine.disk.session_files import SessionFiles
-from torch_armllm.engine.images.media import has_pictures
+from torch_armllm.engine.media.media import has_media
 from torch_armllm.engine.outputs import FailedOutput, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.content_format import ContentFormat
@@ -168,7 +168,9 @@ class LLM(PoolingCalls):
 
         Args:
             messages: one conversation, a list of ``{"role": …, "content": …}``, or several; contents may hold
-                pictures, ``{"type": "image_url", …}`` or ``{"type": "image_pil", "image_pil": picture}``.
+                images, ``{"type": "image_url", …}`` or ``{"type": "image_pil", "image_pil": image}``, and
+                sound, ``{"type": "input_audio", …}``, ``{"type": "audio_url", …}`` or ``{"type": "audio",
+                "audio": samples or (samples, rate)}``.
             sampling_params: see `generate`.
             use_tqdm: see `generate`.
             chat_template: instead of the tokenizer's own.
@@ -228,15 +230,15 @@ class LLM(PoolingCalls):
 
         Args:
             call: renders it.
-            conversation: may hold pictures.
+            conversation: may hold images, sound and videos.
 
         Raises:
             ValueError: the template rejects it, or the model does not take what it holds.
         """
-        if not has_pictures(conversation):
+        if not has_media(conversation):
             return call.prompt(conversation)
         reader = self.picture_reader()  # a model that takes none says so before anything is decoded
-        return call.picture_prompt(conversation, reader, self.media_access)
+        return call.media_prompt(conversation, reader, self.media_access)
 
     def stream(
         self,

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+_MEDIA = ("image_url", "input_audio", "audio_url", "video_url")
+"""Fields that hold the files of parts."""
+
 
 @dataclass(frozen=True)
 class RelayedRequest:
@@ -44,7 +47,7 @@ def model_and_text(body: bytes) -> tuple[str | None, bytes]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yields the texts of a value of JSON in their order, without those of pictures."""
+    """Yields the texts of a value of JSON in their order, without media."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (int, float)):
@@ -54,5 +57,5 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
     elif isinstance(value, dict):
         for name, each in value.items():
-            if name != "image_url":
+            if name not in _MEDIA:
                 yield from _texts(each)

@@ -9,7 +9,8 @@ from torch_armllm.server.protocol.chat import (
     ChosenTool,
     ContentPart,
     Function,
-    PictureUrl,
+    InputAudio,
+    MediaUrl,
     Tool,
     ToolCall,
 )
@@ -20,9 +21,14 @@ def text_part(text: str) -> ContentPart:
     return ContentPart(type="text", text=text)
 
 
-def picture_part(url: str, detail: str | None = None) -> ContentPart:
-    """Returns a part that is a picture."""
-    return ContentPart(type="image_url", image_url=PictureUrl(url=url, detail=detail))
+def image_part(url: str, detail: str | None = None) -> ContentPart:
+    """Returns a part that is an image."""
+    return ContentPart(type="image_url", image_url=MediaUrl(url=url, detail=detail))
+
+
+def audio_part(audio: InputAudio) -> ContentPart:
+    """Returns a part that is sound."""
+    return ContentPart(type="input_audio", input_audio=audio)
 
 
 def tool_call(name: str, arguments: str, call_id: str) -> ToolCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from torch_armllm.server.chat_parts import chosen_tool, function_tool, picture_part, text_part, tool_call
+from torch_armllm.server.chat_parts import chosen_tool, function_tool, image_part, text_part, tool_call
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.middleware.warnings import note_warnings
 from torch_armllm.server.protocol.chat import ChatRequest, Message, Tool, effort_variables
@@ -28,7 +28,7 @@ def chat_request(body: CountTokensRequest, keeps_budget: bool = False) -> ChatRe
         keeps_budget: True if the engine can limit the reasoning.
 
     Raises:
-        ApiError: the request needs what this server lacks: blocks other than texts, pictures and tools.
+        ApiError: the request needs what this server lacks: blocks other than texts, images and tools.
     """
     choice = body.tool_choice
     continues = body.messages[-1].role == "assistant"
@@ -128,7 +128,7 @@ def _said(turn: MessageTurn, param: str) -> Message:
 
 
 def _asked(blocks: list[Block], param: str) -> list[Message]:
-    """Returns the results of tools, and then the message of the user, which gets their pictures."""
+    """Returns the results of tools, and then the message of the user, which gets their images."""
     results, parts = [], []
     for block in blocks:
         if block.type == "tool_result":
@@ -138,19 +138,19 @@ def _asked(blocks: list[Block], param: str) -> list[Message]:
             texts: str | list[Block] = inner
             if isinstance(inner, list):
                 texts = [each for each in inner if each.type != "image"]
-                parts += [picture_part(_picture(each, param)) for each in inner if each.type == "image"]
+                parts += [image_part(_image(each, param)) for each in inner if each.type == "image"]
             text = _text(texts, param)
             results.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
         elif block.type == "text":
             parts.append(text_part(block.text or ""))
         elif block.type == "image":
-            parts.append(picture_part(_picture(block, param)))
+            parts.append(image_part(_image(block, param)))
         else:
             raise _unsupported(block, "text, image and tool_result", param)
     return [*results, Message(role="user", content=parts)] if parts else results
 
 
-def _picture(block: Block, param: str) -> str:
+def _image(block: Block, param: str) -> str:
     source = block.source
     if source is not None and source.type == "url" and source.url is not None:
         return source.url

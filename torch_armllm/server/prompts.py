@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from torch_armllm.chat_format.chat_renderer import ChatInput, ChatRenderer
 from torch_armllm.chat_format.conversation import Conversation
 from torch_armllm.chat_format.template_switches import template_switches
-from torch_armllm.engine.images.chat import render_pictures
-from torch_armllm.engine.images.media import MOST_PIXELS_TOGETHER, OpenedPicture, open_pictures
-from torch_armllm.engine.images.media_access import MediaAccess
-from torch_armllm.engine.images.pixel_budget import PixelBudget
+from torch_armllm.engine.images.chat import render_media
 from torch_armllm.engine.images.reader import PictureReader
+from torch_armllm.engine.media.media import MOST_BYTES_TOGETHER, Opened, open_media
+from torch_armllm.engine.media.media_access import MediaAccess
+from torch_armllm.engine.media.media_budget import HeldMedia, MediaBudget
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, tokenized_chat
 from torch_armllm.engine.text.content_format import ContentFormat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PLAIN = Tokenization()
-_PICTURE_THREADS = 2
-"""Threads that read and decode pictures, so that a slow host does not delay every other picture."""
+_MEDIA_THREADS = 2
+"""Threads that read and decode media, so that a slow host does not delay every other image."""
 
 
 class ChatTemplateInput(Protocol):
@@ -47,14 +47,14 @@ class ChatTemplateInput(Protocol):
 
 
 class PromptBuilder:
-    """Tokenizes texts and chat messages in a thread of its own, and decodes pictures in another one.
+    """Tokenizes texts and chat messages in a thread of its own, and decodes media in other ones.
 
     Args:
         tokenizer: the model's tokenizer.
         chat_template: replaces the tokenizer's own template.
         limit: bounds the characters of a prompt.
-        reader: returns the reader of the model's pictures; None: it takes none.
-        media: what URLs of pictures may name; None: the pictures themselves are in the URLs.
+        reader: returns the reader of the model's media; None: it takes none.
+        media: what URLs of media may name; None: the media themselves are in the URLs.
         content_format: form of the contents that the template reads.
     """
 
@@ -77,8 +77,8 @@ class PromptBuilder:
         self._renderer = ChatRenderer(tokenizer, chat_template, content_format)
         self._infill: InfillPrompts | None = None
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
-        self._picture_threads = ThreadPoolExecutor(_PICTURE_THREADS, "armllm-pictures")
-        self._pixels = PixelBudget(MOST_PIXELS_TOGETHER)
+        self._media_threads = ThreadPoolExecutor(_MEDIA_THREADS, "armllm-media")
+        self._budget = MediaBudget(MOST_BYTES_TOGETHER)
         if self.template:
             self._thread.submit(self._renderer.traits)  # the first conversation does not wait for them
 
@@ -113,8 +113,8 @@ class PromptBuilder:
             body.add_generation_prompt and not body.continue_final_message,
             body.continue_final_message,
         )
-        if any(message.has_pictures for message in body.messages):
-            return await self._with_pictures(given)
+        if any(message.has_media for message in body.messages):
+            return await self._with_media(given)
 
         def rendered() -> tuple[dict[str, Any], list[str]]:
             text, warnings = self._renderer.render(given)
@@ -124,15 +124,15 @@ class PromptBuilder:
         note_warnings(warnings)
         return prompt
 
-    async def _with_pictures(self, given: ChatInput) -> dict[str, Any]:
-        threads = self._picture_threads
+    async def _with_media(self, given: ChatInput) -> dict[str, Any]:
+        threads = self._media_threads
 
-        def opened() -> tuple[PictureReader, Conversation, list[dict[str, Any]], list[OpenedPicture]]:
+        def opened() -> tuple[PictureReader, Conversation, list[dict[str, Any]], Opened]:
             if self._reader is None:
-                raise ValueError("this model takes no pictures")
+                raise ValueError("this model takes no pictures, sound or videos")
             reader = self._reader()  # a model that takes none says so before anything is read
             fitted = self._renderer.fitted(given, keep_contents=True)
-            files = open_pictures(fitted.messages, self._media, reader.limit, MOST_PIXELS_TOGETHER)
+            files = open_media(fitted.messages, self._media, reader.taken, MOST_BYTES_TOGETHER)
             return reader, fitted, *files
 
         reader, fitted, converted, files = await self.run(opened, "messages", threads)
@@ -144,11 +144,11 @@ class PromptBuilder:
             "add_generation_prompt": given.begins,
             "continue_final_message": given.continues,
         }
-        held = await self._pixels.hold(sum(file.pixels for file in files))
+        held = await self._budget.hold(sum(each.nbytes for media in files.values() for each in media))
         try:
-            held += await self.run(lambda: [file.decoded() for file in files], "messages", threads)
+            await self.run(lambda: _decode(files, held), "messages", threads)
             shown = reader, self.tokenizer, converted, held, self._limit
-            return await self.run(lambda: render_pictures(*shown, **options), "messages")
+            return await self.run(lambda: render_media(*shown, **options), "messages")
         except BaseException:
             held.release()
             raise
@@ -224,7 +224,7 @@ class PromptBuilder:
 
     def close(self) -> None:
         """Ends the thread."""
-        for threads in (self._thread, self._picture_threads):
+        for threads in (self._thread, self._media_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _check_size(self, characters: int, param: str) -> None:
@@ -245,6 +245,12 @@ class PromptBuilder:
             )
         except (ValueError, TypeError, UnicodeError, ImportError) as error:
             raise bad_request(error, param) from error
+
+
+def _decode(opened: Opened, held: HeldMedia) -> None:
+    """Decodes media into those that a request holds."""
+    for modality, media in opened.items():
+        held[modality] = [each.decoded() for each in media]
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_armllm.server.chat_parts import picture_part, text_part, tool_call
+from torch_armllm.server.chat_parts import audio_part, image_part, text_part, tool_call
 from torch_armllm.server.custom_tools import custom_arguments
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.chat import ChatRequest, ContentPart, Message
@@ -15,6 +15,7 @@ _SAME = (
     *("parallel_tool_calls", "include_reasoning", "chat_template_kwargs"),
 )
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_MEDIA = ("input_image", "input_audio")
 _GIVEN = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
@@ -23,7 +24,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
 
     Raises:
         ApiError: the request needs what this server lacks: stored responses, tools that the server runs, or
-            input other than texts and pictures.
+            input other than texts, images and sound.
     """
     _check_stateless(body)
     tools, choice = tools_and_choice(body)
@@ -101,16 +102,21 @@ def _messages(body: ResponsesRequest) -> list[Message]:
 
 
 def _content(content: str | list[InputPart] | None, param: str) -> str | list[ContentPart]:
-    if not isinstance(content, list) or not any(part.type == "input_image" for part in content):
+    if not isinstance(content, list) or not any(part.type in _MEDIA for part in content):
         return _text(content, param)
     parts = []
     for part in content:
-        if part.type != "input_image":
+        if part.type == "input_audio":
+            if part.input_audio is None:
+                message = 'an input_audio needs input_audio: {"data": "…base64…", "format": "wav"}'
+                raise ApiError(400, message, param)
+            parts.append(audio_part(part.input_audio))
+        elif part.type != "input_image":
             parts.append(text_part(_text([part], param)))
         elif part.image_url is None:
             raise ApiError(400, "an input_image needs image_url: this server stores no files", param)
         else:
-            parts.append(picture_part(part.image_url, part.detail))
+            parts.append(image_part(part.image_url, part.detail))
     return parts
 
 

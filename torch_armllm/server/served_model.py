@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch_armllm.chat_format.format import ChatFormat
 from torch_armllm.chat_format.model_format import ModelFormat
 from torch_armllm.engine.errors import ReplicaFailedError
-from torch_armllm.engine.images.pixel_budget import release_pictures
+from torch_armllm.engine.media.media_budget import release_media
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
@@ -231,8 +231,8 @@ class ServedModel:
                     async for output in outputs:
                         request_metrics.record(output)
                         if not again:
-                            release_pictures(prompt)  # the engine has read them
-                        # the tokens of pictures are known when the engine has read them
+                            release_media(prompt)  # the engine has read them
+                        # the tokens of media are known when the engine has read them
                         self.clients.charge(len(output.prompt_token_ids) - charged)
                         charged = len(output.prompt_token_ids)
                         self.clients.charge(sum(len(completion.token_ids) for completion in output.outputs))
@@ -240,7 +240,7 @@ class ServedModel:
                             raise reason
                         yield output
         finally:
-            release_pictures(prompt)
+            release_media(prompt)
             request_metrics.close()
 
     async def _found(

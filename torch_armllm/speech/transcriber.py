@@ -20,9 +20,9 @@ from transformers import (
 from torch_armllm.checkpoint.load import load_processor, resolve
 from torch_armllm.checkpoint.model_config import read_config
 from torch_armllm.checkpoint.pretrained import load_pretrained
+from torch_armllm.engine.media.audio_files import read_audio
 from torch_armllm.patching.patch import patch
 from torch_armllm.patching.state import is_patched
-from torch_armllm.speech.audio import read_audio
 from torch_armllm.speech.kind import FAMILIES
 from torch_armllm.speech.transcription import Segment, Transcription
 from torch_armllm.system.dtypes import float_dtype

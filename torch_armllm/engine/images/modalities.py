@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torch_armllm.engine.images.media import check_count, check_size
-from torch_armllm.system.extras import install_command
+from torch_armllm.engine.media.audio_clips import checked_clip
+from torch_armllm.engine.media.image_files import check_size
+from torch_armllm.engine.media.taken_media import PLURALS, TakenMedia
 
-MOST_SECONDS = 1800
-"""Of a sound."""
 MOST_FRAMES = 4096
 """Of a video."""
 MOST_FRAME_PIXELS = 1 << 27
@@ -38,7 +37,6 @@ class Modality:
 
     Attributes:
         name: in ``multi_modal_data``, as vLLM calls it.
-        noun: for errors.
         arguments: names that processors have for its items.
         parts: attributes of a processor that reads its items.
         tokens: attributes of a processor, or of its tokenizer, with the placeholder of an item in a text.
@@ -46,11 +44,15 @@ class Modality:
     """
 
     name: str
-    noun: str
     arguments: tuple[str, ...]
     parts: tuple[str, ...]
     tokens: tuple[str, ...]
     checked: Callable[[Any, Any], Any]
+
+    @property
+    def noun(self) -> str:
+        """Several items, for errors."""
+        return PLURALS[self.name]
 
     def argument_of(self, processor: Any) -> str | None:
         """Returns the argument of a processor's call that takes the items; None: it takes none."""
@@ -64,25 +66,27 @@ class Modality:
         return found
 
 
-def items_of(data: Mapping[str, Any], known: Mapping[str, int], processor: Any) -> dict[str, list[Any]]:
+def items_of(data: Mapping[str, Any], taken: TakenMedia, processor: Any) -> dict[str, list[Any]]:
     """Returns the items of each modality of a prompt, as processors take them.
 
     Args:
         data: ``multi_modal_data`` of a prompt.
-        known: most items of each modality that is taken.
+        taken: what the model takes.
         processor: the model's own.
 
     Raises:
-        ValueError: an item is none, or there are too many.
+        ValueError: an item is none, or there are too many, or the model takes none.
     """
-    found = {}
-    for name, value in data.items():
-        modality = MODALITIES[name]
-        items = [] if value is None else list(value) if modality_is_list(name, value) else [value]
-        check_count(len(items), known[name], modality.noun)
-        if items:
-            found[name] = [modality.checked(item, processor) for item in items]
-    return found
+    items = {
+        name: [] if value is None else list(value) if modality_is_list(name, value) else [value]
+        for name, value in data.items()
+    }
+    taken.check({name: len(each) for name, each in items.items()})
+    return {
+        name: [MODALITIES[name].checked(item, processor) for item in each]
+        for name, each in items.items()
+        if each
+    }
 
 
 def modality_is_list(name: str, value: Any) -> bool:
@@ -105,40 +109,13 @@ def sampling_rate(processor: Any) -> int:
 
 def _image(value: Any, _: Any) -> Any:
     if not hasattr(value, "convert") or not hasattr(value, "size"):
-        raise ValueError(f"a picture is a {type(value).__name__}: give a PIL.Image.Image")
+        raise ValueError(f"an image is a {type(value).__name__}: give a PIL.Image.Image")
     check_size(value)
     return value.convert("RGB")
 
 
 def _audio(value: Any, processor: Any) -> Any:
-    own = sampling_rate(processor)
-    samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, own)
-    samples = np.asarray(samples)
-    if samples.ndim != 1 or not len(samples) or samples.dtype.kind not in "fiu":
-        raise ValueError(
-            f"a sound is an array of {samples.dtype} of shape {samples.shape}: give samples of one channel, "
-            "float32 in -1 … 1 of shape (n,), or (samples, rate)"
-        )
-    if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)) or not 0 < rate <= 768_000:
-        raise ValueError(f"the rate of a sound is {rate!r}: give samples of a second, such as 16000")
-    if len(samples) > MOST_SECONDS * rate:
-        raise ValueError(
-            f"a sound of {len(samples) / rate:.0f} seconds is too long; it may have {MOST_SECONDS}: cut it"
-        )
-    samples = samples.astype(np.float32)
-    if not np.isfinite(samples).all():
-        raise ValueError("a sound has samples that are no numbers (NaN or infinite): decode it anew")
-    if rate == own:
-        return samples
-    try:
-        import soxr
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"a sound has {rate} samples a second, the model takes {own}, and soxr is not installed: "
-            f"resample it, or {install_command('audio')}"
-        ) from error
-
-    return soxr.resample(samples, rate, own)
+    return checked_clip(value, sampling_rate(processor))
 
 
 def _video(value: Any, _: Any) -> Video:
@@ -170,7 +147,6 @@ def _check_frames(count: int, width: int, height: int) -> None:
 
 _IMAGE = Modality(
     name="image",
-    noun="pictures",
     arguments=("images",),
     parts=("image_processor",),
     tokens=("image_token", "boi_token", "fake_image_token"),
@@ -178,7 +154,6 @@ _IMAGE = Modality(
 )
 _VIDEO = Modality(
     name="video",
-    noun="videos",
     arguments=("videos",),
     parts=("video_processor",),
     tokens=("video_token",),
@@ -186,7 +161,6 @@ _VIDEO = Modality(
 )
 _AUDIO = Modality(
     name="audio",
-    noun="sounds",
     arguments=("audio", "audios", "raw_speech", "speech"),
     parts=("feature_extractor", "audio_processor"),
     tokens=("audio_token", "boa_token", "speech_token"),

@@ -15,10 +15,11 @@ from torch_armllm.engine.images.decoder_call import ReadingModel
 from torch_armllm.engine.images.image_rows import PictureRows
 from torch_armllm.engine.images.image_steps import PictureSteps
 from torch_armllm.engine.images.media_facts import MediaFacts
-from torch_armllm.engine.images.modalities import MODALITIES, items_of, names_of
+from torch_armllm.engine.images.modalities import MODALITIES, items_of, names_of, sampling_rate
 from torch_armllm.engine.images.processor_inputs import inputs_of
 from torch_armllm.engine.images.prompt_rows import PromptRows
 from torch_armllm.engine.images.trial import in_dtype
+from torch_armllm.engine.media.taken_media import TakenMedia
 from torch_armllm.patching.forwards.forward import PatchedForward
 from torch_armllm.patching.forwards.layer_calls import LayerCalls, is_close
 
@@ -70,9 +71,14 @@ class PictureReader:
         self._rows = PromptRows(reading, facts)
 
     @property
-    def limit(self) -> int:
-        """Most images of a prompt."""
-        return self.limits.get("image", 0)
+    def taken(self) -> TakenMedia:
+        """Images, sound and videos that the model takes."""
+        refusals = {
+            name: f"{self.name} takes no {modality.noun}: "
+            + self._facts.reasons.get(name, "limit_mm_per_prompt allows none")
+            for name, modality in MODALITIES.items()
+        }
+        return TakenMedia(self.name, self.limits, refusals, sampling_rate(self.processor))
 
     def remove_layers(self) -> None:
         """Removes the layers of the language model, which others compute: a prompt needs what is before."""
@@ -131,11 +137,7 @@ class PictureReader:
             raise ValueError(f'multi_modal_data holds {given}: give {{"image": image or images}}, of {known}')
         if not isinstance(text, str):
             raise ValueError("a prompt with pictures needs its text as 'prompt'; token ids do not do")
-        for name in data:
-            if name not in self.limits:
-                reason = self._facts.reasons.get(name, "limit_mm_per_prompt allows none")
-                raise ValueError(f"{self.name} takes no {MODALITIES[name].noun}: {reason}")
-        return text, items_of(data, self.limits, self.processor)
+        return text, items_of(data, self.taken, self.processor)
 
     def _read(self, inputs: dict[str, Any]) -> PictureRows:
         """Returns the rows of a prompt; the first ones are compared with those by the towers' modules."""

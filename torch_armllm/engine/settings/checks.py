@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch_armllm.engine.media.taken_media import MODALITIES
 from torch_armllm.engine.text.reasoning_tags import parser_of
 from torch_armllm.system.settings import COUNT
 
-MEDIA_LIMITS = {"image": 8, "video": 2, "audio": 8}
-"""Items of a prompt where ``limit_mm_per_prompt`` says nothing, by modality."""
 _REASONING = ("reasoning_start_str", "reasoning_end_str", "reasoning_parser")
 
 
@@ -31,7 +30,7 @@ def is_list(value: Any) -> bool:
 
 def has_media_limits(value: Any) -> bool:
     """True for limits of what prompts may hold."""
-    return isinstance(value, Mapping) and not set(value) - set(MEDIA_LIMITS)
+    return isinstance(value, Mapping) and not set(value) - set(MODALITIES)
 
 
 def check_limits(limits: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its tokens, ``{"prompt": text}`` or ``{"prompt_token_ids": tokens}``.  A text with pictures is
-``{"prompt": text, "multi_modal_data": {"image": picture or pictures}}``."""
+"""A text, its tokens, ``{"prompt": text}`` or ``{"prompt_token_ids": tokens}``.  A text with images,
+sound or videos is ``{"prompt": text, "multi_modal_data": {"image": image or images, "audio": …}}``."""
 
 _NUM_SEEDS = 2**63
 _FIELDS = ("prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs")
@@ -30,7 +30,7 @@ _REFUSED = {
     "cache_salt": "the prefix cache is shared by all prompts, and a salt would part them",
     "encoder_prompt": "encoder-decoder models run with generate of the patched model",
     "decoder_prompt": "encoder-decoder models run with generate of the patched model",
-    "multi_modal_uuids": "pictures are known by their contents",
+    "multi_modal_uuids": "images, sound and videos are known by their contents",
 }
 """Fields of a prompt, and reasons for which vLLM's others do not exist."""
 
@@ -122,7 +122,8 @@ class Preprocessor:
         if isinstance(prompt, Mapping):
             if prompt.get("multi_modal_data"):
                 raise ValueError(
-                    "a prompt with pictures can only be generated from: its tokens are not all of it"
+                    "a prompt with images, sound or videos can only be generated from: its tokens are not "
+                    "all of it"
                 )
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), list(prompt["prompt_token_ids"])
@@ -141,12 +142,12 @@ class Preprocessor:
         """Returns a prompt as tokens.
 
         Args:
-            prompt: text or tokens, without pictures.
+            prompt: text or tokens, without media.
             how: options.
             max_tokens: most tokens of the output; None: as many as fit.
 
         Raises:
-            ValueError: the prompt holds pictures, or its text is too long, or there is no tokenizer.
+            ValueError: the prompt holds media, or its text is too long, or there is no tokenizer.
         """
         check_fields(prompt)
         most = how.most_tokens(self.max_model_len, max_tokens)

@@ -14,10 +14,10 @@ from torch_armllm.chat_format.deltas import OutputParser
 from torch_armllm.chat_format.model_format import model_format
 from torch_armllm.chat_format.prompt_part import begins_in
 from torch_armllm.chat_format.rendering import make_parser, marks_with
-from torch_armllm.engine.images.chat import render_pictures
-from torch_armllm.engine.images.media import with_pictures
-from torch_armllm.engine.images.media_access import MediaAccess
+from torch_armllm.engine.images.chat import render_media
 from torch_armllm.engine.images.reader import PictureReader
+from torch_armllm.engine.media.media import with_media
+from torch_armllm.engine.media.media_access import MediaAccess
 from torch_armllm.engine.outputs import ChatMessage, CompletionOutput, ToolCall
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.chat_template import NOT_VARIABLES, tokenized_chat
@@ -83,7 +83,7 @@ class ChatCall:
             raise ValueError(refusal)
 
     def prompt(self, messages: Sequence[Message]) -> dict[str, Any]:
-        """Returns the prompt of a conversation without pictures.
+        """Returns the prompt of a conversation without images, sound and videos.
 
         Raises:
             ValueError: a message has a wrong form, or the template rejects the conversation.
@@ -92,18 +92,16 @@ class ChatCall:
         _tell(warnings)
         return tokenized_chat(self._tokenizer, text)
 
-    def picture_prompt(
-        self, messages: Sequence[Message], reader: PictureReader, access: MediaAccess
-    ) -> Prompt:
-        """Returns the prompt of a conversation with pictures.
+    def media_prompt(self, messages: Sequence[Message], reader: PictureReader, access: MediaAccess) -> Prompt:
+        """Returns the prompt of a conversation with images, sound or videos.
 
         Args:
             messages: the conversation.
-            reader: of the model's pictures.
+            reader: of the model's media.
             access: what their URLs may name.
 
         Raises:
-            ValueError: see `prompt`; or a picture cannot be read.
+            ValueError: see `prompt`; or something cannot be read, or the model does not take it.
         """
         fitted = self._renderer.fitted(self._input(messages), keep_contents=True)
         _tell(fitted.warnings)
@@ -115,8 +113,8 @@ class ChatCall:
         }
         if self._options.template is not None:
             given["chat_template"] = self._options.template
-        shown, pictures = with_pictures(fitted.messages, access, reader.limit)
-        return render_pictures(reader, self._tokenizer, shown, pictures, **given)
+        shown, media = with_media(fitted.messages, access, reader.taken)
+        return render_media(reader, self._tokenizer, shown, media, **given)
 
     def params(self, given: SamplingParams) -> SamplingParams:
         """Returns sampling parameters that keep the special tokens which the parser reads."""

@@ -15,20 +15,37 @@ from torch_armllm.server.protocol.body import RequestPart, Schema
 from torch_armllm.server.protocol.sampling import SamplingRequest
 
 
-class PictureUrl(RequestPart):
-    """The URL of a picture; `detail` is accepted and has no effect."""
+class MediaUrl(RequestPart):
+    """The URL of an image or of sound; `detail` is accepted and has no effect."""
 
     url: str
     detail: str | None = None
 
 
+class InputAudio(RequestPart):
+    """A file of sound in base64, and the name of its format."""
+
+    data: str
+    format: str
+
+
 class ContentPart(RequestPart):
-    """A part of a message: a text, the text of a refusal, or a picture by its URL."""
+    """A part of a message: a text, the text of a refusal, an image by its URL, or sound."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
-    image_url: PictureUrl | None = None
+    image_url: MediaUrl | None = None
+    input_audio: InputAudio | None = None
+    audio_url: MediaUrl | None = None
+
+
+_MEDIA = {
+    "image_url": '{"url": …}',
+    "input_audio": '{"data": "…base64…", "format": "wav"}',
+    "audio_url": '{"url": …}',
+}
+"""Types of parts that hold media in a field of that name, and its form."""
 
 
 class CalledFunction(RequestPart):
@@ -94,42 +111,44 @@ class Message(RequestPart):
         return self
 
     @property
-    def has_pictures(self) -> bool:
-        """True if a part of the content is a picture."""
-        return isinstance(self.content, list) and any(part.type == "image_url" for part in self.content)
+    def has_media(self) -> bool:
+        """True if a part of the content is an image or sound."""
+        return isinstance(self.content, list) and any(part.type in _MEDIA for part in self.content)
 
     def parts(self) -> list[dict[str, Any]]:
         """Returns the parts of a content that is a list.
 
         Raises:
-            ApiError: a part is neither a text nor a picture, or the message is not the user's.
+            ApiError: a part is neither a text nor media, or the message with media is not the user's.
         """
         assert isinstance(self.content, list)
-        if self.role != "user" and self.has_pictures:
-            raise ApiError(400, f"a message of role {self.role!r} cannot hold pictures", "messages")
+        if self.role != "user" and self.has_media:
+            raise ApiError(400, f"a message of role {self.role!r} cannot hold images or sound", "messages")
         for part in self.content:
-            self._check(part, ("text", "image_url"))
-            if part.type == "image_url" and part.image_url is None:
-                raise ApiError(400, "a part of type 'image_url' needs image_url: {\"url\": …}", "messages")
+            self._check(part)
+            if (form := _MEDIA.get(part.type)) is not None and getattr(part, part.type) is None:
+                message = f"a part of type {part.type!r} needs {part.type}: {form}"
+                raise ApiError(400, message, "messages")
             if part.type == "text" and part.text is None:
                 part.text = ""
         return [part.model_dump(exclude_none=True) for part in self.content]
 
     def text(self) -> str:
-        """Returns the text of the content, without its pictures.
+        """Returns the text of the content, without its media.
 
         Raises:
-            ApiError: the content holds something else than text.
+            ApiError: the content holds something else.
         """
         if not isinstance(self.content, list):
             return self.content or ""
         for part in self.content:
-            self._check(part, ("text", "image_url"))
+            self._check(part)
         return "\n".join(part.text or "" for part in self.content if part.type == "text")
 
-    def _check(self, part: ContentPart, known: tuple[str, ...]) -> None:
-        if part.type not in known:
-            message = f"content type {part.type[:50]!r} is not supported; send {' and '.join(known)}"
+    def _check(self, part: ContentPart) -> None:
+        if part.type != "text" and part.type not in _MEDIA:
+            known = ", ".join(("text", *_MEDIA))
+            message = f"content type {part.type[:50]!r} is not supported; send {known}"
             raise ApiError(400, message, "messages")
 
 

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from torch_armllm.server.protocol.body import RequestBody, RequestPart, Schema
+from torch_armllm.server.protocol.chat import InputAudio
 from torch_armllm.server.protocol.sampling import StreamOptions
 
 
 class InputPart(RequestPart):
-    """A part of an item's content: a text, or a picture by its URL.
+    """A part of an item's content: a text, an image by its URL, or sound.
 
     `detail` has no effect, nor have `annotations` and `logprobs`, which come back with an output.
     """
@@ -20,6 +21,7 @@ class InputPart(RequestPart):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+    input_audio: InputAudio | None = None
     detail: str | None = None
     annotations: Any = None
     logprobs: Any = None

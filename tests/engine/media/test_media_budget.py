@@ -1,4 +1,4 @@
-"""Pixels that requests hold at a time."""
+"""Bytes of media that requests hold at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import pickle
 from typing import Any
 
-from torch_armllm.engine.images.pixel_budget import HeldPictures, PixelBudget, release_pictures
+from torch_armllm.engine.media.media_budget import HeldMedia, MediaBudget, release_media
 
 
 async def _turns() -> None:
@@ -14,9 +14,9 @@ async def _turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_requests_wait_in_their_order_for_pixels_of_others() -> None:
+def test_requests_wait_in_their_order_for_bytes_of_others() -> None:
     async def main() -> None:
-        budget = PixelBudget(10)
+        budget = MediaBudget(10)
         first = await budget.hold(6)
         large = asyncio.create_task(budget.hold(20))  # alone, once nobody holds any
         small = asyncio.create_task(budget.hold(1))
@@ -24,29 +24,29 @@ def test_requests_wait_in_their_order_for_pixels_of_others() -> None:
         await _turns()
         assert not large.done() and not small.done()
         canceled.cancel()
-        prompt: dict[str, Any] = {"multi_modal_data": {"image": first}}
-        first += [object()]  # type: ignore[list-item]
-        release_pictures(prompt)
-        release_pictures(prompt)
-        assert prompt == {} and first == []
+        prompt: dict[str, Any] = {"multi_modal_data": first}
+        images = first["image"] = [object()]
+        release_media(prompt)
+        release_media(prompt)
+        assert prompt == {} and first == {} and images == []
         await _turns()
         assert large.done() and not small.done()
         (await large).release()
         (await large).release()
         await _turns()
         assert small.done()
-        del small, large  # nothing refers to the pictures any more
+        del small, large  # nothing refers to the media any more
         await asyncio.wait_for(asyncio.gather(budget.hold(5), budget.hold(5)), 10)
         assert not budget._held or budget._held == 10
 
     asyncio.run(main())
 
 
-def test_pictures_are_a_list_in_other_processes() -> None:
-    async def main() -> HeldPictures:
-        return await PixelBudget(1).hold(1)
+def test_media_are_a_dictionary_in_other_processes() -> None:
+    async def main() -> HeldMedia:
+        return await MediaBudget(1).hold(1)
 
     held = asyncio.run(main())
-    held += ["picture"]  # type: ignore[list-item]
-    assert pickle.loads(pickle.dumps(held)) == ["picture"]
-    assert type(pickle.loads(pickle.dumps(held))) is list
+    held["image"] = ["image"]
+    assert pickle.loads(pickle.dumps(held)) == {"image": ["image"]}
+    assert type(pickle.loads(pickle.dumps(held))) is dict

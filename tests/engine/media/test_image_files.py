@@ -15,8 +15,11 @@ pytest.importorskip("PIL", reason="needs the extra vision")
 
 from PIL import Image  # noqa: E402
 
-from torch_armllm.engine.images.media import open_pictures, with_pictures  # noqa: E402
-from torch_armllm.engine.images.media_access import MediaAccess  # noqa: E402
+from torch_armllm.engine.media.media import open_media, with_media  # noqa: E402
+from torch_armllm.engine.media.media_access import MediaAccess  # noqa: E402
+from torch_armllm.engine.media.taken_media import TakenMedia  # noqa: E402
+
+TAKEN = TakenMedia("Seer", {"image": 3})
 
 
 def saved(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -31,7 +34,7 @@ def message(*files: bytes) -> list[dict[str, Any]]:
 
 
 def decoded(data: bytes) -> Image.Image:
-    (picture,) = with_pictures(message(data), MediaAccess(), 1)[1]
+    (picture,) = with_media(message(data), MediaAccess(), TAKEN)[1]["image"]
     assert picture.mode == "RGB"
     return picture
 
@@ -87,15 +90,15 @@ def test_a_frame_larger_than_its_gif_counts() -> None:
 
 def test_pixels_are_bounded_together_before_any_is_decoded() -> None:
     big = header(5000, 5000)
-    converted, opened = open_pictures(message(big, big), MediaAccess(), 3, 50_000_000)
-    assert [each.pixels for each in opened] == [25_000_000] * 2
+    converted, opened = open_media(message(big, big), MediaAccess(), TAKEN, 200_000_000)
+    assert [each.nbytes for each in opened["image"]] == [100_000_000] * 2
     assert converted[0]["content"] == [{"type": "image"}] * 2
-    with pytest.raises(ValueError, match="at most 50000000 pixels together: send smaller ones, or fewer"):
-        open_pictures(message(big, big, header(1, 1)), MediaAccess(), 3, 50_000_000)
+    with pytest.raises(ValueError, match="at most 200000000 bytes together when .* send smaller ones, or"):
+        open_media(message(big, big, header(1, 1)), MediaAccess(), TAKEN, 200_000_000)
 
 
 def test_pictures_of_the_caller_are_left_alone() -> None:
     own = Image.new("RGBA", (7000, 7000))
     parts = [{"role": "user", "content": [{"type": "image_pil", "image_pil": own}]}]
-    assert with_pictures(parts, MediaAccess(), 1)[1] == [own]
-    assert open_pictures(parts, MediaAccess(), 1, 1)[1][0].pixels == 0
+    assert with_media(parts, MediaAccess(), TAKEN)[1] == {"image": [own]}
+    assert open_media(parts, MediaAccess(), TAKEN, 1)[1]["image"][0].nbytes == 0

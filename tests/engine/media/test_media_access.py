@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.images import media_access
-from torch_armllm.engine.images.media_access import MediaAccess
+from torch_armllm.engine.media import media_access
+from torch_armllm.engine.media.media_access import MediaAccess
 
 ALLOWED = MediaAccess(domains=["127.0.0.1"])
 
@@ -72,7 +72,7 @@ def test_other_hosts_are_refused(host: str, domains: list[str]) -> None:
     ["http://", "http://[", "https://127.0.0.1:x/", "ftp://127.0.0.1/cat", "http://127.0.0.1@example.org/"],
 )
 def test_odd_urls_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="picture"):
+    with pytest.raises(ValueError, match="an image"):
         ALLOWED.read(url)
 
 

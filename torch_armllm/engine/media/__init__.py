@@ -1,0 +1,1 @@
+"""Images, sound and videos of prompts: opening, bounding and decoding them."""
