@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch_armllm.engine.images.media_places import marks_of, placed
 from torch_armllm.engine.images.reader import PictureReader
 from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.engine.text.content_format import ContentFormat
@@ -49,8 +50,22 @@ def render_media(
         )
     if reader.chat_template is not None:
         options.setdefault("chat_template", reader.chat_template)
+    template, tokens = _template(tokenizer, options)
+    shown = placed(messages, template, tokens, marks_of(reader.processor))
     return {
-        **render_chat(tokenizer, messages, prompt_limit, "openai", **options),
+        **render_chat(tokenizer, shown.messages, prompt_limit, shown.content_format, **options),
         "multi_modal_data": media,
         "mm_processor_kwargs": {"add_special_tokens": False},  # the template has written them
     }
+
+
+def _template(tokenizer: Any, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Returns the text of the template and its tokens; nothing if the tokenizer renders by its own code."""
+    from transformers import PreTrainedTokenizerBase
+
+    if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+        return "", {}
+    given = options.get("chat_template") or tokenizer.chat_template
+    if not given:
+        return "", {}
+    return str(tokenizer.get_chat_template(options.get("chat_template"), None)), tokenizer.special_tokens_map

@@ -17,6 +17,9 @@ MOST_SECONDS = 3600.0
 RATES = 1000, 768_000
 """Samples a second that a file may claim.  At fewer a few bytes are minutes, which resampling enlarges."""
 MOST_CHANNELS = 64
+_MOST_LEVEL = 1000.0
+"""Largest sample that is accepted: mixes of floats pass full scale, and integers that were not scaled pass it
+by far."""
 _SAMPLES = 1 << 18
 """Samples that are decoded at once, of all channels: a small file of hours of silence takes little memory."""
 
@@ -94,6 +97,8 @@ class AudioFile:
             own = file.samplerate
             resampling = soxr.ResampleStream(own, rate, 1, dtype="float32") if own != rate else None
             for block in file.blocks(_SAMPLES // file.channels, dtype="float32", always_2d=True):
+                if not len(block):  # the file ends before what its header says
+                    break
                 frames += len(block)
                 if frames > most_seconds * own:
                     raise ValueError(
@@ -104,6 +109,11 @@ class AudioFile:
             if resampling is not None:
                 parts.append(resampling.resample_chunk(np.zeros(0, np.float32), last=True))
         samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        if self.seconds is not None and 0 < frames < (self.seconds - 1.0) * own:  # lossy formats are padded
+            raise ValueError(
+                f"the audio ends after {frames / own:g} of the {self.seconds:g} seconds that its header "
+                "says: the file is cut off, or damaged"
+            )
         check_samples(samples)
         return samples
 
@@ -127,11 +137,16 @@ def check_rate(rate: int) -> None:
 
 
 def check_samples(samples: NDArray[np.float32]) -> None:
-    """Raises ValueError if there are no samples, or some are not finite."""
+    """Raises ValueError if there are no samples, or some are not finite, or far from full scale."""
     if not len(samples):
         raise ValueError("the audio has no samples")
-    if not math.isfinite(float(np.abs(samples).sum())):
+    peak = float(np.abs(samples).max())
+    if not math.isfinite(peak):
         raise ValueError("the audio holds samples that are not finite numbers")
+    if peak > _MOST_LEVEL:
+        raise ValueError(
+            f"the audio holds samples of up to {peak:g}, and full scale is 1: it is damaged, or was not scaled"
+        )
 
 
 @contextmanager
@@ -142,7 +157,8 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (soundfile.LibsndfileError, RuntimeError) as error:
-        reason = getattr(error, "error_string", error)  # without the name of the file, which has none
+        # without the name of the file, which has none
+        reason = getattr(error, "error_string", "") or f"libsndfile's error {getattr(error, 'code', error)}"
         raise ValueError(
             f"the file is no audio that can be decoded ({reason}): send WAV, FLAC, Ogg or MP3"
         ) from error
