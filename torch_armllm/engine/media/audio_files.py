@@ -145,7 +145,7 @@ def check_samples(samples: NDArray[np.float32]) -> None:
         raise ValueError("the audio holds samples that are not finite numbers")
     if peak > _MOST_LEVEL:
         raise ValueError(
-            f"the audio holds samples of up to {peak:g}, and full scale is 1: it is damaged, or was not scaled"
+            f"the audio holds samples of up to {peak:g}, and full scale is 1: it is damaged, or not scaled"
         )
 
 
