@@ -96,9 +96,8 @@ class AudioFile:
         with _errors(), self._file as file:
             own = file.samplerate
             resampling = soxr.ResampleStream(own, rate, 1, dtype="float32") if own != rate else None
-            for block in file.blocks(_SAMPLES // file.channels, dtype="float32", always_2d=True):
-                if not len(block):  # the file ends before what its header says
-                    break
+            # `blocks` would go on to what the header says, with memory that nobody wrote
+            while len(block := file.read(_SAMPLES // file.channels, dtype="float32", always_2d=True)):
                 frames += len(block)
                 if frames > most_seconds * own:
                     raise ValueError(
