@@ -9,6 +9,7 @@ from contextlib import contextmanager
 EXTRAS = {
     "PIL": "vision",
     "timm": "timm",
+    "av": "video",
     "fastapi": "serve",
     "fastapi_offline": "serve",
     "uvicorn": "serve",

@@ -10,6 +10,7 @@ from torch_armllm.engine.media.audio_clips import audio_of_base64, audio_of_url,
 from torch_armllm.engine.media.image_files import given_image, image_of_url
 from torch_armllm.engine.media.media_access import MediaAccess
 from torch_armllm.engine.media.taken_media import TakenMedia
+from torch_armllm.engine.media.video_clips import given_video, video_of_url
 
 MOST_BYTES_TOGETHER = 1 << 28
 """Bytes that the media of a request to a server take when they are decoded, and those that its requests hold
@@ -51,8 +52,10 @@ PART_KINDS: Mapping[str, PartKind] = {
     "input_audio": PartKind("audio", audio_of_base64),
     "audio_url": PartKind("audio", audio_of_url),
     "audio": PartKind("audio", given_audio),
+    "video_url": PartKind("video", video_of_url),
+    "video": PartKind("video", given_video),
 }
-"""Types of parts that hold media; ``image_pil`` and ``audio`` are those of offline calls."""
+"""Types of parts that hold media; ``image_pil``, ``audio`` and ``video`` are those of offline calls."""
 
 Opened = dict[str, list[OpenedMedium]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 MODALITIES = ("image", "audio", "video")
 """Keys of ``multi_modal_data`` and ``limit_mm_per_prompt``, and types of parts that chat templates read."""
@@ -21,12 +22,14 @@ class TakenMedia:
         limits: most of a prompt by modality, of those that it takes.
         refusals: whole errors that say why it takes none of a modality, where there is more to say.
         audio_rate: samples a second of the sound that it takes.
+        video_processor: its own, which samples the frames of videos.
     """
 
     model: str
     limits: Mapping[str, int]
     refusals: Mapping[str, str] = field(default_factory=dict)
     audio_rate: int = 16_000
+    video_processor: Any = None
 
     def check(self, counts: Mapping[str, int]) -> None:
         """Checks how many of each modality a prompt has.

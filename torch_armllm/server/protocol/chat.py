@@ -29,8 +29,20 @@ class InputAudio(RequestPart):
     format: str
 
 
+class VideoUrl(RequestPart):
+    """The URL of a video file, or those of images; `detail` is accepted and has no effect.
+
+    `fps` and `num_frames` say which frames of a file are taken; `fps` of images is their rate.
+    """
+
+    url: str | list[str]
+    fps: float | None = None
+    num_frames: int | None = None
+    detail: str | None = None
+
+
 class ContentPart(RequestPart):
-    """A part of a message: a text, the text of a refusal, an image by its URL, or sound."""
+    """A part of a message: a text, the text of a refusal, an image by its URL, sound, or a video."""
 
     type: str
     text: str | None = None
@@ -38,12 +50,14 @@ class ContentPart(RequestPart):
     image_url: MediaUrl | None = None
     input_audio: InputAudio | None = None
     audio_url: MediaUrl | None = None
+    video_url: VideoUrl | None = None
 
 
 _MEDIA = {
     "image_url": '{"url": …}',
     "input_audio": '{"data": "…base64…", "format": "wav"}',
     "audio_url": '{"url": …}',
+    "video_url": '{"url": …}',
 }
 """Types of parts that hold media in a field of that name, and its form."""
 
@@ -112,7 +126,7 @@ class Message(RequestPart):
 
     @property
     def has_media(self) -> bool:
-        """True if a part of the content is an image or sound."""
+        """True if a part of the content is an image, sound or a video."""
         return isinstance(self.content, list) and any(part.type in _MEDIA for part in self.content)
 
     def parts(self) -> list[dict[str, Any]]:
@@ -123,7 +137,8 @@ class Message(RequestPart):
         """
         assert isinstance(self.content, list)
         if self.role != "user" and self.has_media:
-            raise ApiError(400, f"a message of role {self.role!r} cannot hold images or sound", "messages")
+            text = f"a message of role {self.role!r} cannot hold images, sound or videos"
+            raise ApiError(400, text, "messages")
         for part in self.content:
             self._check(part)
             if (form := _MEDIA.get(part.type)) is not None and getattr(part, part.type) is None:
