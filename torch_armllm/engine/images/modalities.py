@@ -5,30 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from torch_armllm.engine.media.audio_clips import checked_clip
 from torch_armllm.engine.media.image_files import check_size
 from torch_armllm.engine.media.taken_media import PLURALS, TakenMedia
-
-MOST_FRAMES = 4096
-"""Of a video."""
-MOST_FRAME_PIXELS = 1 << 27
-"""Pixels of all frames of a video."""
-
-
-class Video(NamedTuple):
-    """A video of a prompt.
-
-    Attributes:
-        frames: uint8 ``(frames, height, width, 3)``.
-        metadata: of the file, as processors take it; None: there is none.
-    """
-
-    frames: Any
-    metadata: Any = None
+from torch_armllm.engine.media.video import Video, as_video
 
 
 @dataclass(frozen=True)
@@ -95,7 +77,11 @@ def modality_is_list(name: str, value: Any) -> bool:
         return isinstance(value, (list, tuple))
     if not isinstance(value, list):
         return False
-    return name != "video" or not value or not hasattr(value[0], "convert")
+    return name != "video" or not value or not _is_frame(value[0])
+
+
+def _is_frame(value: Any) -> bool:
+    return hasattr(value, "convert") or getattr(value, "ndim", 0) == 3
 
 
 def sampling_rate(processor: Any) -> int:
@@ -119,30 +105,7 @@ def _audio(value: Any, processor: Any) -> Any:
 
 
 def _video(value: Any, _: Any) -> Video:
-    frames, metadata = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    if isinstance(frames, (list, tuple)) and frames and all(hasattr(each, "convert") for each in frames):
-        _check_frames(len(frames), *frames[0].size)
-        if len({each.size for each in frames}) > 1:
-            raise ValueError("the frames of a video have different sizes: make them equal")
-        frames = np.stack([np.asarray(each.convert("RGB")) for each in frames])
-    frames = np.asarray(frames)
-    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
-        raise ValueError(
-            f"a video is an array of {frames.dtype} of shape {frames.shape}: give frames as uint8 "
-            "(frames, height, width, 3), or as a list of PIL.Image.Image"
-        )
-    _check_frames(len(frames), frames.shape[2], frames.shape[1])
-    if metadata is not None and not isinstance(metadata, Mapping) and not hasattr(metadata, "fps"):
-        raise ValueError(f"the metadata of a video is a {type(metadata).__name__}: give a dict with 'fps'")
-    return Video(frames, metadata)
-
-
-def _check_frames(count: int, width: int, height: int) -> None:
-    if count > MOST_FRAMES or count * width * height > MOST_FRAME_PIXELS:
-        raise ValueError(
-            f"a video of {count} frames of {width} x {height} pixels is too large; it may have {MOST_FRAMES} "
-            f"frames and {MOST_FRAME_PIXELS} pixels: take fewer frames, or smaller ones"
-        )
+    return as_video(value)
 
 
 _IMAGE = Modality(

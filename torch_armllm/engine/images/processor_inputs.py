@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_armllm.engine.images.modalities import MODALITIES, Video
+from torch_armllm.engine.images.modalities import MODALITIES
+from torch_armllm.engine.media.video import video_arguments
 
 _FOR_TRAINING = ("labels",)
 
@@ -45,8 +46,7 @@ def _arguments(processor: Any, name: str, values: Sequence[Any], nested: bool) -
     if name == "image":
         yield argument, [list(values)] if nested else list(values)
     elif name == "video":
-        yield argument, [video.frames for video in values]
-        if any(isinstance(video, Video) and video.metadata is not None for video in values):
-            yield "video_metadata", [video.metadata for video in values]
+        sampled = hasattr(processor, "video_processor")  # otherwise they are images to it, without times
+        yield from video_arguments(values).items() if sampled else [(argument, [v.frames for v in values])]
     else:
         yield argument, list(values)

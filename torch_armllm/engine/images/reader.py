@@ -78,7 +78,8 @@ class PictureReader:
             + self._facts.reasons.get(name, "limit_mm_per_prompt allows none")
             for name, modality in MODALITIES.items()
         }
-        return TakenMedia(self.name, self.limits, refusals, sampling_rate(self.processor))
+        sampler = getattr(self.processor, "video_processor", None)
+        return TakenMedia(self.name, self.limits, refusals, sampling_rate(self.processor), sampler)
 
     def remove_layers(self) -> None:
         """Removes the layers of the language model, which others compute: a prompt needs what is before."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from torch_armllm.engine.images.modalities import MODALITIES, Video, sampling_rate
+from torch_armllm.engine.images.modalities import MODALITIES, sampling_rate
+from torch_armllm.engine.media.video import as_video
 
-_WIDTH, _HEIGHT, _FRAMES = 96, 64, 4
+_WIDTH, _HEIGHT, _FRAMES, _RATE = 96, 64, 4, 2.0
 _BEFORE, _AFTER = "what is", "this one ?"
 
 
@@ -20,7 +21,7 @@ def trial_item(modality: str, processor: Any) -> Any:
         return random.normal(0, 0.1, sampling_rate(processor)).astype(np.float32)
     shape = (_HEIGHT, _WIDTH, 3)
     if modality == "video":
-        return Video(random.integers(0, 256, (_FRAMES, *shape), dtype=np.uint8))
+        return as_video((random.integers(0, 256, (_FRAMES, *shape), dtype=np.uint8), {"fps": _RATE}))
     from PIL import Image
 
     return Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8))
