@@ -147,7 +147,7 @@ def test_images_go_with_the_next_message(
     assert [prompt["prompt"].count("<image>") for prompt in asked] == held
     assert "(0.png goes with the next message)" in told and "/image FILE adds an image" in told
     assert "this model takes no audio, only text and image" in told
-    assert "a picture is damaged" in told and "; /clear starts a new conversation" in told
+    assert "an image is damaged" in told and "; /clear starts a new conversation" in told
     assert told.count("\n[") == 4
 
 
