@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 
 from torch_armllm.checkpoint.config_fields import check_fields, without_choices
 from torch_armllm.checkpoint.named_files import check_named_files
 from torch_armllm.checkpoint.source_name import not_found
 from torch_armllm.hf.model_kind import is_encoder_decoder
+from torch_armllm.hf.token_by_token import check_token_by_token
 from torch_armllm.system.extras import naming_extra
 
 MOST_LAYERS = 1000
@@ -99,13 +100,28 @@ def check_sizes(source: str, config: PreTrainedConfig) -> None:
 
 
 def check_one_stack(source: str, config: PreTrainedConfig | None) -> None:
-    """Raises ValueError if a model has an encoder and a decoder: language models have a decoder only."""
+    """Raises ValueError if a model has an encoder and a decoder: language models have a decoder only.
+
+    Its class has to generate token by token, too.
+    """
     if is_encoder_decoder(config):
         raise ValueError(
             f"{source} is a {getattr(config, 'model_type', 'model')} model of an encoder and a decoder, and "
             "this takes language models: load it with transformers and call torch_armllm.patch on it; for "
             "speech there is torch_armllm.Transcriber"
         )
+    if (made := _class_of(config)) is not None:
+        check_token_by_token(source, made)
+
+
+def _class_of(config: PreTrainedConfig | None) -> type[Any] | None:
+    """Returns the class of a language model that transformers makes of a configuration; None if none."""
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            made = auto._model_mapping[type(config)]
+            found: type[Any] = made[0] if isinstance(made, tuple) else made
+            return found
+    return None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_armllm.hf.base_model import base_model_of, first_position_of, max_length_of, position_limit
 from torch_armllm.hf.output_layer import output_layer_of
+from torch_armllm.hf.token_by_token import check_token_by_token
 
 _TOKEN_INPUTS = {"token_type_ids": "type_vocab_size"}
 """Arguments of base models with a number for each token, and the field of the configuration that counts the
@@ -129,8 +130,9 @@ class ModelKind:
     def check(self) -> None:
         """Raises ValueError unless a model predicts tokens, or is made of one decoder or encoder of text.
 
-        Models of an encoder and a decoder have to generate.
+        Models of an encoder and a decoder have to generate; all that generate have to do so token by token.
         """
+        check_token_by_token("this model", type(self.model))
         if self.predicts_tokens or self.has_two_stacks:
             return
         if is_encoder_decoder(self.model.config) or not self.takes_ids:

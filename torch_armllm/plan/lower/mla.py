@@ -6,6 +6,7 @@ import torch
 
 from torch_armllm.ops.op_call import OpCall
 from torch_armllm.plan.lower.call import layer_fields, select_writer, write_call, writers
+from torch_armllm.plan.lower.views import is_empty
 from torch_armllm.plan.lowering import Lowering
 from torch_armllm.plan.program import Operand
 
@@ -30,14 +31,16 @@ def _heads(low: Lowering, call: OpCall, opcode: str, **strides: int) -> Operand:
 
 
 def _write(low: Lowering, call: OpCall) -> None:
-    rows, keys, slots = low.rows(call.latent), low.rows(call.k_rope), low.rows(call.slots)
-    sizes = {"rank": rows.width, "rope_size": keys.width}
+    rows, slots = low.rows(call.latent), low.rows(call.slots)
+    keys, rope_size = (rows, 0) if is_empty(call.k_rope) else ((k := low.rows(call.k_rope)), k.width)
+    sizes = {"rank": rows.width, "rope_size": rope_size}
     low.emit("mla_write", latent=rows, rope=keys, slots=slots, **layer_fields(low, call.cache), **sizes)
 
 
 def _attention(low: Lowering, call: OpCall) -> Operand:
-    latents, rope = low.heads(call.q_latent), low.heads(call.q_rope)
+    latents = low.heads(call.q_latent)
     q_heads, latent_size = latents.inner[-2:]
+    rope, rope_size = (latents, 0) if is_empty(call.q_rope) else ((r := low.heads(call.q_rope)), r.inner[-1])
     return write_call(
         low,
         call,
@@ -48,7 +51,7 @@ def _attention(low: Lowering, call: OpCall) -> Operand:
         **layer_fields(low, call.cache),
         q_heads=q_heads,
         latent_size=latent_size,
-        rope_size=rope.inner[-1],
+        rope_size=rope_size,
         latent_head_stride=latents.head_stride,
         rope_head_stride=rope.head_stride,
         top_k=0 if call.selected is None else low.rows(call.selected).width,

@@ -18,7 +18,12 @@ from torch_armllm.plan.program import NOTHING, Operand, contiguous
 
 
 def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
-    return low.same_rows(node, source)
+    return NOTHING if is_empty(node) else low.same_rows(node, source)
+
+
+def is_empty(node: Any) -> bool:
+    """True if a result has no elements, as the rotated part of keys without positions."""
+    return isinstance(node, Node) and 0 in node.meta["val"].shape
 
 
 def _inner_dim(low: Lowering, val: Tensor, dim: int) -> int:
@@ -29,6 +34,8 @@ def _inner_dim(low: Lowering, val: Tensor, dim: int) -> int:
 
 
 def _select(low: Lowering, node: Node, source: Any, dim: int, index: int) -> Any:
+    if is_empty(node):
+        return NOTHING
     layer = low.cache_layer(source, index) if dim == 0 else None
     if layer is not None:
         return layer
@@ -44,7 +51,7 @@ def _select(low: Lowering, node: Node, source: Any, dim: int, index: int) -> Any
 def _slice(
     low: Lowering, node: Node, source: Any, dim: int = 0, begin: Any = 0, end: Any = None, step: int = 1
 ) -> Operand:
-    if node.meta["val"].numel() == 0:
+    if is_empty(node):
         return NOTHING
     rows, d = low.place(source), _inner_dim(low, source.meta["val"], dim)
     begin = max(int(begin or 0) + (rows.inner[d] if (begin or 0) < 0 else 0), 0)
@@ -82,6 +89,8 @@ def _transpose(low: Lowering, node: Node, source: Any, first: int, second: int) 
 
 def _permute(low: Lowering, node: Node, source: Any, dims: Sequence[int]) -> Any:
     """Reorders a token's dimensions; the token dimension itself, which rows do not have, moves freely."""
+    if is_empty(node):
+        return NOTHING
     val = source.meta["val"]
     found = [low.inner_dim(val, d) for d in dims]
     order = [d for d in found if d is not None]
