@@ -38,6 +38,14 @@ def _positions(node: Any) -> tuple[Node, int] | None:
     return (node, offset) if known and offset <= 0 else None
 
 
+def _once(angles: Any) -> tuple[Any, bool]:
+    """Returns a of ``cat([a, a])`` and True; any other node and False."""
+    joined = match(angles, aten.cat.default)
+    parts = [] if joined is None else joined.tensors
+    last = joined is not None and joined.dim % value(angles).dim() == value(angles).dim() - 1
+    return (parts[0], True) if last and len(parts) == 2 and parts[0] is parts[1] else (angles, False)
+
+
 class _Tables:
     """Tables of a graph, each inserted once."""
 
@@ -76,9 +84,11 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     def rows(node: Node) -> Node | None:
         if not is_op(node, aten.cos.default, aten.sin.default) or value(node).dtype != torch.float32:
             return None
-        if (table := tables.get(OpCall(node).self)) is None:
+        angles, joined = _once(OpCall(node).self)
+        if (table := tables.get(angles)) is None:
             return None
         found = call(graph, operator.getitem, table, 0 if is_op(node, aten.cos.default) else 1)
-        return call(graph, aten.unsqueeze.default, found, 0)
+        once = call(graph, aten.unsqueeze.default, found, 0)
+        return call(graph, aten.cat.default, [once, once], -1) if joined else once
 
     return replace_nodes(graph, rows)

@@ -160,10 +160,15 @@ class _RopeRewriter:
         self.rotated: set[Node] = set()
         """Queries and keys that were already rotated in place."""
 
-    def _matched(self, operand: Any, before: Node) -> _Operand | None:
+    def _known(self, operand: Any, before: Node) -> _Operand | None:
+        return self._matched(operand, before, any_angles=False)
+
+    def _matched(self, operand: Any, before: Node, any_angles: bool = True) -> _Operand | None:
         heads = _before_norms(self.module, operand)
         match = None if heads is None or heads.by_token else match_rope(heads.node)
         if heads is None or match is None or len(match.x.users) != 1:
+            return None
+        if not (any_angles or self.tables.knows(match)):
             return None
         return _Operand(match.x, (match.cos, match.sin), lambda: self.tables.get(match, before), heads)
 
@@ -186,7 +191,7 @@ class _RopeRewriter:
             return True
         longer = [x for x in (q, k) if isinstance(x, Node) and _without_bias(x) is not x]
         before = min([node, *longer])
-        for find in (self._matched, self._probed):
+        for find in (self._known, self._probed, self._matched):
             queries = find(q, before)
             if queries is not None and k in self.rotated:
                 self._rotate(before, queries, None)

@@ -22,6 +22,7 @@ from torch_armllm.passes.lib.graph import (
     strip,
     value,
 )
+from torch_armllm.passes.lib.known_values import known_value
 from torch_armllm.passes.lib.rope_probe import Rotation
 from torch_armllm.passes.lib.rope_tables import TabledRotation
 
@@ -160,7 +161,7 @@ def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) ->
     if factors is None:
         return None
     positions, frequencies = (strip(a, *CONVERSIONS, aten.unsqueeze, aten.expand, aten.view) for a in factors)
-    inv_freq = constant(module, frequencies)
+    inv_freq = known_value(module, frequencies)
     if (
         inv_freq is None
         or inv_freq.numel() != max(inv_freq.shape)
@@ -177,6 +178,10 @@ class RopeTables:
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
         self._tables: dict[Any, tuple[Node, Node]] = {}
+
+    def knows(self, match: RopeMatch) -> bool:
+        """True if the angles of a rotation are products of positions and constant frequencies."""
+        return _match_angles(self.module, match.cos, match.sin, match.halved) is not None
 
     def get(self, match: RopeMatch, before: Node) -> tuple[Node, Node]:
         """Returns cosines and sines of a rotation, float32 ``(T, half)``."""

@@ -83,8 +83,10 @@ class Lowering:
         """Operand of each result, or the expression that no instruction has computed yet."""
         self._leaves: dict[Operand, Expression] = {}
         """Expression of each operand; an instruction loads it once."""
-        self._rows: dict[Node, Operand] = {}
-        """Constants that elementwise programs read."""
+        self._rows: dict[tuple[Node, int], Operand] = {}
+        """Constants that elementwise programs read, and the dimensions of results behind that of tokens."""
+        self._behind_tokens = 0
+        """Dimensions behind that of tokens in the result that is being computed."""
         self._read: set[Node] = set()
         """Nodes whose expression became part of another one: no other node reads them."""
         tokens = (n.meta["val"].shape[1] for n in module.graph.nodes if n.name == "input_ids")
@@ -183,15 +185,20 @@ class Lowering:
 
     def _shared_row(self, node: Node, tensor: Tensor) -> Operand:
         """Returns a constant as a row that all tokens read."""
-        if node not in self._rows:
+        key = node, self._behind_tokens
+        if key not in self._rows:
             if not tensor.is_floating_point():
                 raise Unlowerable("computes with a constant that does not hold floats")
-            shape = tuple(tensor.shape)
-            leading = shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
-            leading = leading[1:] if len(leading) > 1 and leading[0] == 1 else leading
+            shape = list(tensor.shape)
+            place = len(shape) - 1 - self._behind_tokens
+            if place >= 0 and len(shape) > 1 and shape[place] == 1:
+                del shape[place]  # it is repeated for each token
+            for _ in range(2):
+                if len(shape) > 1 and shape[0] == 1:
+                    del shape[0]
             held = self.program.constant(tensor.contiguous())
-            self._rows[node] = Operand(held.space, held.index, held.dtype, leading)
-        return self._rows[node]
+            self._rows[key] = Operand(held.space, held.index, held.dtype, tuple(shape))
+        return self._rows[key]
 
     def compute(self, expression: Expression, out: Operand | None = None) -> Operand:
         """Writes the instruction that computes an expression.
@@ -300,6 +307,7 @@ class Lowering:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             self._compute_pending()
+        self._behind_tokens = self._dims_behind_tokens(node)
         result = lower(self, node, *node.args, **node.kwargs)
         if isinstance(result, Expression):
             if result.inner != self.inner_sizes(node.meta["val"]):
@@ -310,6 +318,12 @@ class Lowering:
                 result = self.compute(result)
         if result is not None:
             self.locations[node] = result
+
+    def _dims_behind_tokens(self, node: Node) -> int:
+        """Returns the number of dimensions behind that of tokens; more than there are if there is none."""
+        val = node.meta["val"]
+        sizes = [self._per_token(size) is not None for size in val.shape] if isinstance(val, Tensor) else []
+        return len(sizes) - 1 - sizes.index(True) if sizes.count(True) == 1 else len(sizes)
 
     def _compute_pending(self) -> None:
         """Computes the expressions that later nodes read: they may read what the next operator overwrites."""
