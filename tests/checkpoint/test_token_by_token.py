@@ -13,17 +13,21 @@ from torch_armllm import LLM, load, patch
 from torch_armllm.checkpoint.float_checkpoint import FloatCheckpoint
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.evaluation.loading import load_variant
-from torch_armllm.model_survey.tiny_models import build_tiny, tiny_config, tiny_model
+from torch_armllm.evaluation.variant import Variant
+from torch_armllm.hf.token_by_token import check_token_by_token
+from torch_armllm.model_survey.tiny_models import tiny_config
 
 diffusion = pytest.importorskip(
-    "transformers.models.diffusion_gemma.modeling_diffusion_gemma", reason="another release of transformers"
+    "transformers.models.diffusion_gemma.modeling_diffusion_gemma", reason="an older release of transformers"
 )
 
-
-class _Any:
-    """Makes models of a configuration by a class of its own."""
-
-    from_config = diffusion.DiffusionGemmaForBlockDiffusion._from_config
+_WAYS: dict[str, Callable[[str], Any]] = {
+    "load": load,
+    "load_model": load_model,
+    "LLM": LLM,
+    "quantize": lambda folder: FloatCheckpoint(Path(folder)).empty_model(),
+    "eval": lambda folder: load_variant(folder, Variant.parse("int4")),
+}
 
 
 def _config() -> Any:
@@ -32,6 +36,23 @@ def _config() -> Any:
 
 
 def test_patch_refuses_block_diffusion() -> None:
-    model = build_tiny(_Any, _config())
+    with torch.device("meta"):
+        model = diffusion.DiffusionGemmaForBlockDiffusion(_config()).eval()
     with pytest.raises(ValueError, match="DiffusionGemmaForBlockDiffusion.*refines whole blocks of tokens"):
         patch(model, progress=False)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_folders_of_block_diffusion_are_refused(way: str, tmp_path: Path) -> None:
+    config = _config()
+    config.architectures = ["DiffusionGemmaForBlockDiffusion"]
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    with pytest.raises(ValueError, match=f"{tmp_path.name}.*refines whole blocks of tokens"):
+        _WAYS[way](str(tmp_path))
+
+
+def test_models_that_draft_for_another_are_refused() -> None:
+    assistant = pytest.importorskip("transformers.models.gemma4_assistant.modeling_gemma4_assistant")
+    with pytest.raises(ValueError, match="a draft .*drafts for another model"):
+        check_token_by_token("a draft", assistant.Gemma4AssistantForCausalLM)
