@@ -185,6 +185,8 @@ def _embeddings(program: PlacedProgram, hidden: int, scale: float) -> tuple[int,
     found = tables
     if len(tables) > 1:  # the others look up tokens of pictures, whose ids are counted from 0 there
         found = [at for at in tables if _reads_input(instructions[at].operand("ids"), _IDS)]
+    if not found:  # or tokens for the layers, which multiply them by another factor
+        found = [at for at in tables if _is_multiplied(program, at, scale)]
     if len(found) != 1:
         raise ValueError(f"its plan has {len(found)} tables of embeddings")
     at = found[0]
@@ -194,6 +196,14 @@ def _embeddings(program: PlacedProgram, hidden: int, scale: float) -> tuple[int,
         rows = instructions[at].operand("out")
     adapters = instructions[at + 1].opcode == "lora_embed"  # which pictures lack
     return at + (2 if adapters else 1), rows
+
+
+def _is_multiplied(program: PlacedProgram, at: int, scale: float) -> bool:
+    """True if a program multiplies the rows that an instruction looks up by a factor."""
+    try:
+        return scale == 1.0 or _multiplied(program, at, program.instructions[at].operand("out"), scale) > at
+    except ValueError:
+        return False
 
 
 def _multiplied(program: PlacedProgram, at: int, rows: Operand, scale: float) -> int:
@@ -228,10 +238,11 @@ def _norm_of(instruction: Instruction) -> Instruction:
 
 
 def _first_norm(program: PlacedProgram, layer: int) -> tuple[int, Instruction]:
-    """Returns the norm that a layer begins with, and its instruction's number."""
+    """Returns the norm that a layer begins with, or the last one, and its instruction's number."""
     ends = [at for at, each in enumerate(program.instructions) if each.opcode == "attention"]
-    if layer >= len(ends):
+    if layer > len(ends):
         raise ValueError(f"its plan has {len(ends)} attentions, and layer {layer} has none")
+    ends.append(len(program.instructions))
     between = ((at, _norm_of(program.instructions[at])) for at in range(ends[layer - 1], ends[layer]))
     norms = [(at, norm) for at, norm in between if norm.fields.get("rows_per_token") == 1]
     if len(norms) != 2:

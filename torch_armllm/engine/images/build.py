@@ -24,7 +24,7 @@ from torch_armllm.engine.images.trial import Trial
 from torch_armllm.engine.images.trial_steps import differs
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.patching.state import is_patched, patch_state, patched_forward
+from torch_armllm.patching.state import is_patched, patch_state, patched_forward, why_not_captured
 from torch_armllm.plan.native import NativePlan, native_plan
 from torch_armllm.plan.picture_inputs import (
     given_columns,
@@ -100,7 +100,8 @@ def tried_media(kind: ModelKind, processor: Any, limits: Mapping[str, int]) -> T
         return text_only(kind, "its files have no processor, or Pillow is missing ([vision])")
     forward = patched_forward(kind.model)
     if forward is None or (plan := native_plan(forward.plan)) is None:
-        return text_only(kind, "it has no native plan")
+        reason = why_not_captured(kind.model) or getattr(getattr(forward, "plan", None), "why_not_native", "")
+        return text_only(kind, f"it has no native plan: {reason}" if reason else "it has no native plan")
     trial = Trial(ways_of(kind), processor, plan.program.dtype)
     while wanted:
         facts = trial.run(wanted)

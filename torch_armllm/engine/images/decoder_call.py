@@ -82,6 +82,11 @@ class ReadingModel:
         module: its modules.
         forward: its own ``forward``, not that of a plan.
         modules_only: context in which no plan computes.
+
+    Attributes:
+        decoder: its language model.
+        embed: its table of the embeddings of texts.
+        asks: arguments of its processor, for inputs that it takes and that are not made unasked.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class ReadingModel:
         self.embed: Callable[[Tensor], Tensor] = module.get_input_embeddings()
         named = inspect.signature(forward).parameters
         self._names = None if any(p.kind is p.VAR_KEYWORD for p in named.values()) else set(named)
+        self.asks: dict[str, Any] = {"return_mm_token_type_ids": True} if "mm_token_type_ids" in named else {}
         self._offsets = [each for each in module.modules() if "rope_deltas" in each.__dict__]
 
     @torch.no_grad()

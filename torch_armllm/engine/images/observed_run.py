@@ -19,7 +19,8 @@ class ObservedRun:
         hidden: the last hidden states, float32 ``(T, hidden)``.
         first: what the first layer is given, ``(T, hidden)``; None: it is given something else.
         added: what a layer's result differs by from what the next one is given, ``(T, hidden)``, by layers.
-        rotary: positions that the rotary embedding is given, in their shape; None: it is given none.
+        rotary: shape of the positions that the rotary embedding is given; None: it is given none.
+        layers: number of layers that have run.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class ObservedRun:
         self.first: Tensor | None = None
         self.added: dict[int, Tensor] = {}
         self.rotary: tuple[int, ...] | None = None
+        self.layers = 0
         self._last: Tensor | None = None
 
     def _before(self, number: int, given: Any) -> None:
@@ -42,6 +44,7 @@ class ObservedRun:
     def _after(self, result: Any) -> None:
         result = result[0] if isinstance(result, tuple) else result
         self._last = result.clone() if isinstance(result, Tensor) else None
+        self.layers += 1
 
 
 def observe(reading: ReadingModel, inputs: dict[str, Any]) -> ObservedRun:
@@ -77,8 +80,18 @@ def _watching(decoder: Any, run: ObservedRun) -> Iterator[None]:
         if isinstance(hidden, Tensor):
             run.hidden = hidden[0].float().clone()
 
+    layers = _layers_of(decoder)
+    behind = [each for each in decoder.children() if not isinstance(each, nn.ModuleList)]
+
+    def of_last(_: nn.Module, args: Any) -> None:
+        if run.layers == len(layers) and args:  # a norm, behind the last layer
+            run._before(len(layers), args[0])
+            run.layers += 1
+
     with ExitStack() as stack:
-        for number, layer in enumerate(_layers_of(decoder)):
+        for each in behind:
+            stack.enter_context(each.register_forward_pre_hook(of_last))
+        for number, layer in enumerate(layers):
             stack.enter_context(layer.register_forward_pre_hook(before(number), with_kwargs=True))
             stack.enter_context(layer.register_forward_hook(lambda _, __, result: run._after(result)))
         if isinstance(rotary := getattr(decoder, "rotary_emb", None), nn.Module):

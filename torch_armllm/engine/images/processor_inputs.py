@@ -8,11 +8,16 @@ from typing import Any
 from torch_armllm.engine.images.modalities import MODALITIES
 from torch_armllm.engine.media.video import video_arguments
 
-_FOR_TRAINING = ("labels",)
+_FOR_OTHERS = ("labels", "video_metadata")
+"""Results of processors that are for training, or for the processor itself."""
 
 
 def inputs_of(
-    processor: Any, text: str, items: Mapping[str, Sequence[Any]], options: Mapping[str, Any]
+    processor: Any,
+    text: str,
+    items: Mapping[str, Sequence[Any]],
+    asked: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Returns the inputs of a model, a batch of one.
 
@@ -20,33 +25,44 @@ def inputs_of(
         processor: the model's own.
         text: with placeholders.
         items: of each modality, as `items_of` returns them; none is empty.
+        asked: arguments for what the model takes, which not every processor knows.
         options: further arguments of the processor.
+
+    Raises:
+        Exception: the processor refuses them, in any way.
     """
     failed: Exception | None = None
-    named: dict[str, Any] = {}
-    for nested in (True, False):  # most take lists of the images of each text, and some know a flat one only
-        named = {}
-        for name, values in items.items():
-            named |= dict(_arguments(processor, name, values, nested))
+    ways = list(_ways(processor, items))
+    for named in [*({**way, **asked} for way in ways), *(ways if asked else ())]:
         try:
             given = processor(text=[text], return_tensors="pt", **{**named, **options})
         except Exception as error:  # noqa: BLE001 - the processors of transformers raise errors of any kind
             failed = failed or error
-            if "image" in items:
-                continue
-            break
-        return {name: value for name, value in given.items() if name not in _FOR_TRAINING}
+            continue
+        return {name: value for name, value in given.items() if name not in _FOR_OTHERS}
     assert failed is not None
     raise failed
 
 
-def _arguments(processor: Any, name: str, values: Sequence[Any], nested: bool) -> Iterator[tuple[str, Any]]:
-    argument = MODALITIES[name].argument_of(processor)
+def _ways(processor: Any, items: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yields arguments of a processor, the most common first."""
+    flat = (False, True) if "image" in items else (False,)  # most take lists of the images of each text
+    videos = items.get("video", ())
+    for is_flat in flat:
+        named = {_argument(processor, name): list(values) for name, values in items.items()}
+        if "image" in items and not is_flat:
+            named[_argument(processor, "image")] = [list(items["image"])]
+        if not videos:
+            yield named
+            continue
+        frames = {_argument(processor, "video"): [video.frames for video in videos]}
+        if hasattr(processor, "video_processor"):  # otherwise they are images to it, without times
+            yield {**named, **video_arguments(videos)}
+            yield {**named, **video_arguments(videos), "return_metadata": True}
+        yield {**named, **frames}
+
+
+def _argument(processor: Any, modality: str) -> str:
+    argument = MODALITIES[modality].argument_of(processor)
     assert argument is not None, "the modality was tried"
-    if name == "image":
-        yield argument, [list(values)] if nested else list(values)
-    elif name == "video":
-        sampled = hasattr(processor, "video_processor")  # otherwise they are images to it, without times
-        yield from video_arguments(values).items() if sampled else [(argument, [v.frames for v in values])]
-    else:
-        yield argument, list(values)
+    return argument

@@ -113,7 +113,7 @@ class PictureReader:
             return list(tokens["input_ids"]), None
         nouns = names_of(list(items))
         try:
-            inputs = inputs_of(self.processor, text, items, options)
+            inputs = inputs_of(self.processor, text, items, self._reading.asks, options)
         except Exception as error:
             raise ValueError(f"the processor of {self.name} refuses the prompt: {error}") from error
         inputs = in_dtype(inputs, self.steps.plan.program.dtype)

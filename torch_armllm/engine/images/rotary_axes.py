@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,17 +32,37 @@ def rotary_axes(decoder: Any, program: PlacedProgram, count: int) -> Tensor:
         raise ValueError("its tokens have several positions each, and it has no rotary embedding of them")
     like = torch.empty(1, 1, 1)
     ones = torch.eye(count, dtype=torch.int64)[:, None]  # each token moves along one axis
-    _, sin = decoder.rotary_emb(like, ones)
-    turns = sin[0, :, : sin.shape[-1] // 2].abs()
-    axes: Tensor = turns.argmax(0)
     random = torch.Generator().manual_seed(0)
     positions = torch.randint(_POSITIONS, (_TOKENS, count), generator=random)
-    wanted = decoder.rotary_emb(like, positions.T[:, None])
-    found = angles_of(program, positions, axes)
-    half = len(axes)
-    if not all(
-        torch.allclose(a, b[0, :, :half], atol=1e-3) and torch.equal(b[..., :half], b[..., half:])
-        for a, b in zip(found, wanted, strict=True)
-    ):
-        raise ValueError("its plan and its M-RoPE turn by other angles")
-    return axes
+    turned, wanted = (decoder.rotary_emb(like, each) for each in (ones, positions.T[:, None]))
+    half = program.named("rope_table")[0].integer("half") if program.named("rope_table") else 0
+    for once in _LAYOUTS:
+        _, sin = (once(each[0], half) for each in turned)
+        axes = sin.abs().argmax(0)
+        if len(axes) != half or not all(torch.equal(*_twice(each[0], once, half)) for each in wanted):
+            continue
+        found = angles_of(program, positions, axes)
+        if all(torch.allclose(a, once(b[0], half), atol=1e-3) for a, b in zip(found, wanted, strict=True)):
+            return axes
+    angles_of(program, positions, torch.zeros(half, dtype=torch.int64))  # says what is missing
+    raise ValueError("its plan and its M-RoPE turn by other angles")
+
+
+def _halves(angles: Tensor, half: int) -> Tensor:
+    return angles[:, :half]
+
+
+def _pairs(angles: Tensor, _: int) -> Tensor:
+    return angles[:, ::2]
+
+
+_LAYOUTS = (_halves, _pairs)
+"""How a table of cosines or sines holds each frequency twice, ``(T, 2 · half)``: in halves, or in pairs."""
+
+
+def _twice(angles: Tensor, once: Callable[[Tensor, int], Tensor], half: int) -> tuple[Tensor, Tensor]:
+    """Returns a table, and the one that has each frequency twice as another does."""
+    frequencies = once(angles, half)
+    if once is _pairs:
+        return angles, frequencies.repeat_interleave(2, -1)
+    return angles, frequencies.repeat(1, angles.shape[1] // max(half, 1))

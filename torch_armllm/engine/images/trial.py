@@ -84,23 +84,30 @@ class Trial:
         Raises:
             ValueError: it takes none; the message is that of the one that came furthest.
         """
-        item, failures = trial_item(modality, self._processor), list[tuple[int, str]]()
+        items, failures = {modality: [trial_item(modality, self._processor)]}, list[tuple[int, str]]()
+        readings = [self._reading(is_whole) for is_whole in (False, True)]
+        asks = {name: value for each in readings if each is not None for name, value in each.asks.items()}
         for text in trial_texts(modality, self._processor):
             try:
-                inputs = inputs_of(self._processor, text, {modality: [item]}, {})
+                inputs = inputs_of(self._processor, text, items, asks, {})
             except Exception as error:  # noqa: BLE001 - processors raise errors of any kind
                 failures.append((0, f"its processor refuses {MODALITIES[modality].noun}: {error}"))
                 continue
-            for is_whole in (False, True):
+            for is_whole, reading in enumerate(readings):
+                if reading is None:
+                    continue
                 try:
-                    return self._tried(modality, inputs, is_whole)
+                    return self._tried(modality, inputs, reading, bool(is_whole))
                 except Exception as error:  # noqa: BLE001 - and so do models
                     logger.debug("a trial of %s failed", modality, exc_info=True)
                     failures.append((1, str(error) or type(error).__name__))
+        if not any(readings):
+            raise ValueError("its language model is no part of its own")
         raise ValueError(max(failures, key=lambda each: each[0])[1])
 
-    def _tried(self, modality: str, inputs: dict[str, Any], is_whole: bool) -> TrialPrompt:
-        reading = self._reading(is_whole)
+    def _tried(
+        self, modality: str, inputs: dict[str, Any], reading: ReadingModel, is_whole: bool
+    ) -> TrialPrompt:
         inputs = in_dtype(inputs, self._dtype)
         ids = inputs["input_ids"][0]
         call = reading.decoder_call(inputs)
@@ -111,9 +118,13 @@ class Trial:
             raise ValueError("it gives its language model other embeddings of text than its table holds")
         return TrialPrompt(modality, ids, call, observe(reading, inputs), shown, is_whole)
 
-    def _reading(self, is_whole: bool) -> ReadingModel:
+    def _reading(self, is_whole: bool) -> ReadingModel | None:
+        """Returns one of the models that may read; None: its language model is no part of its own."""
         if is_whole not in self.readers:
-            self.readers[is_whole] = self._ways[is_whole]()
+            try:
+                self.readers[is_whole] = self._ways[is_whole]()
+            except ValueError:
+                return None
         return self.readers[is_whole]
 
     def _facts(self) -> MediaFacts:

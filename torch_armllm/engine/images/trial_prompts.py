@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,16 +35,26 @@ def trial_texts(modality: str, processor: Any) -> Iterator[str]:
     if (rendered := _rendered(modality, processor)) is not None:
         yield rendered
     tokenizer = getattr(processor, "tokenizer", None)
-    marks: dict[str, None] = {}
-    for name in MODALITIES[modality].tokens:
-        for holder in (processor, tokenizer):
-            mark = getattr(holder, name, None)
-            if isinstance(mark, str) and mark:
-                marks[mark] = None
+    holders = (processor, tokenizer)
+    marks = _named(holders, MODALITIES[modality].tokens)
+    around = [
+        (begin, end)
+        for name in (modality, "vision")
+        for begin in _named(holders, (f"{name}_start_token", f"{name}_bos_token", f"start_{name}_token"))
+        for end in _named(holders, (f"{name}_end_token", f"{name}_eos_token", f"end_{name}_token"))
+    ]
     for mark in marks:
         yield f"{_BEFORE} {mark} {_AFTER}"
         yield f"{mark}\n{_AFTER}"
+        for begin, end in around:
+            yield f"{_BEFORE} {begin}{mark}{end} {_AFTER}"
     yield f"{_BEFORE} {_AFTER}"
+
+
+def _named(holders: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Returns the texts that attributes of a processor or its tokenizer hold, each once."""
+    found = [getattr(holder, name, None) for name in names for holder in holders]
+    return list(dict.fromkeys(mark for mark in found if isinstance(mark, str) and mark))
 
 
 def _rendered(modality: str, processor: Any) -> str | None:
