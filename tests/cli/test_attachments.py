@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,19 @@ from torch_armllm.cli.attachments import Attachments
 ALL = ("text", "image", "audio", "video")
 
 
+def whole(part: Mapping[str, Any]) -> None:
+    """Reads every part."""
+
+
+def damaged(part: Mapping[str, Any]) -> None:
+    raise ValueError(f"a {part['type']} is damaged")
+
+
 def test_files_become_parts_in_order(tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(b"pixels")
     (tmp_path / "a.MP3").write_bytes(b"sound")
     (tmp_path / "v.mp4").write_bytes(b"frames")
-    attached = Attachments(ALL)
+    attached = Attachments(ALL, whole)
     for name, file in (("audio", "a.MP3"), ("image", "cat.png"), ("video", "v.mp4")):
         assert attached.add(name, str(tmp_path / file)) == file
     assert len(attached) == 3
@@ -38,7 +48,7 @@ def test_names_are_taken_as_typed_or_as_a_shell_reads_them(
     (tmp_path / "my cat's.wav").write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert Attachments(ALL).add("audio", typed) == "my cat's.wav"
+    assert Attachments(ALL, whole).add("audio", typed) == "my cat's.wav"
 
 
 def test_what_cannot_be_attached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +56,7 @@ def test_what_cannot_be_attached_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "long.wav").write_bytes(b"123456")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(attachments, "MOST_BYTES", 5)
-    attached = Attachments(ALL)
+    attached = Attachments(ALL, whole)
     refused = [
         ("image", "", "give a file: /image FILE"),
         ("image", "none.png", "there is no file none.png"),
@@ -61,12 +71,16 @@ def test_what_cannot_be_attached_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(ValueError) as error:
             attached.add(name, typed)
         assert str(error.value) == told
+    (tmp_path / "note.wav").write_bytes(b"x")
+    attached = Attachments(ALL, damaged)
+    with pytest.raises(ValueError, match=r"^note\.wav: a audio_url is damaged$"):
+        attached.add("audio", "note.wav")
     assert len(attached) == 0
 
 
 def test_only_what_the_model_takes_is_offered(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(b"x")
-    texts, images = Attachments(("text",)), Attachments(("text", "image"))
+    texts, images = Attachments(("text",), whole), Attachments(("text", "image"), whole)
     assert (texts.commands, texts.help) == ([], [])
     assert images.commands == ["/image"]
     assert images.help == ["/image FILE adds an image to the next message"]

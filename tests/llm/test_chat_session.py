@@ -127,6 +127,7 @@ def test_images_go_with_the_next_message(
     for number in range(2):
         picture(number).save(tmp_path / f"{number}.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "1.png").read_bytes()[:2000])
+    (tmp_path / "note.png").write_text("no image")
     monkeypatch.chdir(tmp_path)
     asked: list[Any] = []
     stream = LLM.stream
@@ -137,7 +138,7 @@ def test_images_go_with_the_next_message(
         monkeypatch,
         *("/image 0.png", "what is this", "/audio 0.png", "and this"),
         *("/image 1.png", "/image 0.png", ""),
-        *("/image cut.png", "and", "/image 1.png", "/clear", "what"),
+        *("/image note.png", "/image cut.png", "and", "/image 1.png", "/clear", "what"),
     )
     command = ["chat", str(folder), "--temperature", "0", "--max-tokens", "2", "--quantization", "none"]
     assert main([*command, "--kv-cache-memory", "8M"]) == 0
@@ -146,6 +147,7 @@ def test_images_go_with_the_next_message(
     assert held == [1, 1, 3, 0]
     assert [prompt["prompt"].count("<image>") for prompt in asked] == held
     assert "(0.png goes with the next message)" in told and "/image FILE adds an image" in told
+    assert "note.png: an image cannot be read" in told and "(note.png" not in told
     assert "this model takes no audio, only text and image" in told
     assert "an image is damaged" in told and "; /clear starts a new conversation" in told
     assert told.count("\n[") == 4

@@ -6,7 +6,7 @@ import base64
 import mimetypes
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ class Attachments:
 
     Args:
         modalities: what the model takes, `LLMBase.input_modalities`.
+        check: raises ValueError or ImportError for a part that cannot be read.
     """
 
-    def __init__(self, modalities: Sequence[str]) -> None:
-        self._modalities = modalities
+    def __init__(self, modalities: Sequence[str], check: Callable[[Mapping[str, Any]], None]) -> None:
+        self._modalities, self._check = modalities, check
         self._parts: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
@@ -64,7 +65,12 @@ class Attachments:
         path = _named(typed)
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         data = base64.b64encode(_content(path)).decode()
-        self._parts.append({"type": f"{name}_url", f"{name}_url": {"url": f"data:{kind};base64,{data}"}})
+        part = {"type": f"{name}_url", f"{name}_url": {"url": f"data:{kind};base64,{data}"}}
+        try:
+            self._check(part)
+        except (ImportError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+        self._parts.append(part)
         return path.name
 
     def take(self) -> list[dict[str, Any]]:

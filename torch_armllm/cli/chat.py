@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
     system = wanted.pop("system")
     chosen = {name: value for name, value in wanted.items() if value is not None}
     chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **chosen), system)
-    attached = Attachments(llm.input_modalities)
+    attached = Attachments(llm.input_modalities, chat.check)
     help = ", ".join([_HELP, *attached.help])
     lines = TypedLines(["/clear", "/exit", *attached.commands], attached.commands, help)
     print(help)

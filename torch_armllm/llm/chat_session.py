@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_armllm.chat_format.deltas import OutputDelta
+from torch_armllm.engine.media.media import open_media
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm.calls.chat_call import ChatCall, ChatOptions
 from torch_armllm.llm.llm import LLM
@@ -69,6 +70,16 @@ class ChatSession:
     def clear(self) -> None:
         """Drops all messages but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def check(self, part: Mapping[str, Any]) -> None:
+        """Reads the header of a part that is to go with a message.
+
+        Raises:
+            ValueError: it cannot be read, or the model takes no such parts.
+            ImportError: the package that reads it is not installed.
+        """
+        message = {"role": "user", "content": [part]}
+        open_media([message], self._llm.media_access, self._llm.picture_reader().taken)
 
     def ask(self, text: str, media: Sequence[Mapping[str, Any]] = ()) -> Generator[OutputDelta, None, None]:
         """Sends a user message and yields the reply in pieces; the pieces that were read are remembered.
