@@ -73,8 +73,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--variants", metavar="NAMES", type=lambda names: frozenset(names.split(",")), help=text)
     text = "seconds in which tests may begin; later ones are skipped (default: no limit)"
     parser.addoption("--budget", metavar="SECONDS", type=float, help=text)
-    text = "most examples that a property is tested with (default: as each test says)"
-    parser.addoption("--examples", metavar="N", type=int, help=text)
+    text = (
+        "divides the number of examples that a property is tested with (default: as many as each test says)"
+    )
+    parser.addoption("--fewer", metavar="N", type=int, help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -92,12 +94,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in items if not others.isdisjoint(_texts(item))}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
-    if (most := config.getoption("examples")) is not None:
-        _limit_examples(items, most)
+    if (divisor := config.getoption("fewer")) is not None:
+        _lower_examples(items, divisor)
 
 
-def _limit_examples(items: list[pytest.Item], most: int) -> None:
-    """Lowers the number of examples of the tests of properties."""
+def _lower_examples(items: list[pytest.Item], divisor: int) -> None:
+    """Divides the number of examples of the tests of properties, of which at most eight are left."""
     from hypothesis import settings
 
     own = "_hypothesis_internal_use_settings"  # which `settings` as a decorator sets
@@ -105,7 +107,8 @@ def _limit_examples(items: list[pytest.Item], most: int) -> None:
         before = getattr(test, own, None)
         if before is not None:
             test = getattr(test, "__func__", test)
-            setattr(test, own, settings(before, max_examples=min(before.max_examples, most)))
+            fewer = min(-(-before.max_examples // divisor), 8)
+            setattr(test, own, settings(before, max_examples=fewer))
 
 
 def _texts(item: pytest.Item) -> set[str]:

@@ -27,3 +27,5 @@ cmake --install "$build/ops" >/dev/null
 cp -r "$root/ops" "$site/torch_armllm/ops"
 [ -d "$root/passes" ] && cp -r "$root/passes" "$site/torch_armllm/passes"
 cp -r "$root/tests" "$root/pyproject.toml" "$site/"
+# Emulated, compiling takes ten times as long.
+bash "$here/compile.sh" "$site/torch_armllm" "$site/tests"

@@ -98,6 +98,8 @@ if [ "$(cat "$home/site.done" 2>/dev/null)" != "$wanted" ]; then
   "${PYTHON:-python3}" -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
     --target "$home/site" --no-deps --no-compile --only-binary=:all: --implementation cp --python-version "$version" --abi "cp${version/./}" --abi abi3 --abi none \
     "${platforms[@]}" --platform manylinux2014_aarch64 -r "$here/requirements.txt"
+  bash "$here/compile.sh" -x '/(testing|models/(?!auto|llama|mixtral|deepseek_v2|qwen3_moe|gpt_oss))' \
+    "$home"/site/{torch,transformers,numpy,sympy,hypothesis,_pytest}
   echo "$wanted" >"$home/site.done"
 fi
 echo "$home"

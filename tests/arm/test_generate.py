@@ -12,7 +12,8 @@ import torch_armllm
 from tests.support.models import tiny, token_ids
 from tests.support.reference_modules import emulate
 
-FAMILIES = ["llama", "mixtral"]
+FAMILIES = [pytest.param("llama", marks=pytest.mark.thorough), "mixtral"]
+"""`families` has the steps of the other."""
 
 
 def close(got: Tensor, expected: Tensor, tolerance: float) -> None:

@@ -28,8 +28,8 @@ INFINITE, NAN = 3, 4
 TOKENS = (0, 1, 2, 15, 16, 17, 33)  # tiles have 16 rows
 
 EXACT_RESULTS = (
-    "scalar",
-    "scalar tensor",
+    "number",
+    "tensor of a number",
     "row vector",
     "row vector on the left",
     "row vector per head",
@@ -82,8 +82,8 @@ class Operators(nn.Module):
         heads = x.view(1, -1, 5, 14)
         first_heads, last_heads = heads.chunk(2, -1)
         return {
-            "scalar": x * 0.3,
-            "scalar tensor": x * self.one,
+            "number": x * 0.3,
+            "tensor of a number": x * self.one,
             "row vector": x * self.row,
             "row vector on the left": self.row * x,
             "row vector per head": heads * self.head,
