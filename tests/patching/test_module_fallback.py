@@ -76,6 +76,30 @@ def test_beams_and_padding_survive_the_switch_to_modules(models: tuple[Any, Any]
     assert torch.equal(got, expected)
 
 
+def masking(patched: bool) -> Any:
+    """Qwen4-Exp with an indexer that selects two blocks of four tokens, and those of an incomplete block."""
+    model = tiny_model("qwen4_exp_text", indexer_budget=8)
+    if patched:
+        model.report = torch_armllm.patch(model, None, progress=False)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:torch_armllm")
+@torch.no_grad()
+def test_indexer_of_masks_is_left_out_of_texts_of_which_it_hides_nothing() -> None:
+    model, own, ids = masking(True), masking(False), tiny_ids(2, 22)
+    assert model.report.captured, model.report.capture_reason
+    (note,) = [note for note in model.report.notes if "texts of more than 11 tokens" in note]
+    assert "layers.1.self_attn.indexer" in note and "2 blocks of 4 tokens" in note
+    cache = DynamicCache(config=model.config)
+    got = [continued(model, ids[:, :11], [7, 4], cache)]
+    assert isinstance(cache, PagedCache)
+    got.append(continued(model, ids[:, 11:], [1, 10], cache))
+    assert type(cache) is DynamicCache
+    expected = continued(own, ids, [11, 11], DynamicCache(config=own.config))
+    torch.testing.assert_close(torch.cat(got, 1), expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore:torch_armllm")
 @torch.no_grad()
 def test_repeated_attention_has_its_own_cache_layer() -> None:

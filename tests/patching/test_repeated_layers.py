@@ -25,7 +25,7 @@ from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.quant.inplace import quantize
 
-SLOTS = {"dory": 6, "code": 6}
+SLOTS = {"dory": 6, "code": 6, "inkling2_loop_text": 5}
 """Cache layers: the times that layers run."""
 
 

@@ -15,11 +15,6 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 from torch_armllm.hf.cache_names import usual_name
 from torch_armllm.model_survey.tiny_models import build_tiny, tiny_config, tiny_model
 
-LOOPS: dict[str, dict[str, Any]] = {
-    "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
-}
-"""Configurations of families of transformers with loops."""
-
 
 class _Attention(LlamaAttention):  # type: ignore[misc]
     """Keeps the keys of each loop in a cache layer of its own, behind those of the loop before."""
@@ -93,14 +88,14 @@ def looped(
     """Returns a tiny random model whose layers run several times.
 
     Args:
-        family: a key of `LOOPS`, or ``"code"`` for one that is no family of transformers.
+        family: a ``model_type`` of transformers, or ``"code"`` for one that is no family of it.
         dtype: dtype of the parameters.
         seed: seed of the weights.
         loops: times that the layers of ``"code"`` run.
         overrides: configuration values.
     """
     if family != "code":
-        return tiny_model(family, dtype, seed, **{**LOOPS[family], **overrides})
+        return tiny_model(family, dtype, seed, **overrides)
     config = tiny_config("llama", **{"num_hidden_layers": 2, **overrides})
     config.loops = loops
     return build_tiny(_Looped, config, dtype, seed)

@@ -19,8 +19,11 @@ class ExpertLayer(NamedTuple):
 
 
 def expert_layers(program: PlacedProgram) -> list[ExpertLayer]:
-    """Returns the layers of experts of a program, in the order of their computation."""
-    found = map(_layer_of, program.named("moe"))
+    """Returns the layers of experts of a program, in the order of their computation.
+
+    A layer that runs several times is one.
+    """
+    found = dict.fromkeys(map(_layer_of, program.named("moe")))
     return [layer for layer in found if layer is not None]
 
 

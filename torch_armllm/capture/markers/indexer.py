@@ -8,6 +8,7 @@ length; longer sequences run through the modules.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +24,10 @@ IMPLEMENTATION = "armllm_dense"
 """Attention without the indexers."""
 SELECTING = "armllm_selecting"
 """Attention to what the indexers select."""
+_BLOCK_PARTS = ("topk_blocks", "block_size", "build_block_mask")
+"""Parts of an indexer that returns the indices of blocks: the first two are their number and their tokens."""
+_MASKING_PARTS = ("block_topk", "compress_ratio", "index_qk_proj")
+"""Likewise, of one that returns a mask of the tokens that it selects."""
 
 
 def find_indexers(base: nn.Module) -> list[Any]:
@@ -39,12 +44,29 @@ def max_dense_length(base: nn.Module) -> int | None:
 
 
 def _num_selected(indexer: Any) -> int | None:
-    """Returns how many tokens an indexer selects, singly (DeepSeek 3.2) or in blocks (MiniMax M3)."""
-    if all(hasattr(indexer, name) for name in ("index_topk", "wq_b", "wk", "weights_proj")):
+    """Returns how many tokens an indexer selects.
+
+    It selects them singly (DeepSeek 3.2), in blocks (MiniMax M3), or in blocks beside all tokens of an
+    incomplete block (Qwen4-Exp).
+    """
+    if _has_parts(indexer, ("index_topk", "wq_b", "wk", "weights_proj")):
         return int(indexer.index_topk)
-    if all(hasattr(indexer, name) for name in ("topk_blocks", "block_size", "build_block_mask")):
-        return int(indexer.topk_blocks) * int(indexer.block_size)
+    if (blocks := _blocks_of(indexer)) is None:
+        return None
+    count, span = blocks
+    return count * span + (span - 1 if _has_parts(indexer, _MASKING_PARTS) else 0)
+
+
+def _blocks_of(indexer: Any) -> tuple[int, int] | None:
+    """Returns how many blocks an indexer selects, and their tokens; None if it selects no blocks."""
+    for parts in (_BLOCK_PARTS, _MASKING_PARTS):
+        if _has_parts(indexer, parts):
+            return int(getattr(indexer, parts[0])), int(getattr(indexer, parts[1]))
     return None
+
+
+def _has_parts(indexer: Any, parts: Iterable[str]) -> bool:
+    return all(hasattr(indexer, name) for name in parts)
 
 
 def unknown_selection(base: nn.Module) -> str | None:
@@ -67,8 +89,8 @@ def dense_limit(base: nn.Module) -> str:
         for path, module in base.named_modules()
         if module in find_indexers(base) and _num_selected(module) == length
     )
-    blocks = getattr(indexer, "topk_blocks", None)
-    what = f"{length} tokens" if blocks is None else f"{blocks} blocks of {indexer.block_size} tokens"
+    blocks = _blocks_of(indexer)
+    what = f"{length} tokens" if blocks is None else f"{blocks[0]} blocks of {blocks[1]} tokens"
     return (
         f"{path} ({type(indexer).__name__}) selects {what} for attention, and plans attend to all tokens "
         "up to that number only"
@@ -96,10 +118,18 @@ def _select_nothing(*args: Any, **kwargs: Any) -> Tensor:
     return torch.zeros(1, 1, 1, dtype=torch.int32)
 
 
+def _hide_nothing(*args: Any, **kwargs: Any) -> Tensor:
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool)
+
+
+def _without_selection(indexer: Any) -> Any:
+    return _hide_nothing if _has_parts(indexer, _MASKING_PARTS) else _select_nothing
+
+
 def disable_indexers(base: nn.Module) -> AbstractContextManager[None]:
     """Replaces the indexers' forward by a constant while the context lasts."""
     indexers = find_indexers(base)
-    return replaced(base, "forward", lambda module: _select_nothing if module in indexers else None)
+    return replaced(base, "forward", lambda m: _without_selection(m) if m in indexers else None)
 
 
 def _dense(

@@ -103,6 +103,11 @@ def _add(low: Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operand
     return out
 
 
+def _rsub(low: Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Expression:
+    written: Expression = _scaled("subtract")(low, node, b, a, alpha)
+    return written
+
+
 def _index_select(low: Lowering, node: Node, source: Any, dim: int, order: Any) -> Operand:
     """Permutes the columns of rows."""
     rows, val = low.rows(source), source.meta["val"]
@@ -271,6 +276,8 @@ WRITERS: dict[Any, Writer] = {
     aten.add.Tensor: _joined(_add, _scaled("add")),
     aten.add.Scalar: _scaled("add"),
     aten.sub.Tensor: _scaled("subtract"),
+    aten.rsub.Scalar: _rsub,
+    aten.rsub.Tensor: _rsub,
     aten.mul.Tensor: _joined(_mul, _operator("multiply")),
     aten.div.Tensor: _operator("divide"),
     aten.add_.Tensor: _in_place(_scaled("add")),
