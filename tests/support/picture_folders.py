@@ -422,7 +422,8 @@ def _qwen_processor(kind: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
 def _qwen3_processor(tokenizer: PreTrainedTokenizerFast) -> Any:
     images = Qwen2VLImageProcessorPil(**_QWEN_SIZES)
     template = TEMPLATE.replace("IMAGE", "<|image_pad|>")
-    videos = Qwen3VLVideoProcessor(**_QWEN_SIZES)
+    sizes = {"shortest_edge": 64, "longest_edge": 6000}  # pixels of all frames
+    videos = Qwen3VLVideoProcessor(patch_size=4, merge_size=2, temporal_patch_size=2, size=sizes)
     return Qwen3VLProcessor(images, tokenizer, videos, chat_template=template)
 
 

@@ -42,7 +42,8 @@ class PictureRows:
         self.positions = positions
         self.rows = rows
         self.rotary = None if rotary is None else array("q", rotary.flatten().tolist())
-        self.rotary_offset = 0 if rotary is None else int(rotary.max()) + 1 - len(rotary)
+        # times of a video may be larger than the positions of the text behind it, from which others count on
+        self.rotary_offset = 0 if rotary is None else int(rotary[-1].max()) + 1 - len(rotary)
         self.spans = list(spans)
         contents = [row.numpy().tobytes() for row in rows.contiguous().view(torch.uint8)]
         if rotary is not None:
