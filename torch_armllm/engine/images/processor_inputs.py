@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_armllm.engine.images.modalities import MODALITIES
+from torch_armllm.engine.images.modalities import MODALITIES, sampling_rate
 from torch_armllm.engine.media.video import video_arguments
 
 _FOR_OTHERS = ("labels", "video_metadata")
@@ -46,10 +46,14 @@ def inputs_of(
 
 def _ways(processor: Any, items: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yields arguments of a processor, the most common first."""
+    from transformers import ProcessorMixin  # deferred: the import takes seconds
+
     flat = (False, True) if "image" in items else (False,)  # most take lists of the images of each text
     videos = items.get("video", ())
     for is_flat in flat:
-        named = {_argument(processor, name): list(values) for name, values in items.items()}
+        named: dict[str, Any] = {_argument(processor, name): list(values) for name, values in items.items()}
+        if "audio" in items and type(processor).__call__ is ProcessorMixin.__call__:
+            named["sampling_rate"] = sampling_rate(processor)  # extractors warn where nobody names it
         if "image" in items and not is_flat:
             named[_argument(processor, "image")] = [list(items["image"])]
         if not videos:

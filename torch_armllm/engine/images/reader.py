@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.engine.images.decoder_call import ReadingModel
+from torch_armllm.engine.images.heard_audio import HeardAudio
 from torch_armllm.engine.images.image_rows import PictureRows
 from torch_armllm.engine.images.image_steps import PictureSteps
 from torch_armllm.engine.images.media_facts import MediaFacts
@@ -69,6 +70,7 @@ class PictureReader:
         self._facts = facts
         self._reading = reading
         self._rows = PromptRows(reading, facts)
+        self._heard = HeardAudio(self.name, sampling_rate(processor))
 
     @property
     def taken(self) -> TakenMedia:
@@ -112,13 +114,18 @@ class PictureReader:
             tokens = self.processor.tokenizer(text, **options)
             return list(tokens["input_ids"]), None
         nouns = names_of(list(items))
+
+        def read(items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+            return inputs_of(self.processor, text, items, self._reading.asks, options)
+
         try:
-            inputs = inputs_of(self.processor, text, items, self._reading.asks, options)
+            inputs = read(items)
         except Exception as error:
             raise ValueError(f"the processor of {self.name} refuses the prompt: {error}") from error
-        inputs = in_dtype(inputs, self.steps.plan.program.dtype)
         ids = inputs["input_ids"]
         check(ids[0].tolist())
+        self._heard.check(items, inputs, read)
+        inputs = in_dtype(inputs, self.steps.plan.program.dtype)
         try:
             with torch.no_grad():
                 rows = self._read(inputs)
