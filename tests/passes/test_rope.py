@@ -83,6 +83,36 @@ def test_rotation_by_a_product_of_a_column_and_a_row() -> None:
     check(Product(own_angles=True, scaling=1.25), table=True)
 
 
+def test_rotation_by_frequencies_that_are_computed() -> None:
+    class Learned(Attention):
+        def __init__(self) -> None:
+            super().__init__(True, 1.25)
+            self.alpha = nn.Parameter(torch.randn(4))
+
+        def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+            freqs = positions[..., None].float() * (self.inv_freq.float() * self.alpha.exp())
+            emb = torch.cat((freqs, freqs), dim=-1)
+            return emb.cos() * self.scaling, emb.sin() * self.scaling
+
+    torch.manual_seed(0)
+    check(Learned(), table=True)
+
+
+def test_rotation_by_the_same_position_on_three_axes() -> None:
+    class Axes(Attention):
+        def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+            return super().forward(x, position_ids)
+
+        def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+            freqs = positions.expand(3, 1, -1)[..., None].float() * self.inv_freq
+            rows = [torch.cat((row, row), -1).split([4, 2, 2], -1) for row in (freqs.cos(), freqs.sin())]
+            cos, sin = (torch.cat([part[i] for i, part in enumerate(parts)], -1) for parts in rows)
+            return cos, sin
+
+    torch.manual_seed(0)
+    check(Axes(own_angles=True), table=True)
+
+
 class HalvedAttention(Attention):
     """gpt-oss: each angle is stored once, and the halves of a head are rotated separately."""
 

@@ -44,6 +44,7 @@ EXACT_RESULTS = (
     "power",
     "column permutation",
     "broadcast head",
+    "factor per head and token",
     "non-contiguous heads",
     "split heads",
 )
@@ -74,6 +75,7 @@ class Operators(nn.Module):
         self.register_buffer("one", torch.tensor(0.3, dtype=dtype))
         self.register_buffer("order", torch.randperm(WIDTH))
         self.register_buffer("first", torch.tensor([0]))
+        self.register_buffer("by_head", torch.randn(1, 5, 1).to(dtype))
 
     def results(self, input_ids: Tensor) -> dict[str, Tensor]:
         x = F.embedding(input_ids, self.table)
@@ -81,6 +83,7 @@ class Operators(nn.Module):
         first, second, third = x.split([30, 10, 30], -1)
         heads = x.view(1, -1, 5, 14)
         first_heads, last_heads = heads.chunk(2, -1)
+        by_head = self.by_head * second[..., 3][:, None]  # (1, 5, T): of tokens last
         return {
             "number": x * 0.3,
             "tensor of a number": x * self.one,
@@ -106,6 +109,7 @@ class Operators(nn.Module):
             "mixed dtypes": x * self.wide,
             "split heads": heads.split([3, 2], 2)[1] * 2.0,
             "first token": x[:, :1] + x,
+            "factor per head and token": (heads.transpose(1, 2) * by_head[..., None]).transpose(1, 2),
             "broadcast head": heads * x[..., :14].view(1, -1, 1, 14),
             "non-contiguous heads": first_heads.reshape(1, -1, 35) * last_heads.reshape(1, -1, 35),
             "single column": x.index_select(-1, self.first),

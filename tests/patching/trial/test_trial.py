@@ -23,6 +23,7 @@ from torch_armllm.patching.forwards.decoder_calls import DecoderCalls
 from torch_armllm.patching.forwards.text_calls import TextCalls
 from torch_armllm.patching.generation.token_loop import TokenLoop
 from torch_armllm.patching.state import patched_forward
+from torch_armllm.patching.trial.judge import Judge, centered
 
 MonkeyPatch = pytest.MonkeyPatch
 
@@ -158,3 +159,14 @@ def test_nothing_is_disturbed(caplog: pytest.LogCaptureFixture) -> None:
     assert forward is not None and not forward._warned
     with torch.no_grad(), pytest.warns(UserWarning, match="output_hidden_states is requested"):
         model(tiny_ids(1, 5), output_hidden_states=True)
+
+
+def test_tokens_that_a_model_excludes_are_compared_with_its_least_ones() -> None:
+    logits = torch.tensor([[3.0, -1.0, 2.0, 0.0]])
+    excluding = logits.index_fill(1, torch.tensor([3]), torch.finfo(torch.float32).min)
+    assert torch.equal(centered(excluding), centered(torch.tensor([[3.0, -1.0, 2.0, -1.0]])))
+    half = excluding.clamp(min=torch.finfo(torch.bfloat16).min).bfloat16()
+    assert torch.equal(centered(half), centered(excluding))
+    judge = Judge("a model", [], 0.02)
+    assert not judge.is_far([centered(excluding)], [centered(excluding)])
+    assert judge.is_far([centered(logits)], [centered(excluding)])

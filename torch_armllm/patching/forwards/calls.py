@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ class TokenCalls(Calls):
         self.vocab_size = kind.vocab_size
         self.first_position = kind.first_position
         self._known = _IGNORED.union(self.arguments)
+        taken = inspect.signature(kind.base.forward).parameters
+        self._defaults = {name: parameter.default for name, parameter in taken.items()}
         self._outputs = OutputForm(kind.base)
 
     def reads_weights(self, call: CallArguments) -> bool:
@@ -157,7 +160,8 @@ class TokenCalls(Calls):
             if requested if requested is not None else getattr(self.base.config, name, False):
                 raise Unserved(f"{name} is requested")
         # `generate` passes empty encodings to a multimodal model if no other modality is given
-        unknown = sorted(k for k, v in call.named.items() if k not in self._known and not _is_nothing(v))
+        given = {name: value for name, value in call.named.items() if name not in self._known}
+        unknown = sorted(name for name, value in given.items() if not self._is_nothing(name, value))
         if unknown:
             raise Unserved(f"the fast path does not know {', '.join(unknown)}")
         check_mask(call.mask)
@@ -189,6 +193,8 @@ class TokenCalls(Calls):
                 "shorten the prompt or max_new_tokens, or load the model with rope scaling for longer texts"
             )
 
-
-def _is_nothing(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and not value)
+    def _is_nothing(self, name: str, value: Any) -> bool:
+        """True for no value, and for the default of the module's ``forward``, by which it was captured."""
+        default = self._defaults.get(name)
+        is_default = isinstance(value, bool | int | float | str) and type(value) is type(default)
+        return value is None or (isinstance(value, dict) and not value) or (is_default and value == default)

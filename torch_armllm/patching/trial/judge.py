@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from torch_armllm.patching.forwards.calls import Calls
@@ -87,8 +88,15 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def centered(logits: Tensor) -> Tensor:
-    """Returns logits in float32 without what all of a token have in common, which says nothing."""
+    """Returns logits in float32 without what all of a token have in common, which says nothing.
+
+    Tokens that a model excludes by the least number that there is get the least of the token's other logits.
+    """
+    least = torch.finfo(logits.dtype).min / 2
+    excluded = logits <= least
     logits = logits.float()
+    kept = logits.masked_fill(excluded, float("inf")).amin(-1, keepdim=True)
+    logits = torch.where(excluded, kept, logits)
     return logits - logits.mean(-1, keepdim=True)
 
 
