@@ -153,6 +153,34 @@ def test_images_go_with_the_next_message(
     assert told.count("\n[") == 4
 
 
+def test_sounds_go_with_the_next_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soundfile = pytest.importorskip("soundfile", reason="needs the extra audio")
+    pytest.importorskip("soxr", reason="needs the extra audio")
+    from tests.support.sound_folders import sound, sound_folder
+
+    folder = sound_folder(tmp_path / "model")
+    for name, rate in (("a.flac", 16_000), ("b.wav", 8_000)):
+        soundfile.write(tmp_path / name, sound(len(name), rate=rate), rate)
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "b.wav").read_bytes()[:20])
+    monkeypatch.chdir(tmp_path)
+    asked: list[Any] = []
+    stream = LLM.stream
+    monkeypatch.setattr(
+        LLM, "stream", lambda self, prompt, *a: asked.append(prompt) or stream(self, prompt, *a)
+    )
+    say(monkeypatch, "/audio a.flac", "/audio b.wav", "what is said", "/image a.flac", "/audio cut.wav")
+    command = ["chat", str(folder), "--temperature", "0", "--max-tokens", "2", "--quantization", "none"]
+    assert main([*command, "--kv-cache-memory", "8M"]) == 0
+    told = capsys.readouterr().out
+    (prompt,) = asked
+    assert [len(samples) for samples in prompt["multi_modal_data"]["audio"]] == [16_000, 16_000]
+    assert prompt["prompt"].count("<|AUDIO|>") == 2
+    assert "this model takes no image, only text and audio" in told and "/audio FILE adds an audio" in told
+    assert "cut.wav: " in told and "(cut.wav" not in told
+
+
 THINKS = (
     "{% for m in messages %}{% if m.role == 'assistant' and m.reasoning_content %}<think>"
     "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }};{% endfor %}"
