@@ -39,8 +39,8 @@ from torch_armllm.quant.inspection import is_packed
 
 logger = logging.getLogger(__name__)
 _DOORS = ("get_image_features", "get_video_features", "get_audio_features")
-_MEDIA_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
-"""Arguments of models that take images, videos or sounds."""
+_MEDIA_INPUTS = ("pixel_values", "input_features", "input_values")
+"""Names in arguments of models that take images, videos or sounds."""
 
 
 def takes_media(kind: ModelKind) -> bool:
@@ -48,11 +48,8 @@ def takes_media(kind: ModelKind) -> bool:
     parts = (kind.model, kind.base)
     if any(hasattr(part, door) for part in parts for door in _DOORS):
         return True
-    return any(_takes_any(part, _MEDIA_INPUTS) for part in parts)
-
-
-def _takes_any(module: Any, names: tuple[str, ...]) -> bool:
-    return any(name in inspect.signature(module.forward).parameters for name in names)
+    arguments = [name for part in parts for name in inspect.signature(part.forward).parameters]
+    return any(name in argument for name in _MEDIA_INPUTS for argument in arguments)
 
 
 def picture_reader(model: Any, processor: Any, limits: Mapping[str, int], tokens: int) -> PictureReader | str:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class _ReachedDecoderError(Exception):
@@ -55,24 +55,23 @@ class DecoderCall:
 
 
 def decoder_of(module: Any) -> Any:
-    """Returns the innermost model within another one that embeds the tokens of texts.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Returns the innermost model within another one that embeds the tokens of texts; itself if none does."""
     from transformers import PreTrainedModel  # deferred: the import takes seconds
 
     table = module.get_input_embeddings()
     found = [
         each
         for each in module.modules()
-        if each is not module
-        and isinstance(each, PreTrainedModel)
-        and any(inner is table for inner in each.modules())
+        if isinstance(each, PreTrainedModel) and any(inner is table for inner in each.modules())
     ]
-    if not found:
-        raise ValueError("its language model is no part of its own")
-    return found[-1]
+    return found[-1] if found else module
+
+
+def layers_of(decoder: Any) -> list[nn.Module]:
+    """Returns the layers of a decoder."""
+    own = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
+    lists = own or [each for each in decoder.modules() if isinstance(each, nn.ModuleList)]
+    return list(max(lists, key=len, default=()))
 
 
 class ReadingModel:
@@ -87,6 +86,7 @@ class ReadingModel:
         decoder: its language model.
         embed: its table of the embeddings of texts.
         asks: arguments of its processor, for inputs that it takes and that are not made unasked.
+        has_decoder: True if it calls a decoder with embeddings; False: it hands them to its first layer.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class ReadingModel:
     ) -> None:
         self.module, self._forward, self._modules_only = module, forward, modules_only
         self.decoder = decoder_of(module)
+        self.has_decoder = self.decoder is not module
         self.embed: Callable[[Tensor], Tensor] = module.get_input_embeddings()
         named = inspect.signature(forward).parameters
         self._names = None if any(p.kind is p.VAR_KEYWORD for p in named.values()) else set(named)
@@ -110,11 +111,24 @@ class ReadingModel:
         Raises:
             ValueError: it does not call its decoder so.
         """
-        with _stopping(self.decoder):
+        if self.has_decoder:
+            given = self._reached(self.decoder, inputs)
+            if given.get("inputs_embeds") is not None:
+                return DecoderCall(given)
+            self.has_decoder = False  # it embeds what the processor makes, as it embeds token ids
+        layers = layers_of(self.decoder)
+        if not layers:
+            raise ValueError("its language model is no part of its own, and has no layers")
+        given = self._reached(layers[0], inputs)
+        return DecoderCall({**given, "inputs_embeds": given.pop("hidden_states", None)})
+
+    def _reached(self, module: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of a module's first call."""
+        with _stopping(module):
             try:
                 self.run(inputs)
             except _ReachedDecoderError as reached:
-                return DecoderCall(reached.arguments)
+                return reached.arguments
         raise ValueError("the model does not call its language model")
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.engine.images.decoder_call import ReadingModel
+from torch_armllm.engine.images.decoder_call import ReadingModel, layers_of
 
 
 class ObservedRun:
@@ -30,6 +30,14 @@ class ObservedRun:
         self.rotary: tuple[int, ...] | None = None
         self.layers = 0
         self._last: Tensor | None = None
+
+    def take(self, result: Any) -> None:
+        """Takes the last hidden states of a decoder's result."""
+        hidden = getattr(result, "last_hidden_state", None)
+        if hidden is None and isinstance(result, tuple):
+            hidden = result[0]
+        if isinstance(hidden, Tensor):
+            self.hidden = hidden[0].float().clone()
 
     def _before(self, number: int, given: Any) -> None:
         if not isinstance(given, Tensor):
@@ -55,7 +63,9 @@ def observe(reading: ReadingModel, inputs: dict[str, Any]) -> ObservedRun:
     """
     run = ObservedRun()
     with _watching(reading.decoder, run):
-        reading.run(inputs)
+        result = reading.run(inputs)
+    if run.hidden is None:  # the model is its own decoder
+        run.take(result)
     if run.hidden is None:
         raise ValueError("its language model returns no hidden states")
     return run
@@ -73,14 +83,7 @@ def _watching(decoder: Any, run: ObservedRun) -> Iterator[None]:
         positions = named.get("position_ids", args[1] if len(args) > 1 else None)
         run.rotary = tuple(positions.shape) if isinstance(positions, Tensor) else None
 
-    def of_decoder(_: nn.Module, args: Any, result: Any) -> None:
-        hidden = getattr(result, "last_hidden_state", None)
-        if hidden is None and isinstance(result, tuple):
-            hidden = result[0]
-        if isinstance(hidden, Tensor):
-            run.hidden = hidden[0].float().clone()
-
-    layers = _layers_of(decoder)
+    layers = layers_of(decoder)
     behind = [each for each in decoder.children() if not isinstance(each, nn.ModuleList)]
 
     def of_last(_: nn.Module, args: Any) -> None:
@@ -96,14 +99,8 @@ def _watching(decoder: Any, run: ObservedRun) -> Iterator[None]:
             stack.enter_context(layer.register_forward_hook(lambda _, __, result: run._after(result)))
         if isinstance(rotary := getattr(decoder, "rotary_emb", None), nn.Module):
             stack.enter_context(rotary.register_forward_pre_hook(of_rotary, with_kwargs=True))
-        stack.enter_context(decoder.register_forward_hook(of_decoder))
+        stack.enter_context(decoder.register_forward_hook(lambda _, __, result: run.take(result)))
         yield
-
-
-def _layers_of(decoder: Any) -> list[nn.Module]:
-    own = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
-    lists = own or [each for each in decoder.modules() if isinstance(each, nn.ModuleList)]
-    return list(max(lists, key=len, default=()))
 
 
 def multiplier(embeddings: Tensor, first: Tensor | None, text: Tensor) -> float:

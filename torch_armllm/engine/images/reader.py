@@ -85,6 +85,8 @@ class PictureReader:
 
     def remove_layers(self) -> None:
         """Removes the layers of the language model, which others compute: a prompt needs what is before."""
+        if not self._reading.has_decoder:
+            return  # it shows what the first one is given
         for module in list(self._reading.decoder.modules()):
             if isinstance(getattr(module, "layers", None), nn.ModuleList):
                 module.layers = nn.ModuleList()

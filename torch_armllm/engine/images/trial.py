@@ -86,7 +86,7 @@ class Trial:
         """
         items, failures = {modality: [trial_item(modality, self._processor)]}, list[tuple[int, str]]()
         readings = [self._reading(is_whole) for is_whole in (False, True)]
-        asks = {name: value for each in readings if each is not None for name, value in each.asks.items()}
+        asks = {name: value for each in readings for name, value in each.asks.items()}
         for text in trial_texts(modality, self._processor):
             try:
                 inputs = inputs_of(self._processor, text, items, asks, {})
@@ -94,15 +94,11 @@ class Trial:
                 failures.append((0, f"its processor refuses {MODALITIES[modality].noun}: {error}"))
                 continue
             for is_whole, reading in enumerate(readings):
-                if reading is None:
-                    continue
                 try:
                     return self._tried(modality, inputs, reading, bool(is_whole))
                 except Exception as error:  # noqa: BLE001 - and so do models
                     logger.debug("a trial of %s failed", modality, exc_info=True)
                     failures.append((1, str(error) or type(error).__name__))
-        if not any(readings):
-            raise ValueError("its language model is no part of its own")
         raise ValueError(max(failures, key=lambda each: each[0])[1])
 
     def _tried(
@@ -118,13 +114,9 @@ class Trial:
             raise ValueError("it gives its language model other embeddings of text than its table holds")
         return TrialPrompt(modality, ids, call, observe(reading, inputs), shown, is_whole)
 
-    def _reading(self, is_whole: bool) -> ReadingModel | None:
-        """Returns one of the models that may read; None: its language model is no part of its own."""
+    def _reading(self, is_whole: bool) -> ReadingModel:
         if is_whole not in self.readers:
-            try:
-                self.readers[is_whole] = self._ways[is_whole]()
-            except ValueError:
-                return None
+            self.readers[is_whole] = self._ways[is_whole]()
         return self.readers[is_whole]
 
     def _facts(self) -> MediaFacts:
