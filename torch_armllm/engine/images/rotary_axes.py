@@ -57,7 +57,7 @@ def _pairs(angles: Tensor, _: int) -> Tensor:
 
 
 _LAYOUTS = (_halves, _pairs)
-"""How a table of cosines or sines holds each frequency twice, ``(T, 2 · half)``: in halves, or in pairs."""
+"""Layouts of a table of cosines or sines that holds each frequency twice, ``(T, 2 · half)``."""
 
 
 def _twice(angles: Tensor, once: Callable[[Tensor, int], Tensor], half: int) -> tuple[Tensor, Tensor]:
