@@ -282,18 +282,26 @@ def test_files_of_hybrid_models_hold_as_many_weights_as_the_models(name: str, tm
     assert sum(t.n_elements for t in tensors) == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.model
 def test_random_files_take_a_tokenizer_of_another_file(tmp_path: Path) -> None:
-    from gguf import GGUFReader
+    from gguf import GGUFReader, GGUFWriter
 
-    from torch_armllm.checkpoint.bundled_model import smollm2_file
-
+    writer = GGUFWriter(tmp_path / "source.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab", "é"])
+    writer.add_token_types([1, 3, 1, 6])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
     shape = Shape("tiny", "tiny", {**SHAPES["1b"].config, **SMALL, "num_hidden_layers": 1})
-    write_random(tmp_path / "model.gguf", shape, smollm2_file())
-    fields, source = (GGUFReader(file).fields for file in (tmp_path / "model.gguf", smollm2_file()))
+    write_random(tmp_path / "model.gguf", shape, tmp_path / "source.gguf")
+    fields, source = (GGUFReader(tmp_path / f"{name}.gguf").fields for name in ("model", "source"))
     copied = {name for name in source if name.startswith("tokenizer.")}
-    assert "tokenizer.ggml.tokens" in copied
+    assert len(copied) == 6 and "tokenizer.ggml.tokens" in copied
     for name in copied:
+        assert fields[name].types == source[name].types
         assert fields[name].contents() == source[name].contents(), name
 
 
