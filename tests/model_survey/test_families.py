@@ -25,7 +25,7 @@ def rows_of(section: str) -> dict[str, str]:
     return {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
 
 
-CAUSAL, BOTH, ENCODERS = PAGE.read_text().split("\n## ")
+CAUSAL, BOTH, ENCODERS, *_ = PAGE.read_text().split("\n## ")
 ROWS = rows_of(CAUSAL)
 STACKS = rows_of(BOTH) | rows_of(ENCODERS)
 

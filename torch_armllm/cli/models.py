@@ -20,6 +20,15 @@ def add_parser(commands: Subcommands) -> Parser:
     parser.add_argument(
         "family", nargs="*", help="model types such as llama (default: all, which takes minutes)"
     )
+    parser.add_argument(
+        "--media", action="store_true", help="only those that take images, videos or sound, as which they run"
+    )
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        metavar="VERSION=FILE",
+        help="compare tables that --json wrote under several versions of transformers, and survey nothing",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     parser.add_argument("--markdown", action="store_true", help="print the models page of the documentation")
     parser.set_defaults(run=run)
@@ -28,10 +37,13 @@ def add_parser(commands: Subcommands) -> Parser:
 
 def run(options: argparse.Namespace) -> None:
     """Surveys the families and prints the table."""
-    from torch_armllm.model_survey import table
+    from torch_armllm.model_survey import page, table, versions
 
-    rows = list(table.survey_all(options.family, options.threads))
+    if options.merge:
+        print(versions.differing(versions.read_tables(options.merge)))
+        return
+    rows = list(table.survey_all(options.family, options.threads, only_media=options.media))
     if options.json:
         print(json.dumps([row.to_dict() for row in rows]))
     else:
-        print(table.as_page(rows) if options.markdown else table.as_text(rows))
+        print(page.as_page(rows) if options.markdown else page.as_text(rows))

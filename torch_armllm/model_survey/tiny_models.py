@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.model_survey.tiny_overrides import COUNTS, EXACT, OVERRIDES
+from torch_armllm.model_survey.tiny_towers import PINPOINTS, is_tower, tower_values
 
 VOCABULARY = 97
 MOST_PARAMETERS = 10**8
@@ -46,31 +47,87 @@ def _first_kinds(values: Any, count: int) -> list[Any]:
     return [kinds[i % len(kinds)] for i in range(count)]
 
 
-def _defaults(kind: Any, fields: set[str]) -> dict[str, Any]:
+def _default(kind: Any) -> Any:
+    """Returns the default configuration of a class, or None: one without defaults needs its overrides."""
+    with contextlib.suppress(Exception):
+        return kind()
+    return None
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """Returns the values of a configuration by attribute."""
     values: dict[str, Any] = {}
-    try:
-        config = kind()
-    except Exception:  # noqa: BLE001 - a configuration without defaults needs its overrides
-        return values
-    for name in sorted(fields):
+    for name in sorted(getattr(config, "__dataclass_fields__", ())):
         with contextlib.suppress(Exception):  # some properties fail for the defaults
             values[name] = getattr(config, name)
     return values
 
 
-def _shrunk(kind: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Returns arguments for a tiny configuration of a class."""
-    fields = set(getattr(kind, "__dataclass_fields__", ()))
-    subs = {name: sub for name, sub in getattr(kind, "sub_configs", {}).items() if isinstance(sub, type)}
+def _parts(kind: Any, config: Any) -> dict[str, Any]:
+    """Returns the parts of a configuration by attribute: their defaults, else their classes."""
+    parts: dict[str, Any] = {}
+    for name, sub in getattr(kind, "sub_configs", {}).items():
+        part = getattr(config, name, None)
+        if hasattr(part, "to_diff_dict"):
+            parts[name] = part
+        elif isinstance(sub, type) and getattr(sub, "model_type", None):
+            parts[name] = sub
+    return parts
+
+
+def _shrunk_part(name: str, part: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Returns arguments for a tiny part of a configuration.
+
+    Args:
+        name: its attribute.
+        part: its default or its class.
+        overrides: values that are not to be drawn.
+    """
+    kind: Any = part if isinstance(part, type) else type(part)
+    config = _default(part) if isinstance(part, type) else part
+    values = _values(config)
+    inner = _parts(kind, config)
+    own = {} if config is None else config.to_diff_dict()  # what the whole asks of the part
+    kept = {key: value for key, value in own.items() if key in values and key not in inner}
+    own_overrides = {**OVERRIDES.get(kind.model_type, {}), **overrides}
+    if not is_tower(name) and ("vocab_size" in values or "max_position_embeddings" in values):
+        return {**kept, "model_type": kind.model_type, **_shrunk(kind, own_overrides, config)}
+    arguments = {**kept, "model_type": kind.model_type, **tower_values(values)}
+    for key, each in inner.items():
+        arguments[key] = _shrunk_part(f"{name}.{key}", each, own_overrides.get(key, {}))
+    return arguments | {key: value for key, value in own_overrides.items() if key not in inner}
+
+
+def _rope_of_sections(values: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Returns rotary parameters that share out a head among time, height and width."""
+    given = values.get("rope_parameters") or {}
+    share = max(given.get("partial_rotary_factor", 1.0), 0.5)
+    pairs = int(head_dim * share) // 2
+    side = 3 * pairs // 8
+    sections = [pairs - 2 * side, side, side]
+    return {**given, "rope_type": "default", "partial_rotary_factor": share, "mrope_section": sections}
+
+
+def _shrunk(kind: Any, overrides: dict[str, Any], config: Any = None) -> dict[str, Any]:
+    """Returns arguments for a tiny configuration of a class.
+
+    Args:
+        kind: the class.
+        overrides: values that are not to be drawn.
+        config: its default.
+    """
+    config = _default(kind) if config is None else config
+    subs = _parts(kind, config)
     arguments: dict[str, Any] = {}
-    for name, sub in subs.items():
-        if hasattr(sub, "model_type") and sub.model_type:
-            arguments[name] = {"model_type": sub.model_type, **_shrunk(sub, overrides.get(name, {}))}
-    values = _defaults(kind, fields)
+    for name, part in subs.items():
+        arguments[name] = _shrunk_part(name, part, overrides.get(name, {}))
+    values = _values(config)
     layers = overrides.get("num_hidden_layers", _layers(values))
     for name, value in values.items():
         if name in subs or isinstance(value, bool):
             continue
+        if name == "image_grid_pinpoints" and value:
+            arguments[name] = PINPOINTS
         if name == "head_dim" and value is None:
             arguments[name] = EXACT[name]
         elif name in COUNTS and isinstance(value, int):
@@ -84,6 +141,9 @@ def _shrunk(kind: Any, overrides: dict[str, Any]) -> dict[str, Any]:
             arguments[name] = [min(EXACT[name], kind) for kind in kinds] if name in EXACT else kinds
     if "kv_lora_rank" in arguments and "num_key_value_heads" in arguments:
         arguments["num_key_value_heads"] = arguments["num_attention_heads"]  # latents expand to every head
+    if "mrope_section" in getattr(kind, "ignore_keys_at_rope_validation", ()):
+        heads = arguments.get("qk_rope_head_dim") or arguments.get("head_dim") or EXACT["head_dim"]
+        arguments["rope_parameters"] = _rope_of_sections(values, heads)
     return {**arguments, **{k: v for k, v in overrides.items() if k not in subs or k not in arguments}}
 
 

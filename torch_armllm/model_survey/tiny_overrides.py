@@ -40,7 +40,7 @@ EXACT: dict[str, int] = {
     "index_head_dim": 16, "index_n_heads": 2, "index_topk": 64,
     "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 16, "laurel_rank": 16,
     "shape_vocab_size": 97, "pronunciation_vocab_size": 97, "zero_expert_num": 2,
-    "rotary_dim": 8, "block_size": 16,
+    "rotary_dim": 8, "block_size": 16, "mm_tokens_per_image": 16,
 }  # fmt: skip
 """Attributes with these names get these values, unless their defaults are smaller."""
 
@@ -81,6 +81,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_DECODERS, {"is_decoder": True}),
     **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), _GRANITE),
     "big_bird": {"is_decoder": True, "attention_type": "original_full"},
+    "aria": {
+        "vision_config": {
+            "image_size": 490,
+            "patch_size": 70,
+        },  # its processor knows this size and its double
+        "projector_patch_to_query_dict": {49: 128, 196: 256},
+    },
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"encoder_hash_byte_group_vocab": 97},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
@@ -100,6 +107,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
     },
+    "deepseek_ocr2_sam_vision_model": {"downsample_channels": [40, 48]},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2},
     "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots3_note_text": {
         "num_attention_heads": 4,
@@ -114,6 +124,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 12,
         "swa_v_head_dim": 24,
     },
+    "fun_asr_nano": {"adaptor_config": {"hidden_size": 64, "num_attention_heads": 2}},
     "falcon_h1": {
         "mamba_d_ssm": 128,
         "mamba_d_head": 16,
@@ -127,6 +138,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "ssm_out_multiplier": 1.25,
         "ssm_multipliers": [0.75, 1.25, 1.5, 0.5, 0.8],
     },
+    "gemma3n": {"vision_soft_tokens_per_image": 1},
+    "gemma3n_vision": {"architecture": "test_efficientnet", "hidden_size": 256},
     "gemma3n_text": {
         "num_kv_shared_layers": 1,
         "num_hidden_layers": 3,
@@ -136,6 +149,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "got_ocr2": {"vision_config": {"image_size": 256}},  # its processor writes 256 tokens for an image
+    "pp_chart2table": {"vision_config": {"image_size": 256}},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": _HYBRID, **_GRANITE},
     "hrm_text": {"L_cycles": 1},
     "inkling2_loop_text": {
@@ -151,6 +167,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "llama4": {"text_config": {"attention_chunk_size": 64}},
+    "llama4_vision_model": {
+        "patch_size": 8,
+        "pixel_shuffle_ratio": 0.5,
+        "intermediate_size": 128,
+        "vision_output_dim": 48,
+        "projector_input_dim": 48,
+        "projector_output_dim": 48,
+    },
     "llama4_text": {"moe_layers": [1], "interleave_moe_layer_step": 2, "attention_chunk_size": 64},
     "mamba2": {"num_heads": 8},
     "minimax": {
@@ -162,6 +186,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "mlp_beta_factor": 1.2,
     },
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]},  # height and width are interleaved
+    },
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 90},
+    "qwen3_omni_moe_audio_encoder": {"max_source_positions": 1500},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 90},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {
         "hc_lowrank": 32,
@@ -170,6 +201,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "indexer_head_dim": 16,
         "indexer_budget": 48,
         "indexer_compress_ratio": 4,
+        "ple_embed_dim": 64,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
     },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
