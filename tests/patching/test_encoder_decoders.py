@@ -140,7 +140,8 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "beams"),
-    [*((name, 3) for name in MODELS if name != "mbart"), ("bart", 1), ("t5", 1), ("whisper", 1)],
+    [*((each, 3) for each in MODELS if each != "mbart"), ("bart", 1), ("t5", 1), ("whisper", 1)]
+    + [pytest.param("mbart", 3, marks=pytest.mark.thorough)],
 )
 def test_generated_tokens_equal_those_of_transformers(name: str, beams: int) -> None:
     model = build(name)
