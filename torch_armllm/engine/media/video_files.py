@@ -78,7 +78,8 @@ class VideoFile:
     @property
     def nbytes(self) -> int:
         """See `OpenedMedium.nbytes`: three for each pixel of the sampled frames."""
-        return 3 * len(self.metadata["frames_indices"]) * self._size[0] * self._size[1]
+        count = len(self.metadata["frames_indices"])
+        return int(3 * count * self._size[0] * self._size[1])
 
     def decoded(self) -> Video:
         """See `OpenedMedium.decoded`: the sampled frames, upright."""
