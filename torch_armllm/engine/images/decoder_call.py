@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -115,12 +115,26 @@ class ReadingModel:
             given = self._reached(self.decoder, inputs)
             if given.get("inputs_embeds") is not None:
                 return DecoderCall(given)
-            self.has_decoder = False  # it embeds what the processor makes, as it embeds token ids
-        layers = layers_of(self.decoder)
-        if not layers:
+            self.has_decoder = False
+        if not (layers := layers_of(self.decoder)):
             raise ValueError("its language model is no part of its own, and has no layers")
-        given = self._reached(layers[0], inputs)
-        return DecoderCall({**given, "inputs_embeds": given.pop("hidden_states", None)})
+        return self.call_of(None, self._reached(layers[0], inputs))
+
+    def call_of(self, given: dict[str, Any] | None, of_layer: dict[str, Any] | None) -> DecoderCall:
+        """Returns the call of the decoder, by its arguments or those of its first layer.
+
+        A decoder that is given no embeddings embeds what the processor makes, as it embeds token ids.
+
+        Raises:
+            ValueError: it is given none.
+        """
+        if self.has_decoder and given is not None and given.get("inputs_embeds") is not None:
+            return DecoderCall(given)
+        self.has_decoder = False
+        if of_layer is None:
+            raise ValueError("the model does not call its language model")
+        others = {name: value for name, value in of_layer.items() if name != "hidden_states"}
+        return DecoderCall({**others, "inputs_embeds": of_layer.get("hidden_states")})
 
     def _reached(self, module: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a module's first call."""
@@ -151,15 +165,20 @@ class ReadingModel:
         return self.embed(ids.clamp(0, count - 1)), known
 
 
+def by_name(module: Any, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a module's call by their names."""
+    return {**dict(zip(inspect.signature(module.forward).parameters, values, strict=False)), **named}
+
+
 @contextmanager
 def _stopping(decoder: Any) -> Iterator[None]:
     """Makes calls of a module raise `_ReachedDecoderError` while the context lasts."""
+    own = decoder.__dict__.get("forward")
     names = list(inspect.signature(decoder.forward).parameters)
 
     def forward(*values: Any, **arguments: Any) -> None:
         raise _ReachedDecoderError({**dict(zip(names, values, strict=False)), **arguments})
 
-    own = decoder.__dict__.get("forward")
     decoder.forward = forward
     try:
         yield

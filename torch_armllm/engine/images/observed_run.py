@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.engine.images.decoder_call import ReadingModel, layers_of
+from torch_armllm.engine.images.decoder_call import DecoderCall, ReadingModel, by_name, layers_of
 
 
 class ObservedRun:
@@ -21,6 +21,8 @@ class ObservedRun:
         added: what a layer's result differs by from what the next one is given, ``(T, hidden)``, by layers.
         rotary: shape of the positions that the rotary embedding is given; None: it is given none.
         layers: number of layers that have run.
+        given: arguments of the decoder; None: it is not called.
+        given_layer: those of its first layer.
     """
 
     def __init__(self) -> None:
@@ -29,6 +31,8 @@ class ObservedRun:
         self.added: dict[int, Tensor] = {}
         self.rotary: tuple[int, ...] | None = None
         self.layers = 0
+        self.given: dict[str, Any] | None = None
+        self.given_layer: dict[str, Any] | None = None
         self._last: Tensor | None = None
 
     def take(self, result: Any) -> None:
@@ -55,11 +59,11 @@ class ObservedRun:
         self.layers += 1
 
 
-def observe(reading: ReadingModel, inputs: dict[str, Any]) -> ObservedRun:
-    """Runs a model by its modules.
+def observe(reading: ReadingModel, inputs: dict[str, Any]) -> tuple[DecoderCall, ObservedRun]:
+    """Runs a model by its modules once; returns what its decoder is given too, see `ReadingModel.call_of`.
 
     Raises:
-        ValueError: its decoder returns no hidden states.
+        ValueError: its decoder returns no hidden states, or is given none.
     """
     run = ObservedRun()
     with _watching(reading.decoder, run):
@@ -68,16 +72,21 @@ def observe(reading: ReadingModel, inputs: dict[str, Any]) -> ObservedRun:
         run.take(result)
     if run.hidden is None:
         raise ValueError("its language model returns no hidden states")
-    return run
+    return reading.call_of(run.given, run.given_layer), run
 
 
 @contextmanager
 def _watching(decoder: Any, run: ObservedRun) -> Iterator[None]:
     def before(number: int) -> Any:
-        def hook(_: nn.Module, args: Any, named: Any) -> None:
+        def hook(layer: nn.Module, args: Any, named: Any) -> None:
+            if number == 0:
+                run.given_layer = by_name(layer, args, named)
             run._before(number, args[0] if args else named.get("hidden_states"))
 
         return hook
+
+    def of_decoder(_: nn.Module, args: Any, named: Any) -> None:
+        run.given = by_name(decoder, args, named)
 
     def of_rotary(_: nn.Module, args: Any, named: Any) -> None:
         positions = named.get("position_ids", args[1] if len(args) > 1 else None)
@@ -99,6 +108,7 @@ def _watching(decoder: Any, run: ObservedRun) -> Iterator[None]:
             stack.enter_context(layer.register_forward_hook(lambda _, __, result: run._after(result)))
         if isinstance(rotary := getattr(decoder, "rotary_emb", None), nn.Module):
             stack.enter_context(rotary.register_forward_pre_hook(of_rotary, with_kwargs=True))
+        stack.enter_context(decoder.register_forward_pre_hook(of_decoder, with_kwargs=True))
         stack.enter_context(decoder.register_forward_hook(lambda _, __, result: run.take(result)))
         yield
 

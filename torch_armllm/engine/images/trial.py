@@ -106,13 +106,13 @@ class Trial:
     ) -> TrialPrompt:
         inputs = in_dtype(inputs, self._dtype)
         ids = inputs["input_ids"][0]
-        call = reading.decoder_call(inputs)
+        call, run = observe(reading, inputs)
         shown = shown_tokens(reading, ids, call)
         if not shown.any():
             raise ValueError("it gives its language model no embeddings of them")
         if shown.all():
             raise ValueError("it gives its language model other embeddings of text than its table holds")
-        return TrialPrompt(modality, ids, call, observe(reading, inputs), shown, is_whole)
+        return TrialPrompt(modality, ids, call, run, shown, is_whole)
 
     def _reading(self, is_whole: bool) -> ReadingModel:
         if is_whole not in self.readers:
