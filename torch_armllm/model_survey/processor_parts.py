@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -37,6 +39,10 @@ def processor_class(config: Any) -> Any:
     for family in _families(config):
         if (name := names.get(family)) is not None and (kind := processor_class_from_name(name)) is not None:
             return kind
+    for family in _families(config):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"transformers.models.{family}.processing_{family}")
+            return next(v for n, v in vars(module).items() if n in module.__all__ and n.endswith("Processor"))
     raise ValueError(f"transformers maps no processor to {config.model_type}")
 
 
@@ -104,7 +110,8 @@ def _tower_sizes(config: Any) -> dict[str, int]:
     towers = [each for each in configs_of(config) if getattr(each, "patch_size", None)]
     patch = _edge(_first(towers, "patch_size") or PATCH_SIZE)
     edge = _edge(_first(towers, "image_size") or IMAGE_SIZE)
-    merge = _edge(_first([*towers, config], "spatial_merge_size") or 1)
+    merges = (_first([*towers, config], name) for name in ("spatial_merge_size", "merge_size"))
+    merge = _edge(next(filter(None, merges), 1))
     patches = dict.fromkeys(("patch_size", "encoder_patch_size", "vision_patch_size"), patch)
     return {**patches, "image_size": edge, "merge_size": merge}
 

@@ -55,6 +55,8 @@ _DECODERS = (
     "xlm-roberta-xl",
 )  # fmt: skip
 
+_KOSMOS = {"layers": 2, "embed_dim": 64, "attention_heads": 4, "ffn_dim": 96}
+
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 _GEMMA4 = {
@@ -81,6 +83,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_DECODERS, {"is_decoder": True}),
     **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), _GRANITE),
     "big_bird": {"is_decoder": True, "attention_type": "original_full"},
+    "apertus1p5": {"image_token_offset": 32, "audio_token_offset": 64},  # codes of images, then of sound
     "aria": {
         "vision_config": {
             "image_size": 490,
@@ -91,6 +94,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"encoder_hash_byte_group_vocab": 97},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "chameleon": {
+        "vocabulary_map": {"<image>": 95} | {f"IMGIMG{c}Z": 5 + n for n, c in enumerate("ABCDEFGH")}
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
@@ -124,7 +130,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 12,
         "swa_v_head_dim": 24,
     },
-    "fun_asr_nano": {"adaptor_config": {"hidden_size": 64, "num_attention_heads": 2}},
+    "fun_asr_nano": {
+        "adaptor_config": {"hidden_size": 64, "intermediate_size": 16, "num_attention_heads": 2}
+    },
+    "emu3": {
+        "vocabulary_map": {"<image>": 95, "<|extra_200|>": 94}
+        | {f"<|visual token {n:06}|>": 5 + n for n in range(32)}
+    },
     "falcon_h1": {
         "mamba_d_ssm": 128,
         "mamba_d_head": 16,
@@ -164,6 +176,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "loop_gate_rank": 32,
     },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    **dict.fromkeys(("kosmos_2_text_model", "kosmos_2_5_text_model"), _KOSMOS),
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "llama4": {"text_config": {"attention_chunk_size": 64}},
@@ -189,6 +202,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe_text": {
         "rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]},  # height and width are interleaved
     },
+    "mistral_large4_text": {"kv_source_layers": [0, 1]},
+    "mllama_vision_model": {"vision_output_dim": 96},
+    "muse_glimmer": {"out_hidden_size": 128, "projector_hidden_size": 40},
+    "muse_spark": {"out_hidden_size": 128, "projector_hidden_size": 40},
+    "paddleocr_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
+    "paligemma": {"projection_dim": 64},
+    "unlimited_ocr_sam_vision_model": {"downsample_channels": [40, 32]},
+    "vipllava": {"vision_feature_layer": [-2, -1]},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 90},
     "qwen3_omni_moe_audio_encoder": {"max_source_positions": 1500},

@@ -99,6 +99,10 @@ def placeholder(processor: Any, modality: str) -> str:
     candidates = [str(text) for text in texts if text is not None]
     if None not in around:
         candidates.append("".join(map(str, (around[0], token, around[1]))))
+    with contextlib.suppress(Exception):  # most want a placeholder
+        ids = inputs_of(processor, modality, stands="")["input_ids"]
+        if token is not None and bool((ids == processor.tokenizer.convert_tokens_to_ids(str(token))).any()):
+            return ""
     for candidate in [*candidates, ""]:
         with contextlib.suppress(Exception):  # the next may be what it wants
             inputs_of(processor, modality, stands=candidate)
