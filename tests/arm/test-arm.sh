@@ -76,6 +76,7 @@ overrides() {
 echo "== emulated runs"
 computed="not opcheck and not are_symbols and not wrong_arguments and not well_formed and not triton"
 computed+=" and not latents_error and not of_folding and not function_of_transformers and not scalar"
+computed+=" and not untraced"  # graphs of torch
 # What a program of the plan reads and writes in float16, test_plan_elementwise has too.
 case " $* " in *" --thorough "*) ;; *) computed+=" and not (pointwise and float16)" ;; esac
 ops() {  # ops FILES MORE...: the op tests of these first letters, and more files; a process for all
