@@ -247,7 +247,11 @@ def load_processor(source: str) -> Any:
                 f"{name} names the audio tokenizer {other!r}, which would be loaded from its own repository: "
                 "no model that is served needs one; remove the entry"
             )
-    return AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    settings = getattr(getattr(processor, "tokenizer", None), "init_kwargs", {})
+    if settings.get("max_length", 0) is None:  # processors would tell it the extractors of sound, too
+        del settings["max_length"]
+    return processor
 
 
 def _with_settings(config: PreTrainedConfig, changes: dict[str, Any]) -> None:
