@@ -18,6 +18,7 @@
 #   make bench-peers whole engines beside others: ARGS="--llama-python PATH --openvino-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
 #   make fuzz-models random configurations of every family beside the unpatched models: ARGS="--seeds 1000"
+#   make fuzz-media  the same with images, videos and sound in the prompts: ARGS="--seeds 10 --family qwen2_vl"
 #   make fuzz       mutated inputs for loaders and more, HOURS=n of them (default: a minute)
 #   make models     docs/models.md: what becomes of each model family of transformers
 #   make microbench every op alone, many shapes
@@ -58,7 +59,7 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo check quick test test-arm oldest newest fuzz fuzz-models bench bench-peers bench-arm microbench \
+.PHONY: all install demo check quick test test-arm oldest newest fuzz fuzz-models fuzz-media bench bench-peers bench-arm microbench \
         models lint format types docs asan tsan faults soak weekly wheel wheel-arm \
         kernels-hub matrix clean
 .DELETE_ON_ERROR:
@@ -115,6 +116,9 @@ test-arm: $(READY)
 HOURS ?= 0.0167
 fuzz-models: $(READY)
 	$(PY) -m tests.fuzz.models $(ARGS)
+
+fuzz-media: $(READY)
+	$(PY) -m tests.fuzz.media $(ARGS)
 
 fuzz: $(READY)
 	$(PY) -m tests.fuzz.run --hours $(HOURS) $(ARGS)

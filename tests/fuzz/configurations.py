@@ -49,16 +49,42 @@ def draw(seed: int, family: str | None = None) -> Case:
     source = random.Random(seed)
     family = family or source.choice(captured_families())
     config = tiny_config(family)
-    text = config.get_text_config()
-    (part,) = [name for name in config.sub_configs if getattr(config, name) is text] or [None]
-    given = OVERRIDES.get(family, {})
     for attempt in range(ATTEMPTS):
-        own = given if part is None else given.get(part, {})
-        overrides = _Drawing(text, own, source, careful=attempt % 2 == 1).values()
-        case = Case(seed, family, overrides if part is None else {part: {**own, **overrides}})
+        case = Case(seed, family, drawn_text(config, source, careful=attempt % 2 == 1))
         if _runs(case):
             break
     return case
+
+
+def drawn_text(config: Any, source: random.Random, careful: bool) -> dict[str, Any]:
+    """Returns the drawn values of a configuration's text model, in the parts that hold them.
+
+    Args:
+        config: the family's tiny configuration.
+        source: random numbers.
+        careful: draw heads that share the hidden size, which some families need.
+    """
+    text, given = config.get_text_config(), OVERRIDES.get(config.model_type, {})
+    path = _path_to(config, text)
+    for name in path:
+        given = given.get(name, {})
+    drawn = _Drawing(text, given, source, careful).values()
+    if path:
+        drawn = {**given, **drawn}
+    for name in reversed(path):
+        drawn = {name: drawn}
+    return drawn
+
+
+def _path_to(config: Any, part: Any) -> list[str]:
+    """Returns the names by which a part of a configuration is found; none: it is the configuration."""
+    for name in getattr(config, "sub_configs", {}):
+        inner = getattr(config, name, None)
+        if inner is part:
+            return [name]
+        if inner is not None and (path := _path_to(inner, part)):
+            return [name, *path]
+    return []
 
 
 @torch.no_grad()
