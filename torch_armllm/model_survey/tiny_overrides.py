@@ -137,6 +137,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vocabulary_map": {"<image>": 95, "<|extra_200|>": 94}
         | {f"<|visual token {n:06}|>": 5 + n for n in range(32)}
     },
+    "esmc": {"num_key_value_heads": 4},
     "falcon_h1": {
         "mamba_d_ssm": 128,
         "mamba_d_head": 16,
@@ -158,6 +159,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         "activation_sparsity_pattern": [0.95, 0.0, 0.0],
     },
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
