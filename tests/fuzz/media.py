@@ -114,6 +114,9 @@ def _with_answers(
     taken, answers, refusal = [], [], ""
     for prompt in prompts:
         try:
+            if (tokens := _inputs(processor, prompt)["input_ids"].shape[1]) + _TOKENS >= _LENGTH:
+                refusal = f"a prompt has {tokens} tokens"
+                continue
             answers.append(_expected(twin, processor, prompt))
             taken.append(prompt)
         except Exception as error:  # noqa: BLE001 - processors and models refuse in many ways
@@ -142,6 +145,7 @@ def _expected(twin: Any, processor: Any, prompt: Prompt) -> tuple[list[int], Ten
 def _inputs(processor: Any, prompt: Prompt) -> Any:
     data, text = prompt.get("multi_modal_data", {}), [prompt["prompt"]]
     if not data:
+        processor(text=text, return_tensors="pt")  # raises for families that are not made for texts alone
         return processor.tokenizer(text, return_tensors="pt")
     given: dict[str, Any] = {}
     for modality, items in data.items():

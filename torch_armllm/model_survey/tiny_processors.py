@@ -214,7 +214,8 @@ def _repeated(processor: Any, modality: str) -> int:
     own = getattr(processor, f"{modality}_token_id", None)
     with contextlib.suppress(Exception):  # its numbers do not fit yet
         ids = inputs_of(processor, modality)["input_ids"].flatten().tolist()
-        (token, times), *_ = Counter(ids).most_common(1)
+        unknown = processor.tokenizer.unk_token_id  # times of frames, for one
+        (token, times), *_ = Counter(token for token in ids if token != unknown).most_common(1)
         if times > 1:
             return int(token)
     return int(own if own is not None else processor.tokenizer.unk_token_id)
