@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +36,8 @@ def rotary_axes(decoder: Any, program: PlacedProgram, count: int) -> Tensor:
     ones = torch.eye(count, dtype=torch.int64)[:, None]  # each token moves along one axis
     random = torch.Generator().manual_seed(0)
     positions = torch.randint(_POSITIONS, (_TOKENS, count), generator=random)
-    turned, wanted = (decoder.rotary_emb(like, each) for each in (ones, positions.T[:, None]))
+    rotary = _rotary_of(decoder)
+    turned, wanted = (rotary(like, each) for each in (ones, positions.T[:, None]))
     half = program.named("rope_table")[0].integer("half") if program.named("rope_table") else 0
     for once in _LAYOUTS:
         _, sin = (once(each[0], half) for each in turned)
@@ -46,6 +49,22 @@ def rotary_axes(decoder: Any, program: PlacedProgram, count: int) -> Tensor:
             return axes
     angles_of(program, positions, torch.zeros(half, dtype=torch.int64))  # says what is missing
     raise ValueError("its plan and its M-RoPE turn by other angles")
+
+
+def _rotary_of(decoder: Any) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Returns the rotary embedding of all layers that rotate.
+
+    Raises:
+        ValueError: kinds of layers have different ones.
+    """
+    rotary: Callable[..., Any] = decoder.rotary_emb
+    if "layer_type" not in inspect.signature(decoder.rotary_emb.forward).parameters:
+        return rotary
+    kinds = sorted(set(getattr(decoder.config, "layer_types", None) or ()))
+    kinds = [kind for kind in kinds if hasattr(rotary, f"{kind}_inv_freq")]
+    if len(kinds) != 1:
+        raise ValueError(f"{len(kinds)} kinds of its layers rotate, and plans know M-RoPE of one kind")
+    return partial(rotary, layer_type=kinds[0])
 
 
 def _halves(angles: Tensor, half: int) -> Tensor:
