@@ -99,7 +99,7 @@ def tried_media(kind: ModelKind, processor: Any, limits: Mapping[str, int]) -> T
     if forward is None or (plan := native_plan(forward.plan)) is None:
         reason = why_not_captured(kind.model) or getattr(getattr(forward, "plan", None), "why_not_native", "")
         return text_only(kind, f"it has no native plan: {reason}" if reason else "it has no native plan")
-    trial = Trial(ways_of(kind), processor, plan.program.dtype)
+    trial = Trial(ways_of(kind), processor, plan.program.dtype, kind.pad_token)
     while wanted:
         facts = trial.run(wanted)
         if not facts.modalities:
@@ -115,7 +115,7 @@ def tried_media(kind: ModelKind, processor: Any, limits: Mapping[str, int]) -> T
             return TriedMedia(facts, steps)
         wanted = [name for name in facts.modalities if name not in wrong]
         reasons = {**trial.reasons, **wrong}
-        trial = Trial(ways_of(kind), processor, plan.program.dtype)
+        trial = Trial(ways_of(kind), processor, plan.program.dtype, kind.pad_token)
         trial.reasons = reasons
     return text_only(kind, _told(trial.reasons))
 

@@ -56,12 +56,17 @@ class Trial:
         ways: the modules that may take what the processor makes: the base model, and the whole model.
         processor: the model's own.
         dtype: of the hidden states.
+        pad_token: id of padding; None: there is none.
     """
 
     def __init__(
-        self, ways: Sequence[Callable[[], ReadingModel]], processor: Any, dtype: torch.dtype
+        self,
+        ways: Sequence[Callable[[], ReadingModel]],
+        processor: Any,
+        dtype: torch.dtype,
+        pad_token: int | None,
     ) -> None:
-        self._ways, self._processor, self._dtype = ways, processor, dtype
+        self._ways, self._processor, self._dtype, self._pad_token = ways, processor, dtype, pad_token
         self.prompts: list[TrialPrompt] = []
         self.reasons: dict[str, str] = {}
         self.readers: dict[bool, ReadingModel] = {}
@@ -126,7 +131,7 @@ class Trial:
         for prompt in self.prompts:
             reading = self.readers[prompt.is_whole]
             try:
-                own = facts_of(prompt, reading)
+                own = facts_of(prompt, reading, self._pad_token)
                 facts = together(facts, own) if facts.modalities else own
                 kept.append(prompt)
             except ValueError as error:
@@ -143,7 +148,7 @@ def in_dtype(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def facts_of(prompt: TrialPrompt, reading: ReadingModel) -> MediaFacts:
+def facts_of(prompt: TrialPrompt, reading: ReadingModel, pad: int | None) -> MediaFacts:
     """Returns what one prompt shows.
 
     Raises:
@@ -153,7 +158,7 @@ def facts_of(prompt: TrialPrompt, reading: ReadingModel) -> MediaFacts:
     spans, only_windows = spans_of(call.mask, call.tokens)
     factor = multiplier(call.embeddings, run.first, ~prompt.shown)
     features = tuple(_features(prompt, factor))
-    token = _token(prompt, reading)
+    token = _token(prompt, reading, pad)
     facts = MediaFacts(
         modalities=(prompt.modality,),
         is_whole=prompt.is_whole,
@@ -263,16 +268,14 @@ def _mask_of(prompt: TrialPrompt) -> str:
     return ""
 
 
-def _token(prompt: TrialPrompt, reading: ReadingModel) -> int:
+def _token(prompt: TrialPrompt, reading: ReadingModel, pad: int | None) -> int:
     """Returns the id that tokens of an item have for layers that embed tokens too.
 
     Raises:
         ValueError: there is none.
     """
-    config = reading.module.config.get_text_config()
-    pad = getattr(config, "pad_token_id", None)
     vocabulary = reading.module.get_input_embeddings().num_embeddings
-    likely = pad if isinstance(pad, int) and 0 <= pad < vocabulary else 0
+    likely = pad if pad is not None and 0 <= pad < vocabulary else 0
     given = prompt.call.others.get("per_layer_inputs")
     if not isinstance(given, Tensor):
         return likely
