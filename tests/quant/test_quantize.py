@@ -208,17 +208,20 @@ def test_routers_and_narrow_layers_are_not_quantized() -> None:
             self.plain = nn.Linear(64, 64)
             self.trained = nn.Linear(64, 64)
             self.mixer = nn.Conv1d(64, 64, 3)
+            self.inner = nn.Module()
+            self.inner.read, self.inner.plain = nn.Linear(64, 64), nn.Linear(64, 64)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if self.training and x.requires_grad:
                 return x @ self.trained.weight
+            x = x.to(self.inner.read.weight.dtype)
             return self.narrow(self.trained(self.plain(x @ self.read.weight)))
 
     reasons = {layer.name: layer.reason for layer in find_layers(Gate())}
     assert "narrow" in (reasons["narrow"] or "")
-    assert "without calling it" in (reasons["read"] or "")
+    assert all("without calling it" in (reasons[name] or "") for name in ("read", "inner.read"))
     assert "Conv1d" in (reasons["mixer"] or "")
-    assert reasons["plain"] is None and reasons["trained"] is None
+    assert [reasons[name] for name in ("plain", "trained", "inner.plain")] == [None] * 3
 
 
 def test_shared_layers_are_replaced_everywhere() -> None:

@@ -242,11 +242,12 @@ def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> 
         return Layer(
             name, module, kind, f"it is too narrow to gain anything: {tuple(weight_of(module).shape)}"
         )
-    if attribute in layers_read(type(parent)):  # type: ignore[arg-type]  # mypy doubts that a type can be hashed
-        return Layer(name, module, kind, f"{type(parent).__name__} reads its weight without calling it")
-    for depth in range(name.count(".")):
-        above = type(model.get_submodule(".".join(name.split(".")[:depth])))
-        if name.endswith(_changed_weights(above)):  # type: ignore[arg-type]  # as above
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        above: Any = type(model.get_submodule(".".join(parts[:depth])))
+        if ".".join(parts[depth:]) in layers_read(above):
+            return Layer(name, module, kind, f"{above.__name__} reads its weight without calling it")
+        if depth + 1 < len(parts) and name.endswith(_changed_weights(above)):
             return Layer(name, module, kind, f"{above.__name__} changes its weight as it runs")
     return Layer(name, module, kind)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 
 class _Reads(ast.NodeVisitor):
-    """Collects ``x`` of ``self.x.weight`` and ``self.x.bias``, except in code that runs only in training."""
+    """Collects ``x.y`` of ``self.x.y.weight`` and ``….bias``, except in code that runs only in training."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -22,10 +22,19 @@ class _Reads(ast.NodeVisitor):
             self.visit(statement)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        owner = node.value
-        if node.attr in ("weight", "bias") and isinstance(owner, ast.Attribute) and _is_self(owner.value):
-            self.names.add(owner.attr)
+        path = _path_of(node.value)
+        if node.attr in ("weight", "bias") and path:
+            self.names.add(path)
         self.generic_visit(node)
+
+
+def _path_of(node: ast.expr) -> str:
+    """Returns ``x.y`` of ``self.x.y``; empty for other expressions."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return ".".join(names) if _is_self(node) else ""
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -41,7 +50,7 @@ def _needs_training(test: ast.expr) -> bool:
 
 @cache
 def layers_read(kind: type[nn.Module]) -> frozenset[str]:
-    """Returns the attributes of layers whose weight or bias a class reads without calling them.
+    """Returns the paths of layers within a class whose weight or bias it reads without calling them.
 
     Patched models are in evaluation mode, so branches for training do not count: Mamba's fused kernel for
     training takes the weights of its projections.
