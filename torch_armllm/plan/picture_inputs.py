@@ -51,12 +51,20 @@ def angles_of(program: PlacedProgram, positions: Tensor, axes: Tensor) -> tuple[
     Raises:
         ValueError: see `with_rotary_axes`.
     """
-    table = _table(program)
-    frequencies = program.constants[table.operand("inv_freq").index]
+    table, frequencies = _table(program), frequencies_of(program)
     if len(frequencies) != len(axes):
         raise ValueError(f"it rotates by {len(frequencies)} frequencies, not by {len(axes)}")
     scaling, offset = table.real("scaling"), -table.integer("before")
     return reference_rope_table(positions, frequencies, scaling, offset, axes)
+
+
+def frequencies_of(program: PlacedProgram) -> Tensor:
+    """Returns the frequencies ``(half,)`` of a program's table of angles.
+
+    Raises:
+        ValueError: see `with_rotary_axes`.
+    """
+    return program.constants[_table(program).operand("inv_freq").index]
 
 
 def _table(program: PlacedProgram) -> Instruction:

@@ -19,13 +19,18 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 import torch_armllm  # noqa: E402
 from tests.support.draft_engines import accepted  # noqa: E402
 from tests.support.picture_folders import Qwen2VLPictures, picture, qwen_model  # noqa: E402
-from torch_armllm import SamplingParams  # noqa: E402
+from torch_armllm import Recipe, SamplingParams  # noqa: E402
 from torch_armllm.checkpoint.load import load_model  # noqa: E402
 from torch_armllm.engine.build import build_engine  # noqa: E402
 from torch_armllm.engine.config import EngineConfig  # noqa: E402
 from torch_armllm.engine.images.image_rows import PictureRows  # noqa: E402
+from torch_armllm.engine.images.rotary_axes import rotary_axes  # noqa: E402
 from torch_armllm.engine.llm_engine import LLMEngine  # noqa: E402
-from torch_armllm.engine.text.preprocess import NewRequest
+from torch_armllm.engine.text.preprocess import NewRequest  # noqa: E402
+from torch_armllm.model_survey.tiny_models import build_tiny, tiny_config  # noqa: E402
+from torch_armllm.model_survey.tiny_processors import model_kind  # noqa: E402
+from torch_armllm.patching.state import patched_forward  # noqa: E402
+from torch_armllm.plan.native import native_plan  # noqa: E402
 
 MARK = "<|image_pad|>"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -163,3 +168,15 @@ def test_layers_that_draft_are_those_of_the_language_model(tmp_path: Path) -> No
     assert answers(engine, [prompt]) == [expected(model, prompt)]
     drafted, _ = accepted(engine)
     assert drafted > 0
+
+
+def test_frequencies_that_a_plan_joins_behind_its_table_have_their_own_axes() -> None:
+    """Rows and columns take turns in ERNIE's angles, and follow each other in its frequencies."""
+    model = build_tiny(model_kind(), tiny_config("ernie4_5_vl_moe"))
+    torch_armllm.patch(model, Recipe(importance=False), progress=False)
+    forward = patched_forward(model)
+    plan = native_plan(forward.plan) if forward is not None else None
+    assert plan is not None
+    rows, columns, times = model.config.get_text_config().rope_parameters["mrope_section"]
+    axes = rotary_axes(model.model.language_model, plan.program, 3)
+    assert axes.tolist() == [1] * rows + [2] * columns + [0] * times

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.plan.picture_inputs import angles_of
+from torch_armllm.plan.picture_inputs import angles_of, frequencies_of
 from torch_armllm.plan.placed_program import PlacedProgram
 
 _TOKENS, _POSITIONS = 64, 4096
@@ -40,15 +40,23 @@ def rotary_axes(decoder: Any, program: PlacedProgram, count: int) -> Tensor:
     turned, wanted = (rotary(like, each) for each in (ones, positions.T[:, None]))
     half = program.named("rope_table")[0].integer("half") if program.named("rope_table") else 0
     for once in _LAYOUTS:
-        _, sin = (once(each[0], half) for each in turned)
+        cos, sin = (once(each[0], half) for each in turned)
         axes = sin.abs().argmax(0)
         if len(axes) != half or not all(torch.equal(*_twice(each[0], once, half)) for each in wanted):
             continue
-        found = angles_of(program, positions, axes)
-        if all(torch.allclose(a, once(b[0], half), atol=1e-3) for a, b in zip(found, wanted, strict=True)):
-            return axes
+        tables = [once(each[0], half) for each in wanted]
+        turns = torch.atan2(sin, cos).gather(0, axes[None])[0]
+        for order in (torch.arange(half), _nearest(turns, frequencies_of(program))):
+            found = angles_of(program, positions, axes[order])
+            if all(torch.allclose(a, b[:, order], atol=1e-3) for a, b in zip(found, tables, strict=True)):
+                return axes[order]
     angles_of(program, positions, torch.zeros(half, dtype=torch.int64))  # says what is missing
     raise ValueError("its plan and its M-RoPE turn by other angles")
+
+
+def _nearest(turns: Tensor, frequencies: Tensor) -> Tensor:
+    """Returns the places in a model's table of the frequencies of a plan, which may be in another order."""
+    return (turns[None] - frequencies[:, None]).abs().argmin(1)
 
 
 def _rotary_of(decoder: Any) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
