@@ -38,9 +38,13 @@ class OtherRounding(fx.Interpreter):
         result = super().call_function(target, args, kwargs)
         if target is not torch.ops.aten.embedding.default or not result.is_floating_point():
             return result
-        generator = torch.Generator().manual_seed(self._seed)
-        up = torch.rand(result.shape, generator=generator) < 0.5
-        return result * torch.where(up, 1 + torch.finfo(result.dtype).eps, 1.0).to(result.dtype)
+        return with_other_bits(result, self._seed)
+
+
+def with_other_bits(x: Tensor, seed: int = 0) -> Tensor:
+    """Returns floats of which half have another last bit, chosen by a seed."""
+    up = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    return x * torch.where(up, 1 + torch.finfo(x.dtype).eps, 1.0).to(x.dtype)
 
 
 class _LayerByLayer(fx.Interpreter):

@@ -17,11 +17,12 @@ from torch_armllm.engine.images.image_input import PictureInput
 from torch_armllm.engine.images.image_steps import PictureSteps
 from torch_armllm.engine.images.media_facts import MediaFacts
 from torch_armllm.engine.images.modalities import MODALITIES
+from torch_armllm.engine.images.observed_run import rounded_otherwise
 from torch_armllm.engine.images.reader import PictureReader, ReaderLimits
 from torch_armllm.engine.images.rotary_axes import rotary_axes
 from torch_armllm.engine.images.token_numbers import LaterTokens, RotaryPositions, TokenNumbers
 from torch_armllm.engine.images.trial import Trial
-from torch_armllm.engine.images.trial_steps import differs
+from torch_armllm.engine.images.trial_steps import differs, plan_hidden
 from torch_armllm.hf.model_kind import ModelKind
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.state import is_patched, patch_state, patched_forward, why_not_captured
@@ -136,8 +137,11 @@ def _compared(
         hidden = prompt.run.hidden
         assert hidden is not None
         try:
-            rows = prompt.rows(trial.readers[prompt.is_whole], facts, steps.plan.program.dtype)
-            found = differs(steps, shape, prompt.ids, rows, hidden, exact, kind.first_position)
+            reading = trial.readers[prompt.is_whole]
+            rows = prompt.rows(reading, facts, steps.plan.program.dtype)
+            by_plan = plan_hidden(steps, shape, prompt.ids, rows, kind.first_position)
+            otherwise = None if exact else partial(rounded_otherwise, reading, prompt.inputs)
+            found = differs(by_plan, hidden, prompt.shown, otherwise)
         except ValueError as error:
             found = str(error)
         if found is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.capture.output_check import with_other_bits
 from torch_armllm.engine.images.decoder_call import DecoderCall, ReadingModel, by_name, layers_of
 
 
@@ -73,6 +74,32 @@ def observe(reading: ReadingModel, inputs: dict[str, Any]) -> tuple[DecoderCall,
     if run.hidden is None:
         raise ValueError("its language model returns no hidden states")
     return reading.call_of(run.given, run.given_layer), run
+
+
+def rounded_otherwise(reading: ReadingModel, inputs: dict[str, Any]) -> Tensor:
+    """Returns the last hidden states, float32 ``(T, hidden)``, if the last bits of embeddings were others.
+
+    Routers that are undecided then choose other experts, as they may by a plan.
+
+    Raises:
+        ValueError: the first layer is given something else than embeddings.
+    """
+
+    def shake(layer: nn.Module, args: Any, named: Any) -> Any:
+        if args and isinstance(args[0], Tensor):
+            return (with_other_bits(args[0]), *args[1:]), named
+        if not isinstance(hidden := named.get("hidden_states"), Tensor):
+            raise ValueError(f"{type(layer).__name__} is given no hidden states")
+        return args, {**named, "hidden_states": with_other_bits(hidden)}
+
+    layer = layers_of(reading.decoder)[0]
+    hook = layer.register_forward_pre_hook(shake, with_kwargs=True)
+    try:
+        _, run = observe(reading, inputs)
+    finally:
+        hook.remove()
+    assert run.hidden is not None
+    return run.hidden
 
 
 @contextmanager

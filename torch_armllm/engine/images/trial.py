@@ -35,6 +35,7 @@ class TrialPrompt(NamedTuple):
         run: of the whole model.
         shown: tokens bool ``(T,)`` of the item.
         is_whole: see `MediaFacts`.
+        inputs: of the model.
     """
 
     modality: str
@@ -43,6 +44,7 @@ class TrialPrompt(NamedTuple):
     run: ObservedRun
     shown: Tensor
     is_whole: bool
+    inputs: dict[str, Any]
 
     def rows(self, reading: ReadingModel, facts: MediaFacts, dtype: torch.dtype) -> PictureRows:
         """Returns the rows of its tokens."""
@@ -117,7 +119,7 @@ class Trial:
             raise ValueError("it gives its language model no embeddings of them")
         if shown.all():
             raise ValueError("it gives its language model other embeddings of text than its table holds")
-        return TrialPrompt(modality, ids, call, run, shown, is_whole)
+        return TrialPrompt(modality, ids, call, run, shown, is_whole, inputs)
 
     def _reading(self, is_whole: bool) -> ReadingModel:
         if is_whole not in self.readers:

@@ -14,7 +14,7 @@ from torch_armllm.patching.forwards.unserved import Unserved
 if TYPE_CHECKING:
     from torch_armllm.patching.forwards.encoder_layers import LayersPlan  # imports transformers
 
-_LARGEST_DIFFERENCE = 0.1
+LARGEST_DIFFERENCE = 0.1
 """Of results by a plan and by modules; hidden states were compared before, to the bounds of rounding."""
 
 
@@ -86,4 +86,4 @@ class LayerCalls(Calls):
 def is_close(found: Tensor, expected: Tensor) -> bool:
     """True if results by a plan differ from those by modules by no more than rounding explains."""
     difference = (found.float() - expected.float()).norm()
-    return bool(difference <= _LARGEST_DIFFERENCE * expected.float().norm())
+    return bool(difference <= LARGEST_DIFFERENCE * expected.float().norm())
