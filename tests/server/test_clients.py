@@ -153,9 +153,9 @@ def test_open_webui_background_requests(server: Live) -> None:
 
 
 @pytest.mark.model
-def test_smollm2(smollm2_file: Path) -> None:
+def test_smollm2(smollm2_dir: Path) -> None:
     """Eight concurrent chats with a real model have the same outputs as single chats."""
-    llm = AsyncLLM("smollm2", kv_cache_memory=64 << 20, progress=False)
+    llm = AsyncLLM(str(smollm2_dir), kv_cache_memory=64 << 20, progress=False)
     try:
         with live(llm, name="smollm2") as server:
             client = OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
