@@ -27,7 +27,7 @@ def add_parser(commands: Subcommands) -> Parser:
         "--merge",
         nargs="+",
         metavar="VERSION=FILE",
-        help="compare tables that --json wrote under several versions of transformers, and survey nothing",
+        help="compare tables that --json wrote under several releases of transformers (default: survey)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     parser.add_argument("--markdown", action="store_true", help="print the models page of the documentation")
