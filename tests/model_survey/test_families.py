@@ -29,6 +29,8 @@ CAUSAL, BOTH, ENCODERS, *_ = PAGE.read_text().split("\n## ")
 ROWS = rows_of(CAUSAL)
 STACKS = rows_of(BOTH) | rows_of(ENCODERS)
 
+OF_TIMM = ("gemma3n",)
+"""Families whose vision towers are timm's."""
 NOT_RUN = {
     "blt": "transformers' own forward of it looks for num_hidden_layers, which its configuration lacks",
     "xlstm": "transformers' own forward of it takes whole chunks of tokens only",
@@ -80,6 +82,8 @@ def skip_what_cannot_run(family: str) -> None:
         pytest.skip("the page says why it has no tiny model")
     if family in NOT_RUN:
         pytest.skip(NOT_RUN[family])
+    if family in OF_TIMM:
+        pytest.importorskip("timm", reason="its vision tower needs the extra timm")
 
 
 def runs_on_page(family: str, rows: dict[str, str] = ROWS) -> str:

@@ -90,7 +90,7 @@ def tried_media(kind: ModelKind, processor: Any, limits: Mapping[str, int]) -> T
         limits: likewise.
     """
     if not takes_media(kind):
-        return f"{kind.name} takes no pictures: it is a model of text"
+        return f"{kind.name} takes no pictures, sound or videos: it is a model of text"
     wanted = [name for name in MODALITIES if limits.get(name, 0) > 0]
     if not wanted:
         return "limit_mm_per_prompt allows no pictures"
