@@ -186,16 +186,24 @@ def test_memory_of_large_files_is_given_back(server: Live) -> None:
     with live(server.llm, **wide) as other:
         other.registry.add_speech(server.registry.speech["whisper"].transcriber, "whisper", "")
         post = partial(httpx.post, other.base + PATH, timeout=60)
-        noise = b"\0" * 70_000_000
-        hours = silence(3601, 10_000)
-        assert len(hours) > 70_000_000
-        before = resident_bytes()
-        for data, message in ((noise, "no audio that can be decoded"), (hours, "longer than 3600 seconds")):
-            got = post(files={"file": ("a.wav", data)})
-            assert got.status_code == 400 and message in got.json()["error"]["message"]
-        assert post(files={"file": ("a.wav", sound(1.0))}).status_code == 200
-        gc.collect()
-        assert resident_bytes() < before + 50_000_000
+        large = [
+            (b"\0" * 70_000_000, "no audio that can be decoded"),
+            (silence(3601, 10_000), "longer than 3600 seconds"),
+        ]
+        assert all(len(data) >= 70_000_000 for data, _ in large)
+
+        def refusals() -> int:
+            """Bytes that stay resident after large files are refused and a small one is taken."""
+            for data, message in large:
+                got = post(files={"file": ("a.wav", data)})
+                assert got.status_code == 400 and message in got.json()["error"]["message"]
+            assert post(files={"file": ("a.wav", sound(1.0))}).status_code == 200
+            gc.collect()
+            return resident_bytes()
+
+        # The first round leaves what allocators keep, the next ones would leave 140 MB each.
+        first = refusals()
+        assert min(refusals() for _ in range(2)) < first + 100_000_000
 
 
 def test_a_full_queue_refuses_and_late_requests_end(
