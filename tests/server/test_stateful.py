@@ -31,6 +31,11 @@ def _description(base: str, source: Path) -> dict[str, Any]:
         "name": {"enum": [NAME, "a", "b/c", "ü", "", None, 3]},
     }
     fields["required"] = ["model", "name"]
+    # With all its fields hardly a body drawn at random is valid.
+    completion = whole["components"]["schemas"]["CompletionRequest"]
+    completion["properties"] = {"model": {"enum": [NAME, "a", "b/c"]}, "prompt": {"enum": ["a b"]}}
+    completion["properties"]["max_tokens"] = {"enum": [3]}
+    completion["additionalProperties"] = False
     links: dict[str, Any] = {
         operation["operationId"]: {"operationId": operation["operationId"], "parameters": _NAMED}
         for operation in (paths["/v1/models/{name}"]["get"], paths["/v1/admin/models/{name}"]["delete"])
