@@ -167,6 +167,18 @@ SAMPLES = {
         '<think>hm</think>Hi<|calls|><|call|>fn.f:0<|args|>{"a": "x"}<|end_call|>'
         '<|call|>fn.g:1<|args|>{"n": 7}<|end_call|><|end_calls|>',
     ),
+    "tags with numbers": Sample(
+        chat(
+            calls(
+                '{{ {"name": f.name, "arguments": f.arguments} | tojson }}',
+                ", ",
+                ("[token11][", "][token12]"),
+            ),
+            thinks=True,
+        ),
+        '<think>hm</think>Hi[token11][{"name": "f", "arguments": {"a": "x"}}, '
+        '{"name": "g", "arguments": {"n": 7}}][token12]',
+    ),
     "a name on a line": Sample(
         chat(calls("{{ f.name + '\\n' }}{{ f.arguments | tojson }}", "<|end|><|assistant|>"), thinks=True),
         '<think>hm</think>Hi\nf\n{"a": "x"}<|end|><|assistant|>g\n{"n": 7}',

@@ -93,6 +93,12 @@ STEP3 = (
     "<｜tool_call_end｜><｜tool_calls_end｜>"
 )
 CALL = '{"name": "f", "arguments": {"a": "x"}}'
+QWEN = "<function=f>\n<parameter=a>\nx"
+MINIMAX = '<minimax:tool_call><invoke name="f"><parameter name="a">x</parameter></invoke></minimax:tool_call>'
+DSML = (
+    '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">x'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+)
 
 
 @SIZES
@@ -129,6 +135,29 @@ def test_a_call_that_begins_the_content_needs_no_markers(text: str, size: int) -
         ("functiongemma", "<start_function_call>call:f{a:<escape>x<escape>}<end_function_call>"),
         ("kimi_k2", f"<|tool_calls_section_begin|>{KIMI}<|tool_calls_section_end|>"),
         ("kimi_k2", f"<|tool_call_section_begin|>{KIMI}<|tool_call_section_end|>"),
+        ("kimi_k2", KIMI.replace("functions.f:0", "f")),
+        ("hermes", "<tool_call>{'name': 'f', 'arguments': {'a': 'x'}}</tool_call>"),
+        ("mistral", f"[{CALL}]"),
+        ("xlam", f"<tool_call>[{CALL}]</tool_call>"),
+        ("llama3_json", '<function=f>{"a": "x"}</function>'),
+        ("llama4_pythonic", '<|python_start|>[f(a="x")]<|python_end|>'),
+        ("phi4_mini_json", f"functools [{CALL}]"),
+        ("gigachat3", f"<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}"),
+        ("gigachat3", f"function call{CALL}"),
+        (
+            "qwen3_coder",
+            f"<tool_call>\n{QWEN}\n</parameter>\n</function>\n</tool_call>".replace("=f", '="f"'),
+        ),
+        (
+            "qwen3_coder",
+            f"<tool_call>\n{QWEN}\n</parameter>\n</function>\n</tool_call>".replace("=a", "='a'"),
+        ),
+        ("qwen3_coder", f"<tool_call>\n{QWEN}\n</function>\n</tool_call>\n"),
+        ("qwen3_coder", '<tool_call><function=f>{"a": "x"}</function></tool_call>'),
+        ("minimax_m2", MINIMAX.replace('"', "'")),
+        ("minimax_m2", MINIMAX.replace('"', "")),
+        ("deepseek_v32", DSML),
+        ("deepseek_v32", DSML.replace(' string="true"', "")),
     ],
 )
 def test_models_mix_up_markers(name: str, text: str, size: int) -> None:
@@ -212,3 +241,19 @@ def test_other_tags_are_those_of_calls(text: str, content: str, meant: str, size
     got = parse("hermes", text, size)
     assert [call["a"] for _, call in calls(got)] == list(meant)
     assert " ".join(got.content.split()) == " ".join(content.split())
+
+
+@SIZES
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("x\n<parameter=n>\n2", {"a": "x", "n": 2}),
+        ("x\n<parameter=c>\n2", {"a": "x\n<parameter=c>\n2"}),
+        ("x\n<parameter=a>\n2", {"a": "x\n<parameter=a>\n2"}),
+        ("</function>\n</tool_call>\ny", {"a": "</function>\n</tool_call>\ny"}),
+    ],
+)
+def test_the_next_argument_of_the_tool_ends_a_value(value: str, meant: Any, size: int) -> None:
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    got = parse("qwen3_coder", text, size)
+    assert (got.content, calls(got)) == ("", [("f", meant)])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from torch_armllm.chat_format.format import TYPE, ArgumentFormat, CallFormat, JsonFormat
-from torch_armllm.chat_format.known import BEFORE_JSON, CALLS, MISTRAL_NAME_ENDS, layout
+from torch_armllm.chat_format.known import BEFORE_JSON, BEHIND_JSON, CALLS, MISTRAL_NAME_ENDS, layout
 
 _GLM = ArgumentFormat("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", separator="\n")
 _QWEN = ArgumentFormat("<parameter=", ">", "</parameter>", before="\n", after="\n", separator="\n")
@@ -35,7 +35,7 @@ _LLAMA = CallFormat(
     json=JsonFormat(arguments="parameters", layout=layout("name", "parameters")),
     parallel=False,
     openers=BEFORE_JSON,
-    closers=("```", "<|eom_id|>"),
+    closers=BEHIND_JSON,
     takes_code=True,
 )
 
@@ -72,7 +72,7 @@ _XLAM = CallFormat(
     section_end="]",
     json=JsonFormat(is_list=True, layout=layout("name", "arguments")),
     openers=(*BEFORE_JSON, "[TOOL_CALLS]"),
-    closers=("```",),
+    closers=BEHIND_JSON,
 )
 _STEP3 = CallFormat(
     "tagged",
@@ -104,7 +104,10 @@ TOOL_PARSERS: Mapping[str, CallFormat | None] = {
     "granite4": CALLS["hermes"],
     "granite-20b-fc": _hermes("<function_call> ", ""),
     "longcat": _hermes("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
-    "gigachat3": _hermes("function call<|role_sep|>\n", "<|message_sep|>\n\n"),
+    "gigachat3": replace(
+        _hermes("function call<|role_sep|>\n", "<|message_sep|>\n\n"),
+        openers=("<|message_sep|>function call<|role_sep|>", "<|function_call|>", "function call"),
+    ),
     "minimax": replace(
         _hermes("", ""), section_begin="<tool_calls>\n", section_end="\n</tool_calls>", separator="\n"
     ),

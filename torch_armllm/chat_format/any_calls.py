@@ -26,6 +26,10 @@ _SYNTAXES: dict[Kind, type[MarkedCalls]] = {
 }
 
 
+_FUNCTION = CallFormat("tag_json", begin="<function=", name_end=">", end="</function>")
+"""Calls of models whose own have no markers."""
+
+
 class AnyCalls:
     """A `CallSyntax` that tries several in turn.
 
@@ -53,6 +57,8 @@ def syntax_of(cursor: Cursor, writer: Writer, tools: ToolSchemas, format: CallFo
     if format.kind in ("tagged", "python") and first[:1] in "<[" and len(first) > 1:
         json = CallFormat("json", begin=first, end=format.end, section_end=format.section_end)
         kinds.append(JsonCalls(cursor, writer, tools, json))
+    if format.kind == "json" and format.is_bare:
+        kinds.append(TagJsonCalls(cursor, writer, tools, _FUNCTION))
     if format.takes_code:
         kinds.append(CodeCalls(cursor, writer, tools))
     return kinds[0] if len(kinds) == 1 else AnyCalls(kinds)

@@ -11,6 +11,8 @@ from torch_armllm.chat_format.typed_values import ToolSchemas
 from torch_armllm.chat_format.writer import Writer
 
 _HOLE_CHARACTERS = {ID: re.compile(r"[\w.:-]*"), INDEX: re.compile(r"\d*"), TYPE: re.compile(r"\w*")}
+_NUMBER = re.compile(rf"[:_.-]?{INDEX}")
+_QUOTES = "\"'"
 _MOST_IN_HOLE = 100
 _SEPARATORS = (",", ";")
 
@@ -36,12 +38,19 @@ class MarkedCalls:
         writer: takes the calls.
         tools: the tools that may be called.
         format: markers of the calls.
+
+    Attributes:
+        quote: what the model wrote in the place of the last quote of a marker.
     """
+
+    quote = '"'
 
     def __init__(self, cursor: Cursor, writer: Writer, tools: ToolSchemas, format: CallFormat) -> None:
         self.cursor, self.writer, self.tools, self.format = cursor, writer, tools, format
         self._name_end = tokens(format.name_end)
         self._name_ends = [self._name_end, *map(tokens, format.name_ends)]
+        if format.id_around_name:  # the number of the call is left out
+            self._name_ends.append(tokens(_NUMBER.sub("", format.name_end)))
         self._starts: dict[str, list[int]] = {}
         for position, token in enumerate(format.opening):
             begins = position in (0, len(tokens(format.section_begin)))
@@ -149,9 +158,32 @@ class MarkedCalls:
                 holes[part] = yield from self.cursor.matches(_HOLE_CHARACTERS[part], _MOST_IN_HOLE)
                 if not holes[part]:
                     return None
-            elif not (yield from self.cursor.accept(part)):
+            elif not (yield from self._piece(part)):
                 return None
         return holes
+
+    def _piece(self, part: str) -> Wait[bool]:
+        """Reads a part of a marker, whose attributes may have other quotes than the format's, or none."""
+        if (yield from self.cursor.accept(part)):
+            if '"' in part:
+                self.quote = '"'
+            elif part.endswith("="):
+                yield from self._quote()
+            return True
+        if '"' in part:
+            for quote in ("'", ""):
+                if (other := part.replace('"', quote)) and (yield from self.cursor.accept(other)):
+                    self.quote = quote
+                    return True
+        if part == ">" and (yield from self._quote()):
+            return (yield from self.cursor.accept(part))
+        return False
+
+    def _quote(self) -> Wait[bool]:
+        for quote in _QUOTES:
+            if (yield from self.cursor.accept(quote)):
+                return True
+        return False
 
     def name(self) -> Wait[tuple[str, dict[str, str]] | None]:
         """Reads the name of a tool and what ends it; returns None if there is none."""

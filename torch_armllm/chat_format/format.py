@@ -21,9 +21,9 @@ braces: ``call:name{key:value}``.  nested: an element for each key, and within i
 Messages = Literal["", "harmony", "recipients"]
 """Outputs of several messages, each with a header: gpt-oss's channels, and recipients (``to=user``)."""
 
-_TOKEN = re.compile(
-    r"<[^<>\s]+?>|\[/?[A-Z_]+\]|[\ue000-\ue002]|(?:(?!<[^<>\s]+?>|\[/?[A-Z_]+\])[^\s\ue000-\ue002])+"
-)
+TAG = r"<[^<>\s]+?>|\[/?(?:[A-Z_]+|[a-z]+\d+)\]"
+"""A tag of a chat template: ``<tool_call>``, ``[TOOL_CALLS]``, ``[unused11]``."""
+_TOKEN = re.compile(rf"{TAG}|[\ue000-\ue002]|(?:(?!{TAG})[^\s\ue000-\ue002])+")
 _BRACKETS, _SAME = re.compile(r"[\[\]{}`,]+"), re.compile(r"`+|.")
 
 

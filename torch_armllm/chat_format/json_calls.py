@@ -132,7 +132,7 @@ class TagJsonCalls(JsonCalls):
 
     def find_triggers(self) -> frozenset[str]:
         """See `MarkedCalls`; a call without markers begins with its name."""
-        return frozenset(self._starts) if self.format.opening else frozenset(self.tools.names)
+        return super().find_triggers() if self.format.opening else frozenset(self.tools.names)
 
     def _attempt(self) -> Wait[bool]:
         if self.format.opening or self.writer.begins_line():
@@ -213,7 +213,7 @@ class _Object:
                     self._has_arguments = True
                     self._writer.arguments("{}")
                 return True
-            if not (yield from self._cursor.follows('"')):
+            if not (yield from self._quoted()):
                 return False
             pieces: list[str] = []
             if not (yield from json_string(self._cursor, pieces.append)):
@@ -226,6 +226,10 @@ class _Object:
                 return False
             yield from self._cursor.space(MOST_SPACE)
             yield from self._cursor.accept(",")
+
+    def _quoted(self) -> Wait[bool]:
+        """True if a string of JSON or Python follows."""
+        return (yield from self._cursor.follows('"')) or (yield from self._cursor.follows("'"))
 
     def _field(self, key: str) -> Wait[bool]:
         """Reads a field's value; returns False where this is no call, or the text ends."""
@@ -241,7 +245,7 @@ class _Object:
             return self._depth < _MOST_NESTED and (yield from self._fields())
         if key in (json.name, *_NAMES) and self._name is None:
             pieces: list[str] = []
-            if not (yield from self._cursor.follows('"')):
+            if not (yield from self._quoted()):
                 return False
             ended = not (yield from json_string(self._cursor, pieces.append))
             name = _text("".join(pieces))

@@ -19,8 +19,8 @@ from torch_armllm.chat_format.probe import KEY, NAME, VALUE
 
 _MINIMAX = "]<]minimax[>["
 CODE_TAG = "<|python_tag|>"
-BEFORE_JSON = (CODE_TAG, "```json", "```")
-"""Texts that models write before a call that has no markers."""
+BEFORE_JSON, BEHIND_JSON = (CODE_TAG, "```json", "```", "<tool_call>"), ("```", "<|eom_id|>", "</tool_call>")
+"""Texts that models write before and behind a call that has no markers."""
 
 
 def layout(name: str, arguments: str) -> str:
@@ -61,12 +61,21 @@ CALLS: Mapping[str, CallFormat] = {
     "lfm2": CallFormat(
         "python", section_begin="<|tool_call_start|>[", separator=", ", section_end="]<|tool_call_end|>"
     ),
-    "pythonic": CallFormat("python", section_begin="[", separator=", ", section_end="]"),
+    "pythonic": CallFormat(
+        "python",
+        section_begin="[",
+        separator=", ",
+        section_end="]",
+        openers=("<|python_start|>[",),
+        closers=("<|python_end|>",),
+    ),
     "olmo3": CallFormat(
         "python", section_begin="<function_calls>\n", separator="\n", section_end="\n</function_calls>"
     ),
     "nemotron_v2": _listed("<TOOLCALL>[", "]</TOOLCALL>"),
-    "phi4_mini": _listed("functools[", "]", openers=("<|tool_call|>",), closers=("<|/tool_call|>",)),
+    "phi4_mini": _listed(
+        "functools[", "]", openers=("<|tool_call|>", "functools ["), closers=("<|/tool_call|>",)
+    ),
     "tool_calls": _listed("<tool_calls>[", "]</tool_calls>"),
     "internlm": CallFormat(
         "json",
@@ -169,7 +178,7 @@ def known(template: str, derived: ChatFormat) -> ChatFormat:
         calls = _with_variants(calls, template)
         derived = replace(derived, calls=calls)
     if calls is not None and calls.kind == "json" and calls.is_bare:
-        return replace(derived, calls=replace(calls, openers=BEFORE_JSON, closers=("```", "<|eom_id|>")))
+        return replace(derived, calls=replace(calls, openers=BEFORE_JSON, closers=BEHIND_JSON))
     for begin, end in _CONTENT_TAGS:
         if end in template and derived.reasoning is not None and not derived.content_begin:
             derived = replace(derived, content_begin=begin, content_end=end)

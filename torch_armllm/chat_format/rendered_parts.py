@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torch_armllm.chat_format.format import ID
+from torch_armllm.chat_format.format import ID, TAG
 from torch_armllm.chat_format.probe import CALL_IDS
 
-_TAG = r"<[^<>\s]+?>|\[/?[A-Z_]+\]"
 _PART = r"[^\s\ue000-\ue002]"
-_SPLIT = re.compile(rf"\s+|{_TAG}|[\ue000-\ue002]|(?!{_TAG}){_PART}(?:(?!{_TAG}|(?<=>)<){_PART})*")
+_SPLIT = re.compile(rf"\s+|{TAG}|[\ue000-\ue002]|(?!{TAG}){_PART}(?:(?!{TAG}|(?<=>)<){_PART})*")
 """Tags, words, holes and white space; a tag with attributes begins a word."""
 
 
