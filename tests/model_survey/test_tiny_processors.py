@@ -9,7 +9,7 @@ from torch_armllm.model_survey.tiny_processors import inputs_of, modalities, tin
 
 SOUND = ("qwen2_audio",)
 IMAGES = ("llava", "idefics3")
-NEED_TORCHVISION = ("qwen2_vl", "gemma4", "internvl")
+NEED_TORCHVISION = ("qwen2_vl", "gemma4", "internvl", "video_llava", "kimi_k25", "cohere2_vision")
 
 
 @torch.no_grad()

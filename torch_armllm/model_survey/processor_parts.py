@@ -16,6 +16,11 @@ from torch_armllm.model_survey.tiny_towers import IMAGE_SIZE, PATCH_SIZE, PINPOI
 
 _AREA = 4096
 """A larger size counts pixels, not edges."""
+_EDGES = ("size", "crop_size", "max_image_size", "high_res_size", "tile_size", "video_size")
+_ALIASES = {"img_size": "image_size", "pooling_ratio": "projector_pooling_ratio"}
+"""Attributes of configurations by the arguments of processors that name them otherwise."""
+_TIMES = ("temporal_patch_size", "patch_temporal", "temporal_merge_size")
+_MERGES = ("spatial_merge_size", "merge_size", "merge_kernel_size")
 _BORROWED = {
     "cosmos3_omni": "qwen3_vl",
     "fast_vlm": "llava",
@@ -110,7 +115,7 @@ def _tower_sizes(config: Any) -> dict[str, int]:
     towers = [each for each in configs_of(config) if getattr(each, "patch_size", None)]
     patch = _edge(_first(towers, "patch_size") or PATCH_SIZE)
     edge = _edge(_first(towers, "image_size") or IMAGE_SIZE)
-    merges = (_first([*towers, config], name) for name in ("spatial_merge_size", "merge_size"))
+    merges = (_first([*towers, config], name) for name in _MERGES)
     merge = _edge(next(filter(None, merges), 1))
     patches = dict.fromkeys(("patch_size", "encoder_patch_size", "vision_patch_size"), patch)
     return {**patches, "image_size": edge, "merge_size": merge}
@@ -122,12 +127,16 @@ def _image_arguments(kind: Any, config: Any) -> dict[str, Any]:
     edge, unit = sizes["image_size"], sizes["patch_size"] * sizes["merge_size"]
     arguments: dict[str, Any] = {}
     for name, default in _defaults_of(kind).items():
-        if name in ("size", "crop_size", "max_image_size", "video_size") and default:
+        if name in _EDGES and default:
             arguments[name] = _sized(default, edge, unit)
         elif name in ("min_pixels", "max_pixels") and isinstance(default, int):
             arguments[name] = unit**2 if name == "min_pixels" else 16 * unit**2
         elif name == "image_grid_pinpoints":
             arguments[name] = PINPOINTS
+        elif name == "overlap_margins" and edge // sizes["patch_size"] <= 2 * sum(default):
+            arguments[name] = [1, 1]  # of patches: a crop must show more than what it shares
+        elif name == "temporal_patch_size" and not any(_first(configs_of(config), each) for each in _TIMES):
+            arguments[name] = 1  # the tower reads frames one by one
         elif name in sizes:
             arguments[name] = sizes[name]
         elif isinstance(default, int) and not isinstance(default, bool):
@@ -146,6 +155,8 @@ def _defaults_of(kind: Any) -> dict[str, Any]:
             names |= set(vars(base).get("__annotations__", {}))
         names |= set(getattr(vars(each).get("valid_kwargs"), "__annotations__", {}))
     found = {name: getattr(kind, name, given.get(name)) for name in sorted(names)}
+    late = vars(kind()) if None in (found.get("size", 0), found.get("crop_size", 0)) else {}  # set when made
+    found |= {name: late[name] for name in found if found[name] is None and late.get(name) is not None}
     return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
 
 
@@ -200,7 +211,7 @@ def _made(kind: Any, config: Any, tokenizer: Any, arguments: dict[str, Any]) -> 
         elif name in arguments:
             given[name] = arguments[name]
         elif name not in ("self", "kwargs", "chat_template") and _is_size(parameter.default):
-            found = _first(configs_of(config), "image_size" if name == "img_size" else name)
+            found = _first(configs_of(config), _ALIASES.get(name, name))
             given[name] = found if found is None or isinstance(found, str) else _edge(found)
     return kind(**{name: value for name, value in given.items() if value is not None})
 
@@ -216,6 +227,9 @@ def _part(name: str, config: Any, families: list[str], tokenizer: Any) -> Any:
         kind = (_image_processor_class if "image" in name else _video_processor_class)(families)
         images = kind(**_image_arguments(kind, config))
         sizes = _tower_sizes(config)
+        merge = _first(configs_of(config), "downsample_factor")
+        if merge and hasattr(images, "max_patches") and "patch_size" not in images.to_dict():
+            images.patch_size = sizes["image_size"] // (sizes["patch_size"] * merge)  # tokens a side
         images.image_seq_length = (
             sizes["image_size"] // sizes["patch_size"]
         ) ** 2  # some processors look for it

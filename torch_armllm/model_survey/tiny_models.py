@@ -128,6 +128,10 @@ def _shrunk(kind: Any, overrides: dict[str, Any], config: Any = None) -> dict[st
             continue
         if name == "image_grid_pinpoints" and value:
             arguments[name] = PINPOINTS
+        if name == "projection_hidden_size":  # as wide as the tower that it is of
+            widths = {sub: getattr(part, "hidden_size", None) for sub, part in subs.items() if is_tower(sub)}
+            tower = next((sub for sub, width in widths.items() if width == value), None)
+            arguments.update({} if tower is None else {name: arguments[tower]["hidden_size"]})
         if name == "head_dim" and value is None:
             arguments[name] = EXACT[name]
         elif name in COUNTS and isinstance(value, int):

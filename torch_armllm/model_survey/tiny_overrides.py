@@ -95,7 +95,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": 97},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "chameleon": {
-        "vocabulary_map": {"<image>": 95} | {f"IMGIMG{c}Z": 5 + n for n, c in enumerate("ABCDEFGH")}
+        "vocabulary_map": {"<image>": 95}  # a letter for each digit of a code
+        | {f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(n))}Z": 5 + n for n in range(32)}
     },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
@@ -113,9 +114,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
     },
-    "deepseek_ocr2_sam_vision_model": {"downsample_channels": [40, 48]},
+    "deepseek_ocr2_sam_vision_model": {"downsample_channels": [40, 32]},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
-    "deepseek_ocr2_text": {"num_experts_per_tok": 2},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"]},
     "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots3_note_text": {
         "num_attention_heads": 4,
@@ -138,6 +139,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         | {f"<|visual token {n:06}|>": 5 + n for n in range(32)}
     },
     "esmc": {"num_key_value_heads": 4},
+    "fast_vlm": {
+        "vision_config": {"architecture": "test_efficientnet", "hidden_size": 256, "model_args": {}}
+    },
     "falcon_h1": {
         "mamba_d_ssm": 128,
         "mamba_d_head": 16,
@@ -165,7 +169,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "got_ocr2": {"vision_config": {"image_size": 256}},  # its processor writes 256 tokens for an image
     "pp_chart2table": {"vision_config": {"image_size": 256}},
-    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2"},
+    "granite4_vision": {
+        "vision_config": {"hidden_size": 64},  # its heads are 64 wide
+        "deepstack_layer_map": [[-1, 0]],
+        "downsample_rate": "1/2",
+    },
     "granitemoehybrid": {"layer_types": _HYBRID, **_GRANITE},
     "hrm_text": {"L_cycles": 1},
     "inkling2_loop_text": {
@@ -209,6 +217,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "muse_glimmer": {"out_hidden_size": 128, "projector_hidden_size": 40},
     "muse_spark": {"out_hidden_size": 128, "projector_hidden_size": 40},
     "paddleocr_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
+    "perception_lm": {
+        "projector_pooling_ratio": 2,
+        "vision_config": {
+            "architecture": "test_vit",
+            "patch_size": 4,
+            "model_args": {"embed_dim": 64, "img_size": [32, 32], "patch_size": 4, "global_pool": ""},
+        },
+    },
     "paligemma": {"projection_dim": 64},
     "unlimited_ocr_sam_vision_model": {"downsample_channels": [40, 32]},
     "vipllava": {"vision_feature_layer": [-2, -1]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -162,11 +163,14 @@ def _fitting(model: Any, draft: Any) -> Any:
     """Returns the first processor whose image the model takes, by the arguments that count its tokens."""
     accepted = inspect.signature(type(draft).__init__).parameters
     counts = [name for name in _COUNTS if name in accepted]
-    rows = _rows_of_image(model, draft) if counts else []
+    by_patches = not counts and "patch_size" in accepted
+    rows = _rows_of_image(model, draft) if counts or by_patches else []
     grid = (IMAGE_SIZE // PATCH_SIZE) ** 2
     tried: list[dict[str, int]] = (
         [dict.fromkeys(counts, count) for count in [*rows, grid]] if counts else [{}]
     )
+    if by_patches:  # of a tower that does not tell its stride
+        tried += [{"patch_size": IMAGE_SIZE // isqrt(count)} for count in rows if 0 < count <= grid]
     if "num_additional_image_tokens" in accepted:
         tried += [{**each, "num_additional_image_tokens": 1} for each in tried]
     for arguments in tried:
@@ -190,6 +194,8 @@ def _fit_vocabulary(config: Any, processor: Any) -> None:
     tokens = {modality: _repeated(processor, modality) for modality in modalities(processor)}
     spare = iter(tokenizer.convert_tokens_to_ids([f"<spare_{n}>" for n in range(SPARE)]))
     for part in configs_of(config):
+        if "<image>" in (getattr(part, "vocabulary_map", None) or {}):
+            part.vocabulary_map["<image>"] = tokens["image"]
         if not hasattr(part, "vocab_offset"):
             for name in ("vocab_size", "vocab_size_per_layer_input"):
                 if getattr(part, name, None) == VOCABULARY:

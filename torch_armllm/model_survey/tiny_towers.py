@@ -84,6 +84,8 @@ def tower_values(values: dict[str, Any]) -> dict[str, Any]:
         elif len(value) == depth:
             kinds = list(dict.fromkeys(value))
             tiny[name] = [kinds[i % len(kinds)] for i in range(layers)]
+    if "base_channels" in tiny and "hidden_size" in tiny and values.get("channel_multiplier"):
+        tiny["hidden_size"] = tiny["base_channels"] * values["channel_multiplier"][-1]  # of the last stage
     if "embed_dim" in tiny and "depth" in tiny and "hidden_size" in tiny:
         tiny["hidden_size"] = TEXT_WIDTH  # a tower whose merger writes it
     return tiny
