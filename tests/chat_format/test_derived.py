@@ -158,6 +158,19 @@ def test_a_call_within_reasoning_that_goes_on_is_reasoning() -> None:
     assert (got.reasoning, got.content, len(got.calls)) == ("so", "", 1)
 
 
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [("<scratchpad>", "</scratchpad>"), ("<|begin_of_thought|>", "<|end_of_thought|>")],
+)
+def test_what_a_template_cuts_off_is_reasoning(begin: str, end: str) -> None:
+    turn = f"{{%- set said = m.content.split('{end}')[-1] %}}{{{{ said.split('</answer>')[0] }}}}"
+    format = derived(chat(turn))
+    assert format.reasoning is not None and format.reasoning.begin == begin
+    got = parse(format, f"{begin}hm{end}Hi", 1)
+    assert (got.reasoning, got.content) == ("hm", "Hi")
+    assert derived(chat("{{ m.content.split('</answer>')[0] }}")).reasoning is None
+
+
 def test_a_name_comes_at_once_and_arguments_as_they_are_written() -> None:
     parser = FormatParser(derived(SAMPLES["xml"].template), TOOLS)
     seen = [

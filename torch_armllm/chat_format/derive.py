@@ -15,6 +15,9 @@ _NAMED_REASONING = re.compile(
     re.IGNORECASE,
 )
 """The end of an element whose name says that it holds reasoning."""
+_SPLIT = re.compile(r"split\(\s*(['\"])([^'\"\n]+)\1")
+"""Texts at which a template splits others."""
+_ENDS_TO_BEGINNINGS = (("end", "begin"), ("end", "start"), ("END", "BEGIN"), ("END", "START"))
 _KNOWN_REASONING = (
     ReasoningFormat("<think>", "</think>"),
     ReasoningFormat("[THINK]", "[/THINK]"),
@@ -48,7 +51,7 @@ def derive(render: Render, template: str = "", vocabulary: Collection[str] = ())
     header = "".join(common_begin(split_parts(probe.prompt()), split_parts(before)))
     reasoning, header = _reasoning(probe, header)
     begun = (known for known in _KNOWN_REASONING if probe.prompt().rstrip().endswith(known.begin))
-    reasoning = next(begun, reasoning) or _mentioned(template, vocabulary)
+    reasoning = next(begun, reasoning) or _mentioned(template, vocabulary) or _cut_off(probe, template)
     if reasoning is not None:
         for tag in (reasoning.begin, reasoning.end):
             header = user_end + header[len(user_end) :].partition(tag)[0]
@@ -119,6 +122,20 @@ def _mentioned(template: str, vocabulary: Collection[str]) -> ReasoningFormat | 
             return known
     if (end := _NAMED_REASONING.search(template)) is not None:
         return ReasoningFormat(end["left"] + end["name"] + end["right"], end[0])
+    return None
+
+
+def _cut_off(probe: Probe, template: str) -> ReasoningFormat | None:
+    """Returns the markers of reasoning that a template cuts off the content, in front of the end of it."""
+    for _, end in _SPLIT.findall(template):
+        turn = probe.turn(content=f"{REASONING}{end}{CONTENT}")
+        if not end.strip() or turn is None or REASONING in turn or CONTENT not in turn:
+            continue
+        begins = [end.replace("/", "", 1), *(end.replace(one, other) for one, other in _ENDS_TO_BEGINNINGS)]
+        begins = [begin for begin in begins if begin != end]
+        begin = next((begin for begin in begins if begin in template), next(iter(begins), None))
+        if begin is not None:
+            return ReasoningFormat(begin, end)
     return None
 
 
