@@ -167,6 +167,45 @@ SAMPLES = {
         '<think>hm</think>Hi<|calls|><|call|>fn.f:0<|args|>{"a": "x"}<|end_call|>'
         '<|call|>fn.g:1<|args|>{"n": 7}<|end_call|><|end_calls|>',
     ),
+    "ids in attributes": Sample(
+        chat(
+            calls(
+                text('<call id="')
+                + "{{ c.id }}"
+                + text('" n="')
+                + "{{ loop.index0 }}"
+                + text('">')
+                + '{{ {"name": f.name, "arguments": f.arguments} | tojson }}'
+                + text("</call>")
+            ),
+            thinks=True,
+        ),
+        '<think>hm</think>Hi<call id="abc000007" n="0">{"name": "f", "arguments": {"a": "x"}}</call>'
+        '<call id="abc000008" n="1">{"name": "g", "arguments": {"n": 7}}</call>',
+    ),
+    "keys are tags": Sample(
+        chat(
+            calls(
+                text('<invoke tool="')
+                + "{{ f.name }}"
+                + text('">')
+                + "{%- for k, v in f.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{%- endfor %}</invoke>"
+            ),
+            thinks=True,
+        ),
+        '<think>hm</think>Hi<invoke tool="f"><a>x</a></invoke><invoke tool="g"><n>7</n></invoke>',
+    ),
+    "a fence": Sample(
+        chat(
+            calls(
+                text("```tool\n") + '{{ {"tool": f.name, "input": f.arguments} | tojson }}' + text("\n```"),
+                "\n",
+            ),
+            thinks=True,
+        ),
+        '<think>hm</think>Hi```tool\n{"tool": "f", "input": {"a": "x"}}\n```\n'
+        '```tool\n{"tool": "g", "input": {"n": 7}}\n```',
+    ),
     "tags with numbers": Sample(
         chat(
             calls(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chat_format.templates import LOOSE, SAMPLES, chat
+from tests.chat_format.templates import LOOSE, SAMPLES, calls, chat
 from torch_armllm.chat_format.aliases import TOOL_PARSERS
 from torch_armllm.chat_format.deltas import OutputDelta
 from torch_armllm.chat_format.format import ChatFormat
@@ -71,6 +71,7 @@ def test_any_cut_is_a_beginning(name: str) -> None:
         "{% for m in messages %}{{ m.nothing.at.all }}{% endfor %}",
         chat("{{ m.content }}"),
         chat("{{ m.content }}{{ m.tool_calls }}"),
+        chat(calls("<{{ f.name }}>{{ f.arguments | tojson }}</{{ f.name }}>")),
         chat("{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"),
         "{% for m in messages %}{{ m.content }}{{ range(9) | random }}{% endfor %}",
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from torch_armllm.chat_format.format import INDEX, TYPE, ArgumentFormat, CallFormat
+from torch_armllm.chat_format.format import INDEX, TYPE, ArgumentFormat, CallFormat, Kind
 from torch_armllm.chat_format.probe import KEY, KEY2, NAME, NUMBER, VALUE, Probe
 from torch_armllm.chat_format.rendered_parts import (
     common_begin,
@@ -13,6 +13,9 @@ from torch_armllm.chat_format.rendered_parts import (
     split_parts,
     with_holes,
 )
+
+NUMBER_ATTRIBUTE = re.compile(r'(?<==")\d+(?=")')
+"""The number of a call."""
 
 
 def tagged_calls(probe: Probe, body: str, between: str | None) -> CallFormat | None:
@@ -42,13 +45,16 @@ def tagged_calls(probe: Probe, body: str, between: str | None) -> CallFormat | N
     if not value_end or not key_begin:
         return None
     ending = "".join(value_end)
+    kind: Kind = "tagged"
+    if (prefix := ending.strip().removesuffix(f"</{KEY}>")) != ending.strip() and not gap.strip():
+        kind, key_begin = "nested", [f"{prefix}<"]
     key_end, string_type, other_type = _typed_key_end(between_both, number)
     if not key_end.strip():
         return None
     argument = ArgumentFormat(
         key_begin="".join(key_begin),
         key_end=key_end.rstrip(),
-        value_end=ending.strip(),
+        value_end=ending.strip() if kind == "tagged" else ending.strip().removesuffix(f"{KEY}>"),
         string_type=string_type,
         other_type=other_type,
         before=key_end[len(key_end.rstrip()) :],
@@ -57,12 +63,11 @@ def tagged_calls(probe: Probe, body: str, between: str | None) -> CallFormat | N
     )
     before = with_holes(body[:name])
     if between is None:
-        return CallFormat("tagged", before, "", name_end, rest, argument=argument, parallel=False)
+        return CallFormat(kind, before, "", name_end, rest, argument=argument, parallel=False)
     remaining = between.removeprefix(ending)
     section_begin, begin, end, gap, section_end = markers_around(before, remaining, rest)
-    index = re.compile(r'(?<==")\d+(?=")')
     return CallFormat(
-        "tagged", section_begin, begin, index.sub(INDEX, with_holes(name_end)), end, gap, section_end,
+        kind, section_begin, begin, NUMBER_ATTRIBUTE.sub(INDEX, with_holes(name_end)), end, gap, section_end,
         argument=argument,
     )  # fmt: skip
 

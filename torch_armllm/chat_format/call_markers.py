@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from torch_armllm.chat_format.argument_markers import tagged_calls
+from torch_armllm.chat_format.argument_markers import NUMBER_ATTRIBUTE, tagged_calls
 from torch_armllm.chat_format.format import INDEX, CallFormat, JsonFormat
 from torch_armllm.chat_format.probe import KEY, NAME, OTHER, VALUE, Probe
 from torch_armllm.chat_format.rendered_parts import markers_around, with_holes
@@ -73,7 +73,7 @@ def _json_calls(body: str, begin: int, end: int, two: str | None, between: str |
     if fields is None:
         return None
     name, arguments, call_id, wrapper = fields
-    before, after = body[:begin], body[end:]
+    before, after = _numbered(body[:begin]), _numbered(body[end:])
     layout_begin, layout_end = _object_in(body[begin:end]) if is_list else (0, end - begin)
     layout = body[begin:end][layout_begin:layout_end]
     json_format = JsonFormat(name, arguments, call_id, wrapper, is_list, layout)
@@ -116,7 +116,12 @@ def _between_values(two: str) -> str | None:
     second = _json_around(two, two.rfind(OTHER))
     if first is None or second is None or first[1] > second[0]:
         return None
-    return two[first[1] : second[0]]
+    return _numbered(two[first[1] : second[0]])
+
+
+def _numbered(text: str) -> str:
+    """Returns a text with holes in the place of ids and of numbers in attributes."""
+    return NUMBER_ATTRIBUTE.sub(INDEX, with_holes(text))
 
 
 def _fields(call: object) -> tuple[str, str, str, str] | None:

@@ -57,7 +57,7 @@ class MarkedCalls:
             if token not in HOLES and (begins or (token[0] in "<[" and len(token) > 1)):
                 self._starts.setdefault(token, []).append(position)
         self._openers = list(map(tokens, format.openers))
-        separator = tokens(format.separator)
+        self._separator = separator = tokens(format.separator)
         if separator and separator[0][0] in "<[" and len(separator[0]) > 1:  # between content and a call, too
             self._openers.append(separator + tokens(format.begin))
         self.triggers = self.find_triggers() | {parts[0] for parts in self._openers}
@@ -85,6 +85,9 @@ class MarkedCalls:
 
     def _closes(self) -> Wait[bool]:
         for parts in self.format.closing:
+            longer = [each for each in self._starts if each != parts[0] and each.startswith(parts[0])]
+            if (yield from self._any_follows(longer)):
+                continue
             self.cursor.mark()
             if (yield from self.pieces(parts)) is not None:
                 self.cursor.forget()
@@ -92,9 +95,22 @@ class MarkedCalls:
             self.cursor.back()
         return False
 
+    def _any_follows(self, texts: list[str]) -> Wait[bool]:
+        for text in texts:
+            if (yield from self.cursor.follows(text)):
+                return True
+        return False
+
     def _next(self) -> Wait[bool]:
         if (yield from self._attempt()):
             return True
+        self.cursor.mark()
+        if self._separator and (yield from self.pieces(self._separator)) is not None:
+            yield from self.cursor.space(MOST_SPACE)
+            if (yield from self._attempt()):
+                self.cursor.forget()
+                return True
+        self.cursor.back()
         for separator in _SEPARATORS:
             if (yield from self.cursor.accept(separator)):
                 yield from self.cursor.space(MOST_SPACE)
