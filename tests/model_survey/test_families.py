@@ -18,7 +18,7 @@ from torch_armllm.model_survey.table import describe, survey
 from torch_armllm.model_survey.tiny_models import families, tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-BEST = ["plan", "graph", "modules", "-"]
+BEST = ["plan", "graph", "modules", "refused", "-"]
 
 
 def rows_of(section: str) -> dict[str, str]:
@@ -33,6 +33,8 @@ OF_TIMM = ("gemma3n",)
 """Families whose vision towers are timm's."""
 NOT_RUN = {
     "blt": "transformers' own forward of it looks for num_hidden_layers, which its configuration lacks",
+    "musicgen": "its prompts have a row for each codebook",
+    "musicgen_melody": "its prompts have a row for each codebook",
     "xlstm": "transformers' own forward of it takes whole chunks of tokens only",
 }
 """Families whose quantized model is not run, and why."""
@@ -59,7 +61,7 @@ def standing_for_all(among: Iterable[str], rows: dict[str, str] = ROWS) -> list[
     Families that no plan or module runs are left out.
     """
     first = {result_of(rows[family]): family for family in reversed(list(among))}
-    results = [result for result in first if result[0] != "-"]
+    results = [result for result in first if result[0] not in ("refused", "-")]
     largest = [r for r in results if not any(r[0] == other[0] and r[1] < other[1] for other in results)]
     return sorted({*(first[result] for result in largest), *ARGUMENTS.intersection(among)})
 
@@ -78,8 +80,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def skip_what_cannot_run(family: str) -> None:
-    if "| - |" in ROWS[family]:
-        pytest.skip("the page says why it has no tiny model")
+    if runs_on_page(family) in ("refused", "-"):
+        pytest.skip("the page says why it is not run")
     if family in NOT_RUN:
         pytest.skip(NOT_RUN[family])
     if family in OF_TIMM:
@@ -95,6 +97,18 @@ def test_page_lists_every_family() -> None:
         pytest.skip(f"the page is of transformers {tested}, this is {installed}")
     assert list(ROWS) == families(), "run make models"
     assert list(STACKS) == list(stack_families()), "run make models"
+
+
+def test_the_page_counts_its_rows_and_leaves_few_untried() -> None:
+    counted = []
+    for section in PAGE.read_text().split("\n## "):
+        runs = [line.split("|")[2].strip() for line in section.splitlines() if line.startswith("| `")]
+        if said := re.search(r"^\d+ families: .*?not tried", section, flags=re.M | re.S):
+            results = ("plan", "graph", "modules", "refused", "-")
+            assert list(map(int, re.findall(r"\d+", said[0]))) == [len(runs), *map(runs.count, results)]
+            counted += runs
+    assert len(counted) > 300
+    assert counted.count("-") <= 0.03 * len(counted)
 
 
 def test_readme_says_of_the_most_used_families_what_the_page_says() -> None:

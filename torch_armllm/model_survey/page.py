@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch_armllm.model_survey.attention_support import ATTENTION
 from torch_armllm.model_survey.media import MEDIA, TAKEN, media_counts
 from torch_armllm.model_survey.stacks import ENCODER, ENCODER_DECODER
-from torch_armllm.model_survey.table import GRAPH, MODULES, NATIVE, NONE, Family
+from torch_armllm.model_survey.table import GRAPH, MODULES, NATIVE, NONE, REFUSED, Family
 from torch_armllm.model_survey.tiny_processors import MODALITIES
 
 
@@ -19,7 +19,8 @@ def summary(rows: Sequence[Family]) -> str:
     counts = Counter(row.runs for row in rows)
     return (
         f"{len(rows)} families: {counts[NATIVE]} run as a native plan, {counts[GRAPH]} as a graph of fused"
-        f" ops, {counts[MODULES]} by their own modules; {counts[NONE]} were not tried"
+        f" ops, {counts[MODULES]} by their own modules; {counts[REFUSED]} are refused by name, {counts[NONE]}"
+        " were not tried"
     )
 
 
@@ -78,6 +79,7 @@ transformers.
 * **modules**: the weights are quantized, and the model's own forward calls the quantized modules.  This
   includes families with recurrent or linear-attention state, families that do not use transformers' attention
   interface, and multimodal wrappers.
+* **refused**: `patch` raises a ValueError that states the reason, before it changes the model.
 * **-**: not tried; the table states the reason.
 
 {summary}

@@ -36,8 +36,12 @@ def _has_decoder(family: str) -> bool:
     return False
 
 
-def tiny_stacks(family: str) -> Any:
+def tiny_stacks(family: str, **overrides: Any) -> Any:
     """Returns a tiny random model of a family of `stack_families`, in evaluation mode.
+
+    Args:
+        family: a ``model_type``.
+        overrides: configuration values.
 
     Raises:
         ValueError: the model would be large.
@@ -46,7 +50,7 @@ def tiny_stacks(family: str) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as texts
 
     if stack_families()[family] == ENCODER:
-        return build_tiny(transformers.AutoModel, tiny_config(family, is_decoder=False))
+        return build_tiny(transformers.AutoModel, tiny_config(family, is_decoder=False, **overrides))
     of_texts = family in texts
     kind = transformers.AutoModelForSeq2SeqLM if of_texts else transformers.AutoModelForSpeechSeq2Seq
-    return build_tiny(kind, tiny_config(family))
+    return build_tiny(kind, tiny_config(family, **overrides))

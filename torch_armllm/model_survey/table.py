@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ from torch_armllm.quant.report import Report
 NATIVE = "plan"
 GRAPH = "graph"
 MODULES = "modules"
+REFUSED = "refused"
 NONE = "-"
 
 
@@ -34,7 +36,8 @@ class Family:
     Attributes:
         family: transformers' ``model_type``.
         runs: ``plan`` (one native call per step), ``graph`` (fused ops, node by node), ``modules`` (quantized
-            modules in the model's own forward), or ``-`` if no tiny model could be built.
+            modules in the model's own forward), ``refused`` (`patch` names the reason), or ``-`` if no tiny
+            model could be built or run.
         why: the reason for not running in the next better way; empty for a plan.
         ops: the fused ops of a step, the most frequent first.
         share: quantized share of the weight bytes.
@@ -75,8 +78,22 @@ def describe(family: str, report: Report, kind: str | None = None) -> Family:
     return Family(family, runs, _one_line(why), ops, round(report.share, 2), kind or reach_of(family))
 
 
-def _untried(family: str, kind: str | None, why: str) -> Family:
-    return Family(family, NONE, _one_line(why), (), 0.0, kind or reach_of(family))
+def _untried(family: str, kind: str | None, error: Exception) -> Family:
+    why = _one_line(f"{type(error).__name__}: {error}")
+    return Family(family, NONE, why, (), 0.0, kind or reach_of(family))
+
+
+def _patched(family: str, kind: str | None, model: nn.Module, recipe: Recipe | str) -> Family:
+    """Returns the row of a tiny model, which is patched or refused."""
+    try:
+        return describe(family, patch(model, recipe, progress=False), kind)
+    except ValueError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith("torch_armllm."):
+            return _untried(family, kind, error)  # of transformers' code, as below
+        return Family(family, REFUSED, _one_line(str(error)), (), 0.0, kind or reach_of(family))
+    except Exception as error:  # noqa: BLE001 - forwards of some families fail without patching, too
+        return _untried(family, kind, error)
 
 
 def survey(family: str, kind: str | None = None) -> Family:
@@ -88,17 +105,8 @@ def survey(family: str, kind: str | None = None) -> Family:
         try:
             model: nn.Module = tiny_model(family) if kind is None else tiny_stacks(family)
         except Exception as error:  # noqa: BLE001 - any error is a reason
-            return _untried(family, kind, f"{type(error).__name__}: {error}")
-        recipe = Recipe(importance=False) if kind is None else "int8"
-        try:
-            return describe(family, patch(model, recipe, progress=False), kind)
-        except ValueError as error:
-            return _untried(family, kind, str(error))
-        except Exception as error:
-            if kind is None:
-                raise
-            # forwards of some encoders fail without patching, too
-            return _untried(family, kind, f"{type(error).__name__}: {error}")
+            return _untried(family, kind, error)
+        return _patched(family, kind, model, Recipe(importance=False) if kind is None else "int8")
 
 
 def _survey_media(family: str) -> Family:
@@ -107,9 +115,11 @@ def _survey_media(family: str) -> Family:
         warnings.simplefilter("ignore")
         try:
             model, processor, why = tiny_with_processor(family)
-            row = describe(family, patch(model, Recipe(importance=False), progress=False), MEDIA)
         except Exception as error:  # noqa: BLE001 - any error is a reason
-            return _untried(family, MEDIA, f"{type(error).__name__}: {error}")
+            return _untried(family, MEDIA, error)
+        row = _patched(family, MEDIA, model, Recipe(importance=False))
+        if row.runs in (REFUSED, NONE):
+            return row
         try:
             media = media_of(model, processor, why)
         except Exception as error:  # noqa: BLE001 - likewise

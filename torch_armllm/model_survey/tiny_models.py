@@ -65,13 +65,18 @@ def _values(config: Any) -> dict[str, Any]:
 
 def _parts(kind: Any, config: Any) -> dict[str, Any]:
     """Returns the parts of a configuration by attribute: their defaults, else their classes."""
+    from transformers import CONFIG_MAPPING
+
     parts: dict[str, Any] = {}
+    specs = getattr(kind, "sub_configs_defaults", {})
     for name, sub in getattr(kind, "sub_configs", {}).items():
         part = getattr(config, name, None)
         if hasattr(part, "to_diff_dict"):
             parts[name] = part
         elif isinstance(sub, type) and getattr(sub, "model_type", None):
             parts[name] = sub
+        elif config is None and name in specs:  # validators refuse the defaults together
+            parts[name] = CONFIG_MAPPING[specs[name].model_type]
     return parts
 
 
@@ -132,7 +137,7 @@ def _shrunk(kind: Any, overrides: dict[str, Any], config: Any = None) -> dict[st
             widths = {sub: getattr(part, "hidden_size", None) for sub, part in subs.items() if is_tower(sub)}
             tower = next((sub for sub, width in widths.items() if width == value), None)
             arguments.update({} if tower is None else {name: arguments[tower]["hidden_size"]})
-        if name == "head_dim" and value is None:
+        if name in ("head_dim", "vocab_size") and value is None:
             arguments[name] = EXACT[name]
         elif name in COUNTS and isinstance(value, int):
             arguments[name] = layers
@@ -192,6 +197,24 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
     return build_tiny(AutoModelForCausalLM, tiny_config(family, **overrides), dtype, seed)
 
 
+def _made(kind: Any, config: Any) -> Any:
+    """Returns a model of a configuration, also where the auto class itself would fail.
+
+    It fails where two model types share the configuration, where the model takes a part of it that is no text
+    configuration, and where there are two models and no word of which.
+    """
+    import transformers
+
+    names = getattr(kind, "_model_mapping", None)
+    name = None if names is None else names._model_mapping.get(config.model_type)
+    own = getattr(transformers, name if isinstance(name, str) else next(iter(name or ()), ""), None)
+    if own is None or own.config_class == getattr(config, "sub_configs", {}).get("text_config"):
+        return kind.from_config(config)
+    parts = [config, *(getattr(config, part, None) for part in getattr(config, "sub_configs", ()))]
+    wanted = [part for part in parts if own.config_class is None or isinstance(part, own.config_class)]
+    return own._from_config(wanted[0] if wanted else config)
+
+
 def build_tiny(kind: Any, config: Any, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     """Returns a random model of a configuration, in evaluation mode.
 
@@ -205,13 +228,13 @@ def build_tiny(kind: Any, config: Any, dtype: torch.dtype = torch.float32, seed:
         ValueError: the model would be large.
     """
     with torch.device("meta"):
-        outline = kind.from_config(copy.deepcopy(config))
+        outline = _made(kind, copy.deepcopy(config))
     count = sum(parameter.numel() for parameter in outline.parameters())
     if count > MOST_PARAMETERS:
         raise ValueError(f"its smallest known configuration has {count / 1e6:.0f} million parameters")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = kind.from_config(config)
+        model = _made(kind, config)
         _randomize(model)
     return model.to(dtype).eval()
 

@@ -29,9 +29,11 @@ EXACT: dict[str, int] = {
     "kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
     "max_position_embeddings": 512, "n_positions": 512, "n_ctx": 512, "max_seq_len": 512,
     "sliding_window": 16, "sliding_window_size": 16, "window_size": 16, "attention_window_size": 16,
-    "local_attention": 16, "attention_chunk_size": 16,
+    "local_attention": 16, "attention_chunk_size": 16, "attention_window": 16,
     "query_pre_attn_scalar": 16,
-    "type_vocab_size": 2,
+    "type_vocab_size": 2, "entity_vocab_size": 97, "entity_emb_size": 24,
+    "d_latents": 64, "num_latents": 8, "num_self_attends_per_block": 2, "num_self_attention_heads": 4,
+    "num_cross_attention_heads": 4,
     "mamba_d_state": 16, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_chunk_size": 16, "mamba_d_ssm": 128,
     "state_size": 16, "chunk_size": 16, "time_step_rank": 8, "mamba_dt_rank": 8, "ssm_state_size": 16,
     "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
@@ -51,7 +53,7 @@ _HYBRID = ["linear_attention", "full_attention"]
 
 _DECODERS = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
-    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta",
+    "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta",
     "xlm-roberta-xl",
 )  # fmt: skip
 
@@ -138,6 +140,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vocabulary_map": {"<image>": 95, "<|extra_200|>": 94}
         | {f"<|visual token {n:06}|>": 5 + n for n in range(32)}
     },
+    "esm": {"pad_token_id": 1, "mask_token_id": 32},
     "esmc": {"num_key_value_heads": 4},
     "fast_vlm": {
         "vision_config": {"architecture": "test_efficientnet", "hidden_size": 256, "model_args": {}}
@@ -163,7 +166,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         "activation_sparsity_pattern": [0.95, 0.0, 0.0],
     },
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "gemma4_assistant": {
+        "text_config": {
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_kv_shared_layers": 4,
+        }
+    },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
@@ -213,6 +222,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]},  # height and width are interleaved
     },
     "mistral_large4_text": {"kv_source_layers": [0, 1]},
+    "moonshine_streaming": {"num_key_value_heads": 4},  # which its defaults lack
     "mllama_vision_model": {"vision_output_dim": 96},
     "muse_glimmer": {"out_hidden_size": 128, "projector_hidden_size": 40},
     "muse_spark": {"out_hidden_size": 128, "projector_hidden_size": 40},
@@ -243,7 +253,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "ple_embed_dim": 64,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
     },
+    "qwen3_omni_moe": {"talker_config": {"spatial_merge_size": 2}},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 48},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [16, 32], "axial_pos_embds_dim": [24, 40]},
     "xlm": {"causal": True},
     "zamba": {"num_hidden_layers": 4, "attention_hidden_size": 128, "attention_head_dim": 32},
     "xmod": {"is_decoder": True, "default_language": "en_XX"},

@@ -47,6 +47,8 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(("max_source_positions",), 50),
     **dict.fromkeys(("insert_layer_id",), 0),
     **dict.fromkeys(("n_window",), 10),
+    **dict.fromkeys(("upsample_groups", "upsample_initial_channel", "decoder_dim"), WIDTH),
+    **dict.fromkeys(("num_filters",), 4),
     **dict.fromkeys(("vocab_size",), 97),
 }  # fmt: skip
 """Attributes with these names get these values, unless their defaults are smaller."""

@@ -14,6 +14,7 @@ import torch_armllm
 from tests.quant.methods.loud_model import loud
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe
+from torch_armllm.model_survey.stacks import tiny_stacks
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.base import Mse
@@ -270,6 +271,15 @@ def test_a_probe_of_a_short_text_is_the_sample(length: int) -> None:
     with torch.no_grad():
         stages = Stages(loud("llama"), TOKENS[:, :length], batch=8)
         assert torch.equal(stages.probe(0), stages.sample(0))
+
+
+def test_a_probe_of_a_model_that_pads_its_tokens_has_their_padded_length() -> None:
+    model = tiny_stacks("longformer", attention_window=[64, 64])
+    with torch.no_grad():
+        stages = Stages(model, TOKENS, batch=8)
+        assert stages.streamed
+        stages.run_float(0)
+        assert stages.probe(0).shape == (1, 64, 64)
 
 
 def test_powers_are_fourth_roots_of_the_channels_sizes() -> None:

@@ -93,7 +93,9 @@ class Stages:
         """Returns the output for the first tokens of the text of `sample`: a cheap run of the stage's ops."""
         if not self.streamed:
             return first_of(tuple(self._forward(self._batches[0][:1, :_PROBE_TOKENS]).values()))
-        return self._probes[stage](self._sample[:, :_PROBE_TOKENS])
+        probe = self._probes[stage]
+        # more than the tokens, where the model pads them
+        return probe(self._sample[:, : probe.states.shape[1]])
 
     def run_float(self, stage: int) -> None:
         """Runs a stage on its inputs in the float model, for hooks; call it once per stage, in order."""
