@@ -11,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AyaVisionConfig,
     AyaVisionForConditionalGeneration,
@@ -79,6 +78,8 @@ from transformers import (
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
+
+from tests.support.tokenizers import whole_words
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {% if m.content is string %}{{ m.content }}{% else %}"
@@ -196,17 +197,7 @@ def _randomized(model: Any) -> Any:
 
 
 def _tokenizer(**options: Any) -> PreTrainedTokenizerFast:
-    words = Tokenizer(models.WordLevel(_IDS, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        additional_special_tokens=[*_SPECIAL[4:], *_PADS],
-        **options,
-    )
+    return whole_words(_IDS, [*_SPECIAL[4:], *_PADS], **options)
 
 
 def _llava(tokenizer: PreTrainedTokenizerFast, tied: bool = False) -> tuple[Any, Any]:

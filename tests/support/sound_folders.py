@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    PreTrainedTokenizerFast,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen2AudioProcessor,
     WhisperFeatureExtractor,
 )
+
+from tests.support.tokenizers import whole_words
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {% if m.content is string %}{{ m.content }}{% else %}"
@@ -58,18 +57,6 @@ def sound_folder(folder: Path, chat_template: str = TEMPLATE) -> Path:
             torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
     model.save_pretrained(folder)
     extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=2)
-    Qwen2AudioProcessor(extractor, _tokenizer(), chat_template=chat_template).save_pretrained(folder)
+    tokenizer = whole_words(_IDS, _SPECIAL[4:])
+    Qwen2AudioProcessor(extractor, tokenizer, chat_template=chat_template).save_pretrained(folder)
     return folder
-
-
-def _tokenizer() -> Any:
-    words = Tokenizer(models.WordLevel(_IDS, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        additional_special_tokens=_SPECIAL[4:],
-    )

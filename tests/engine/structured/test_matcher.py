@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.tokenizers import bytes_and_words
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
@@ -29,20 +29,7 @@ WORDS = ['{"', '":', "yes", "no", "Ġno", "true", '"}', "12", "aa"]
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer of single bytes and a few longer tokens."""
-    vocab = {"<end>": END, "<stop>": OTHER_END}
-    merges = []
-    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocab[symbol] = len(vocab)
-    for word in WORDS:
-        for i in range(2, len(word) + 1):
-            if word[:i] not in vocab:
-                vocab[word[:i]] = len(vocab)
-                merges.append((word[: i - 1], word[i - 1]))
-    made = Tokenizer(models.BPE(vocab, merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<end>", "<stop>"])
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+    return bytes_and_words(WORDS, ["<end>", "<stop>"])
 
 
 @functools.cache

@@ -16,9 +16,9 @@ from functools import cache
 from typing import Any
 
 import jsonschema
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.tokenizers import bytes_and_words
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
 from torch_armllm.engine.structured.matcher import GrammarMatcher, StructuredOutputs
@@ -86,20 +86,7 @@ class Finding(Exception):
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer of single bytes and a few longer tokens."""
-    vocab = {"<end>": END}
-    merges = []
-    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocab[symbol] = len(vocab)
-    for word in _WORDS:
-        for end in range(2, len(word) + 1):
-            if word[:end] not in vocab:
-                vocab[word[:end]] = len(vocab)
-                merges.append((word[: end - 1], word[end - 1]))
-    made = Tokenizer(models.BPE(vocab, merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<end>"])
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+    return bytes_and_words(_WORDS, ["<end>"])
 
 
 @cache
