@@ -175,6 +175,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
+    "gemma4_unified": {"text_config": {"sliding_window": 300}},  # that of an image
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "got_ocr2": {"vision_config": {"image_size": 256}},  # its processor writes 256 tokens for an image
     "pp_chart2table": {"vision_config": {"image_size": 256}},
@@ -195,6 +196,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "loop_gate_rank": 32,
     },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kosmos-2.5": {"latent_query_num": 64},  # its processor writes as many tokens for an image
     **dict.fromkeys(("kosmos_2_text_model", "kosmos_2_5_text_model"), _KOSMOS),
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},

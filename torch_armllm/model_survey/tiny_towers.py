@@ -16,7 +16,8 @@ PINPOINTS = [[IMAGE_SIZE, IMAGE_SIZE], [IMAGE_SIZE, 2 * IMAGE_SIZE], [2 * IMAGE_
 
 SIZES: dict[str, int] = {
     **dict.fromkeys(("hidden_size", "embed_dim", "d_model", "hidden_dim", "encoder_hidden_size"), WIDTH),
-    **dict.fromkeys(("attention_hidden_size", "patch_embed_hidden_size", "adapter_in_dim"), WIDTH),
+    **dict.fromkeys(("attention_hidden_size", "adapter_in_dim"), WIDTH),
+    "patch_embed_hidden_size": 3 * PATCH_SIZE**2,
     **dict.fromkeys(("adapter_input_size", "vision_hidden_size", "codebook_dim"), WIDTH),
     **dict.fromkeys(("projector_input_dim", "audio_hidden_size"), WIDTH),
     "mm_embed_dim": TEXT_WIDTH,

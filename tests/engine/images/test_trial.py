@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,23 @@ import torch
 
 pytest.importorskip("PIL", reason="needs the extra vision")
 
-from transformers import AutoModelForImageTextToText, AutoProcessor  # noqa: E402
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor  # noqa: E402
 
 import torch_armllm  # noqa: E402
-from tests.support.picture_folders import PLACEHOLDERS, Qwen2VLPictures, picture_folder, qwen_model  # noqa: E402
+from tests.support.picture_folders import (  # noqa: E402
+    PLACEHOLDERS,
+    Qwen2VLPictures,
+    picture,
+    picture_folder,
+    qwen_model,
+)
 from tests.support.sound_folders import RATE, sound, sound_folder  # noqa: E402
 from torch_armllm import LLM, SamplingParams  # noqa: E402
 from torch_armllm.engine.build import build_engine  # noqa: E402
 from torch_armllm.engine.config import EngineConfig  # noqa: E402
+from torch_armllm.engine.images.decoder_call import ReadingModel  # noqa: E402
+from torch_armllm.engine.images.media_facts import MediaFacts  # noqa: E402
+from torch_armllm.engine.images.prompt_rows import PromptRows  # noqa: E402
 from torch_armllm.engine.images.reader import PictureReader  # noqa: E402
 from torch_armllm.engine.media.video import as_video, video_arguments  # noqa: E402
 
@@ -147,6 +157,34 @@ def test_prompts_that_differ_from_the_trial_are_refused() -> None:
     model.model.language_model.register_forward_pre_hook(told, with_kwargs=True)
     with pytest.raises(ValueError, match="is given kinds, which plans do not know"):
         reader.read(prompt, lambda ids: None)
+
+
+@pytest.mark.parametrize("window", [3, 4])
+def test_an_image_that_is_longer_than_a_window_which_does_not_cut_it_is_refused(
+    window: int, tmp_path: Path
+) -> None:
+    """Its first token is seen by its last one, as in Gemma 4, and not by that of a plan, as in Gemma 3."""
+    folder = picture_folder(tmp_path / "gemma3", "gemma3")
+    config = AutoConfig.from_pretrained(folder)
+    config.text_config.sliding_window = window
+    model = AutoModelForImageTextToText.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    reading = ReadingModel(model.model, model.model.forward, nullcontext)
+    text = {"text": ["what is <start_of_image> this"], "return_mm_token_type_ids": True}
+    inputs = AutoProcessor.from_pretrained(folder)(images=[[picture(0)]], return_tensors="pt", **text)
+    call, ids = reading.decoder_call(dict(inputs)), inputs["input_ids"][0]
+    rows = PromptRows(reading, MediaFacts(("image",), looks_ahead="all"))
+    spans = rows.of(ids, call, torch.float32).spans
+    assert [last - first for first, last in spans] == [4]
+    (first, last), mask = spans[0], call.mask["sliding_attention"]
+    mask[..., first:last, first:last] = True
+    if window == 4:
+        assert rows.of(ids, call, torch.float32).spans == spans
+        return
+    with pytest.raises(ValueError, match="an item of 4 tokens is longer than the window of 3 tokens"):
+        rows.of(ids, call, torch.float32)
+    mask[..., last, 0] = True
+    with pytest.raises(ValueError, match="attend to others than the earlier ones"):
+        rows.of(ids, call, torch.float32)
 
 
 def test_what_a_model_does_not_take_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

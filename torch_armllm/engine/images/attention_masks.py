@@ -11,7 +11,12 @@ _WINDOWS = "sliding_attention"
 
 
 def is_mask_of(
-    mask: Any, tokens: int, spans: list[tuple[int, int]], window: int | None, only_windows: bool = False
+    mask: Any,
+    tokens: int,
+    spans: list[tuple[int, int]],
+    window: int | None,
+    only_windows: bool = False,
+    past_windows: bool = False,
 ) -> bool:
     """True if tokens attend to the earlier ones, and to those of their item.
 
@@ -21,10 +26,11 @@ def is_mask_of(
         spans: first and last position, exclusive, of the tokens of each item that see each other.
         window: of layers with one.
         only_windows: True if the others are causal.
+        past_windows: True if windows do not cut into an item.
     """
     if isinstance(mask, dict):
         return all(
-            is_mask_of(one, tokens, spans, window)
+            is_mask_of(one, tokens, spans, window, past_windows=past_windows)
             if kind == _WINDOWS
             else is_mask_of(one, tokens, [] if only_windows else spans, None)
             for kind, one in mask.items()
@@ -37,10 +43,12 @@ def is_mask_of(
     if mask.dim() == 2:
         return bool(mask.all()) and not spans
     seen = torch.ones(tokens, tokens).tril().bool()
+    near = torch.ones(tokens, tokens).triu(1 - window if window is not None else -tokens).bool()
     for first, last in spans:
         seen[first:last, first:last] = True
-    if window is not None:
-        seen &= torch.ones(tokens, tokens).triu(1 - window).bool()
+        if past_windows:
+            near[first:last, first:last] = True
+    seen &= near
     given = _seen(mask)
     return given.shape == (1, 1, tokens, tokens) and torch.equal(given[0, 0], seen)
 

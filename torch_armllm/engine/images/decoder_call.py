@@ -102,6 +102,7 @@ class ReadingModel:
         named = inspect.signature(forward).parameters
         self._names = None if any(p.kind is p.VAR_KEYWORD for p in named.values()) else set(named)
         self.asks: dict[str, Any] = {"return_mm_token_type_ids": True} if "mm_token_type_ids" in named else {}
+        self._factor: float | None = None
         self._offsets = [each for each in module.modules() if "rope_deltas" in each.__dict__]
 
     @torch.no_grad()
@@ -118,12 +119,15 @@ class ReadingModel:
             self.has_decoder = False
         if not (layers := layers_of(self.decoder)):
             raise ValueError("its language model is no part of its own, and has no layers")
-        return self.call_of(None, self._reached(layers[0], inputs))
+        return self.call_of(None, self._reached(layers[0], inputs), inputs["input_ids"])
 
-    def call_of(self, given: dict[str, Any] | None, of_layer: dict[str, Any] | None) -> DecoderCall:
+    def call_of(
+        self, given: dict[str, Any] | None, of_layer: dict[str, Any] | None, ids: Tensor
+    ) -> DecoderCall:
         """Returns the call of the decoder, by its arguments or those of its first layer.
 
-        A decoder that is given no embeddings embeds what the processor makes, as it embeds token ids.
+        A decoder that is given no embeddings embeds what the processor makes, as it embeds token ids
+        ``(1, T)``.
 
         Raises:
             ValueError: it is given none.
@@ -134,7 +138,35 @@ class ReadingModel:
         if of_layer is None:
             raise ValueError("the model does not call its language model")
         others = {name: value for name, value in of_layer.items() if name != "hidden_states"}
-        return DecoderCall({**others, "inputs_embeds": of_layer.get("hidden_states")})
+        hidden = of_layer.get("hidden_states")
+        if isinstance(hidden, Tensor) and hidden.shape[:2] == ids.shape:
+            hidden = self._embeddings_of(ids, hidden)
+        return DecoderCall({**others, "inputs_embeds": hidden})
+
+    def _embeddings_of(self, ids: Tensor, hidden: Tensor) -> Tensor:
+        """Returns the embeddings ``(1, T, hidden)`` that the first layer's hidden states are made of.
+
+        A model may multiply them by a factor, and add embeddings of positions.  Two texts of the same length
+        show both: ids that are those of the prompt, and the same ids in another order.
+        """
+        table, known = self.looked_up(ids)
+        differ = (table.to(hidden.dtype) != hidden).any(-1)
+        if not differ.all() or not known.any():
+            return hidden  # they are the embeddings
+        texts = []
+        for each in (ids.clamp(0, self._table_size - 1), ids.roll(1, -1).clamp(0, self._table_size - 1)):
+            found = self._reached(layers_of(self.decoder)[0], {"input_ids": each}).get("hidden_states")
+            if not isinstance(found, Tensor) or found.shape != hidden.shape:
+                return hidden
+            texts.append((found, self.embed(each)))
+        (text, given), (other, given_other) = texts
+        if self._factor is None:  # of the first prompt, so that equal images have equal rows in all others
+            self._factor = proportion((given - given_other).double(), (text - other).double())
+        if self._factor is None:
+            return hidden
+        added = text.double() - self._factor * given.double()
+        shown = (hidden != text).any(-1, keepdim=True)
+        return torch.where(shown, (hidden.double() - added) / self._factor, given.double()).to(hidden.dtype)
 
     def _reached(self, module: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a module's first call."""
@@ -160,9 +192,20 @@ class ReadingModel:
 
     def looked_up(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the embeddings ``(T, hidden)`` of ids as of texts, and which ids the table has."""
-        count = self.module.get_input_embeddings().num_embeddings
-        known = (ids >= 0) & (ids < count)
-        return self.embed(ids.clamp(0, count - 1)), known
+        known = (ids >= 0) & (ids < self._table_size)
+        return self.embed(ids.clamp(0, self._table_size - 1)), known
+
+    @property
+    def _table_size(self) -> int:
+        return int(self.module.get_input_embeddings().num_embeddings)
+
+
+@torch.no_grad()
+def proportion(given: Tensor, found: Tensor) -> float | None:
+    """Returns the positive factor by which one tensor, float64, is another; None: it is no multiple of it."""
+    factor = float((given * found).sum() / given.square().sum().clamp_min(torch.finfo(torch.double).tiny))
+    fits = (found - factor * given).norm() <= 1e-2 * found.norm()
+    return factor if fits and factor > 0 else None
 
 
 def by_name(module: Any, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torch_armllm.capture.output_check import with_other_bits
-from torch_armllm.engine.images.decoder_call import DecoderCall, ReadingModel, by_name, layers_of
+from torch_armllm.engine.images.decoder_call import DecoderCall, ReadingModel, by_name, layers_of, proportion
 
 
 class ObservedRun:
@@ -73,7 +72,7 @@ def observe(reading: ReadingModel, inputs: dict[str, Any]) -> tuple[DecoderCall,
         run.take(result)
     if run.hidden is None:
         raise ValueError("its language model returns no hidden states")
-    return reading.call_of(run.given, run.given_layer), run
+    return reading.call_of(run.given, run.given_layer, inputs["input_ids"]), run
 
 
 def rounded_otherwise(reading: ReadingModel, inputs: dict[str, Any]) -> Tensor:
@@ -150,7 +149,5 @@ def multiplier(embeddings: Tensor, first: Tensor | None, text: Tensor) -> float:
     """
     if first is None or first.shape != embeddings.shape or not text.any():
         return 1.0
-    given, found = embeddings[text].double(), first[text].double()
-    factor = float((given * found).sum() / given.square().sum().clamp_min(torch.finfo(torch.double).tiny))
-    fits = (found - factor * given).norm() <= 1e-2 * found.norm()
-    return factor if fits and factor > 0 else 1.0
+    factor = proportion(embeddings[text].double(), first[text].double())
+    return 1.0 if factor is None else factor

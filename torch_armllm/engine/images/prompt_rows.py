@@ -44,6 +44,12 @@ class PromptRows:
         if spans and not facts.looks_ahead:
             raise ValueError("its tokens attend to later ones, which those of its trial did not")
         if not is_mask_of(call.mask, tokens, spans, self._window, only_windows):
+            longest = max((last - first for first, last in spans), default=0)
+            if is_mask_of(call.mask, tokens, spans, self._window, only_windows, past_windows=True):
+                raise ValueError(
+                    f"an item of {longest} tokens is longer than the window of {self._window} tokens, which "
+                    "cuts into it in a plan and not in the model: give a smaller one"
+                )
             raise ValueError("its tokens attend to others than the earlier ones and those of their item")
         if spans and only_windows != (facts.looks_ahead == "windows"):
             raise ValueError("its tokens attend to later ones in other layers than those of its trial")

@@ -119,6 +119,8 @@ class Trial:
             raise ValueError("it gives its language model no embeddings of them")
         if shown.all():
             raise ValueError("it gives its language model other embeddings of text than its table holds")
+        if not is_read(reading, inputs, call):
+            raise ValueError("it gives its language model the same embeddings without the item")
         return TrialPrompt(modality, ids, call, run, shown, is_whole, inputs)
 
     def _reading(self, is_whole: bool) -> ReadingModel:
@@ -140,6 +142,22 @@ class Trial:
                 self.reasons[prompt.modality] = str(error)
         self.prompts = kept
         return replace(facts, reasons=self.reasons)
+
+
+def is_read(reading: ReadingModel, inputs: dict[str, Any], call: DecoderCall) -> bool:
+    """True if embeddings depend on the item: a model's forward may take it by ``**kwargs`` and drop it."""
+    others = {
+        name: value
+        for name, value in inputs.items()
+        if not (isinstance(value, Tensor) and value.is_floating_point())
+    }
+    if len(others) == len(inputs):
+        return True
+    try:
+        without = reading.decoder_call(others)
+    except Exception:  # noqa: BLE001 - models that miss their item raise errors of any kind
+        return True
+    return without.tokens != call.tokens or not torch.equal(without.embeddings, call.embeddings)
 
 
 def in_dtype(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
