@@ -16,7 +16,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.disk.build import build_disk_cache
 from torch_armllm.engine.execution.step_features import step_features
 from torch_armllm.engine.images.build import picture_reader
-from torch_armllm.engine.images.reader import PictureReader
+from torch_armllm.engine.images.reader import PictureReader, ReaderLimits
 from torch_armllm.engine.llm_engine import EngineFeatures, LLMEngine
 from torch_armllm.engine.sampling.custom_processors import load_processors
 from torch_armllm.engine.sampling.sampler import Sampler
@@ -79,7 +79,7 @@ def build_engine(
 
 
 def _pictures(model: Any, processor: Any, config: EngineConfig) -> PictureReader | str:
-    return picture_reader(model, processor, config.media_limits, config.max_num_batched_tokens)
+    return picture_reader(model, processor, ReaderLimits.of(config))
 
 
 def _computing(

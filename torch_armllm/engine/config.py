@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal, get_args
 
-from torch_armllm.engine.media.taken_media import DEFAULT_LIMITS
+from torch_armllm.engine.media.taken_media import DEFAULT_AUDIO_SECONDS, DEFAULT_LIMITS
 from torch_armllm.engine.reports.trace import Trace
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.settings.checks import (
@@ -140,6 +140,12 @@ class EngineConfig:
         "More are refused. If all that are given are 0, a model is served for text only, and its plan has no "
         "input for them.",
         none='{"image": 8, "audio": 8, "video": 2}',
+    )
+    max_audio_seconds: int | float = setting(
+        DEFAULT_AUDIO_SECONDS,
+        SECONDS.within(1, 86_400),
+        "maximum number of seconds of an audio clip in a prompt",
+        "Longer ones are refused by their headers. Memory of decoded clips is bounded beside it.",
     )
     allowed_media_path: str | PathLike[str] | None = setting(
         None,

@@ -345,7 +345,7 @@ def test_prompts_whose_tokens_see_each_other_share_nothing_unless_they_are_the_s
     assert [output.outputs[0].token_ids for output in outputs] == [*wanted, wanted[0]]
     assert [output.num_cached_tokens > 0 for output in outputs] == [False, False, True]
     llm = engine(folder, max_num_batched_tokens=40, max_num_seqs=3)
-    with pytest.raises(ValueError, match="prompt with pictures .* is 4. tokens, .* is 40: raise it"):
+    with pytest.raises(ValueError, match="prompt with images .* is 4. tokens, .* is 40: raise it"):
         llm.generate(prompts[0], GREEDY, use_tqdm=False)
 
 

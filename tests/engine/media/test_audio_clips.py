@@ -168,10 +168,23 @@ def test_an_hour_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("torch_armllm.engine.media.audio_files.AudioFile.decoded", None)
     hour = saved(np.zeros(3600 * 1000, np.float32), "FLAC", "PCM_16", 1000)
     assert len(hour) < 100_000
-    with pytest.raises(ValueError, match="3600 seconds long, and at most 1800 are taken: cut it"):
+    with pytest.raises(ValueError, match="max_audio_seconds allows 1800: cut it, or raise it"):
         decoded(part(hour))
     with pytest.raises(ValueError, match="3600 seconds long"):
-        checked_clip(np.broadcast_to(np.float32(0), (3600 * 16_000,)), 16_000)
+        checked_clip(np.broadcast_to(np.float32(0), (3600 * 16_000,)), TAKEN)
+
+
+def test_the_setting_bounds_files_and_arrays() -> None:
+    short = TakenMedia("Listener", {"audio": 1}, audio_seconds=0.5)
+    clip, said = tone(0.75)[:, 0], "the audio is 0.75 seconds long, and max_audio_seconds allows 0.5"
+    with pytest.raises(ValueError, match=said):
+        decoded(part(saved(clip)), taken=short)
+    with pytest.raises(ValueError, match=said):
+        checked_clip((clip, 16_000), short)
+    assert len(checked_clip((clip[: 16_000 // 2], 16_000), short)) == 8_000
+    unknown = part(wav_of(tone(0.75), 0xFFFFFFFE))
+    with pytest.raises(ValueError, match="longer than 0.5 seconds|0.75 seconds long"):
+        decoded(unknown, taken=short)
 
 
 def test_bytes_are_bounded_together_by_the_rate_of_the_model() -> None:
@@ -195,9 +208,9 @@ def test_sound_that_a_model_does_not_take_is_refused_unread(monkeypatch: pytest.
 
 def test_arrays_of_callers_are_resampled() -> None:
     own = tone(1.0, 48_000)[:, 0].astype(np.float64)
-    found = checked_clip((own, 48_000), 16_000)
+    found = checked_clip((own, 48_000), TAKEN)
     assert found.dtype == np.float32 and len(found) == 16_000
     assert np.abs(found[2000:14_000] - tone(1.0)[2000:14_000, 0]).max() < 1e-3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert checked_clip([0.0, 0.5], 16_000).tolist() == [0.0, 0.5]
+        assert checked_clip([0.0, 0.5], TAKEN).tolist() == [0.0, 0.5]

@@ -53,23 +53,22 @@ def takes_media(kind: ModelKind) -> bool:
     return any(name in argument for name in _MEDIA_INPUTS for argument in arguments)
 
 
-def picture_reader(model: Any, processor: Any, limits: Mapping[str, int], tokens: int) -> PictureReader | str:
+def picture_reader(model: Any, processor: Any, limits: ReaderLimits) -> PictureReader | str:
     """Returns the reader of a model's images, videos and sounds, or the reason why it takes none.
 
     Args:
         model: a patched model, or one from the plan cache.
         processor: the model's own; None: there is none.
-        limits: most items of a prompt, by modality.
-        tokens: most tokens of a step.
+        limits: of prompts.
     """
     if isinstance(model, PlanModel):
         return f"{model.name} came from the plan cache, which keeps no vision towers: set ARMLLM_PLAN_CACHE=0"
     kind = patch_state(model).kind
-    tried = tried_media(kind, processor, limits)
+    tried = tried_media(kind, processor, limits.items)
     if isinstance(tried, str):
         return tried
     assert tried.steps is not None
-    return reader_of(kind, processor, tried.facts, tried.steps, ReaderLimits(limits, tokens))
+    return reader_of(kind, processor, tried.facts, tried.steps, limits)
 
 
 class TriedMedia(NamedTuple):
@@ -87,7 +86,7 @@ def tried_media(kind: ModelKind, processor: Any, limits: Mapping[str, int]) -> T
     Args:
         kind: of the model.
         processor: see `picture_reader`.
-        limits: likewise.
+        limits: most items of a prompt, by modality.
     """
     if not takes_media(kind):
         return f"{kind.name} takes no pictures, sound or videos: it is a model of text"

@@ -29,7 +29,7 @@ class Modality:
     arguments: tuple[str, ...]
     parts: tuple[str, ...]
     tokens: tuple[str, ...]
-    checked: Callable[[Any, Any], Any]
+    checked: Callable[[Any, TakenMedia], Any]
 
     @property
     def noun(self) -> str:
@@ -48,13 +48,12 @@ class Modality:
         return found
 
 
-def items_of(data: Mapping[str, Any], taken: TakenMedia, processor: Any) -> dict[str, list[Any]]:
+def items_of(data: Mapping[str, Any], taken: TakenMedia) -> dict[str, list[Any]]:
     """Returns the items of each modality of a prompt, as processors take them.
 
     Args:
         data: ``multi_modal_data`` of a prompt.
         taken: what the model takes.
-        processor: the model's own.
 
     Raises:
         ValueError: an item is none, or there are too many, or the model takes none.
@@ -65,9 +64,7 @@ def items_of(data: Mapping[str, Any], taken: TakenMedia, processor: Any) -> dict
     }
     taken.check({name: len(each) for name, each in items.items()})
     return {
-        name: [MODALITIES[name].checked(item, processor) for item in each]
-        for name, each in items.items()
-        if each
+        name: [MODALITIES[name].checked(item, taken) for item in each] for name, each in items.items() if each
     }
 
 
@@ -93,18 +90,18 @@ def sampling_rate(processor: Any) -> int:
     return 16_000
 
 
-def _image(value: Any, _: Any) -> Any:
+def _image(value: Any, _: TakenMedia) -> Any:
     if not hasattr(value, "convert") or not hasattr(value, "size"):
         raise ValueError(f"an image is a {type(value).__name__}: give a PIL.Image.Image")
     check_size(value)
     return value.convert("RGB")
 
 
-def _audio(value: Any, processor: Any) -> Any:
-    return checked_clip(value, sampling_rate(processor))
+def _audio(value: Any, taken: TakenMedia) -> Any:
+    return checked_clip(value, taken)
 
 
-def _video(value: Any, _: Any) -> Video:
+def _video(value: Any, _: TakenMedia) -> Video:
     return as_video(value)
 
 

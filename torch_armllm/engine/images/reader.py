@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.images.decoder_call import ReadingModel
 from torch_armllm.engine.images.heard_audio import HeardAudio
 from torch_armllm.engine.images.image_rows import PictureRows
@@ -34,10 +35,17 @@ class ReaderLimits:
     Attributes:
         items: most items of a prompt, by modality.
         tokens: most tokens of a step.
+        audio_seconds: most of an audio clip.
     """
 
     items: Mapping[str, int]
     tokens: int
+    audio_seconds: float
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> ReaderLimits:
+        """Returns those of the settings of an engine."""
+        return cls(config.media_limits, config.max_num_batched_tokens, config.max_audio_seconds)
 
 
 class PictureReader:
@@ -66,6 +74,7 @@ class PictureReader:
         self.limits = dict(limits.items)
         self.processor = processor
         self._most_tokens = limits.tokens
+        self._audio_seconds = limits.audio_seconds
         self._unchecked = list(towers)
         self._facts = facts
         self._reading = reading
@@ -80,8 +89,14 @@ class PictureReader:
             + self._facts.reasons.get(name, "limit_mm_per_prompt allows none")
             for name, modality in MODALITIES.items()
         }
-        sampler = getattr(self.processor, "video_processor", None)
-        return TakenMedia(self.name, self.limits, refusals, sampling_rate(self.processor), sampler)
+        return TakenMedia(
+            self.name,
+            self.limits,
+            refusals,
+            sampling_rate(self.processor),
+            self._audio_seconds,
+            getattr(self.processor, "video_processor", None),
+        )
 
     def remove_layers(self) -> None:
         """Removes the layers of the language model, which others compute: a prompt needs what is before."""
@@ -130,7 +145,7 @@ class PictureReader:
         inputs = in_dtype(inputs, self.steps.plan.program.dtype)
         try:
             with torch.no_grad():
-                rows = self._read(inputs)
+                rows = self._read(inputs, nouns)
         except MemoryError:
             raise
         except Exception as error:  # items of odd shapes fail anywhere in the model
@@ -146,16 +161,17 @@ class PictureReader:
             known = ", ".join(MODALITIES)
             raise ValueError(f'multi_modal_data holds {given}: give {{"image": image or images}}, of {known}')
         if not isinstance(text, str):
-            raise ValueError("a prompt with pictures needs its text as 'prompt'; token ids do not do")
-        return text, items_of(data, self.taken, self.processor)
+            nouns = names_of([name for name in MODALITIES if data.get(name) is not None]) or "media"
+            raise ValueError(f"a prompt with {nouns} needs its text as 'prompt'; token ids do not do")
+        return text, items_of(data, self.taken)
 
-    def _read(self, inputs: dict[str, Any]) -> PictureRows:
+    def _read(self, inputs: dict[str, Any], nouns: str) -> PictureRows:
         """Returns the rows of a prompt; the first ones are compared with those by the towers' modules."""
         try:
             rows = self._rows_of(inputs)
         except Exception as error:
             rows = self._without_towers(inputs, error)
-        self._check_spans(rows, inputs["input_ids"].shape[1])
+        self._check_spans(rows, inputs["input_ids"].shape[1], nouns)
         for tower in list(self._unchecked):
             self._check_tower(tower, inputs, rows.rows)
         return rows
@@ -181,13 +197,13 @@ class PictureReader:
         call = self._reading.decoder_call(inputs)
         return self._rows.of(inputs["input_ids"][0], call, self.steps.plan.program.dtype)
 
-    def _check_spans(self, rows: PictureRows, tokens: int) -> None:
+    def _check_spans(self, rows: PictureRows, tokens: int, nouns: str) -> None:
         """Raises ValueError if a step has no room for tokens that attend to each other."""
         longest = max((last - first for first, last in rows.spans), default=0)
         if longest > self._most_tokens:
-            kind = "prompt with pictures" if longest == tokens else "picture"
+            kind = f"a prompt with {nouns}" if longest == tokens else f"one of the {nouns}"
             raise ValueError(
-                f"a {kind} of {self.name} is {longest} tokens, which one step computes, and "
+                f"{kind} of {self.name} is {longest} tokens, which one step computes, and "
                 f"max_num_batched_tokens is {self._most_tokens}: raise it"
             )
 

@@ -15,8 +15,6 @@ from torch_armllm.engine.media.audio_files import AudioFile, check_rate, check_s
 from torch_armllm.engine.media.media_access import MediaAccess
 from torch_armllm.engine.media.taken_media import TakenMedia
 
-MOST_SECONDS = 1800.0
-"""Longest sound of a prompt: models of sound that are known take 30 seconds to 40 minutes."""
 _FORMATS = {
     "wav": ("WAV", "WAVEX", "RF64", "W64"),
     "flac": ("FLAC",),
@@ -37,24 +35,27 @@ class AudioClip(NamedTuple):
     Attributes:
         file: the file.
         rate: samples a second that the model takes.
+        most_seconds: that it may have.
     """
 
     file: AudioFile
     rate: int
+    most_seconds: float
 
     @property
     def nbytes(self) -> int:
         """See `OpenedMedium.nbytes`: float32 at the model's rate."""
-        return 4 * math.ceil(self._most_seconds * self.rate)
+        return 4 * math.ceil(self._seconds * self.rate)
 
     def decoded(self) -> NDArray[np.float32]:
         """See `OpenedMedium.decoded`."""
-        return self.file.decoded(self.rate, self._most_seconds)
+        return self.file.decoded(self.rate, self.most_seconds)
 
     @property
-    def _most_seconds(self) -> float:
+    def _seconds(self) -> float:
         """Seconds of its header and one more, as lossy formats are padded; or the most, if it says none."""
-        return MOST_SECONDS if self.file.seconds is None else min(self.file.seconds + 1.0, MOST_SECONDS)
+        most = self.most_seconds
+        return most if self.file.seconds is None else min(self.file.seconds + 1.0, most)
 
 
 class GivenAudio(NamedTuple):
@@ -62,11 +63,11 @@ class GivenAudio(NamedTuple):
 
     Attributes:
         value: see `checked_clip`.
-        rate: samples a second that the model takes.
+        taken: what the model takes.
     """
 
     value: Any
-    rate: int
+    taken: TakenMedia
 
     @property
     def nbytes(self) -> int:
@@ -75,21 +76,21 @@ class GivenAudio(NamedTuple):
 
     def decoded(self) -> NDArray[np.float32]:
         """See `OpenedMedium.decoded`."""
-        return checked_clip(self.value, self.rate)
+        return checked_clip(self.value, self.taken)
 
 
-def checked_clip(value: Any, rate: int) -> NDArray[np.float32]:
+def checked_clip(value: Any, taken: TakenMedia) -> NDArray[np.float32]:
     """Returns an item of ``multi_modal_data["audio"]`` as samples at the rate of a model.
 
     Args:
         value: floats ``(samples,)`` from −1 to 1, at that rate; or ``(samples, own rate)``.
-        rate: samples a second that the model takes.
+        taken: what the model takes.
 
     Raises:
         ValueError: it is something else, too long, empty or not finite.
         ImportError: it has another rate, and the extra ``audio`` is not installed.
     """
-    own: Any = rate
+    own: Any = taken.audio_rate
     if isinstance(value, tuple) and len(value) == 2:
         value, own = value
         if isinstance(own, bool) or not isinstance(own, (int, np.integer)):
@@ -102,10 +103,9 @@ def checked_clip(value: Any, rate: int) -> NDArray[np.float32]:
         raise ValueError(f"an audio clip is a {type(value).__name__}: {form}") from error
     if samples.dtype.kind != "f" or samples.ndim != 1:
         raise ValueError(f"an audio clip is {samples.dtype} of shape {samples.shape}: {form}")
-    if len(samples) > MOST_SECONDS * own:
-        raise ValueError(_too_long(len(samples) / own))
+    _check_seconds(len(samples) / own, taken)
     check_samples(samples := samples.astype(np.float32, copy=False))
-    return samples if own == rate else resampled(samples, int(own), rate)
+    return samples if own == taken.audio_rate else resampled(samples, int(own), taken.audio_rate)
 
 
 def audio_of_url(part: Mapping[str, Any], access: MediaAccess, taken: TakenMedia) -> AudioClip:
@@ -155,15 +155,19 @@ def given_audio(part: Mapping[str, Any], access: MediaAccess, taken: TakenMedia)
     """
     if part.get("audio") is None:
         raise ValueError('an audio part needs {"audio": samples} or {"audio": (samples, rate)}')
-    return GivenAudio(part["audio"], taken.audio_rate)
+    return GivenAudio(part["audio"], taken)
 
 
 def _clip(data: bytes, taken: TakenMedia) -> AudioClip:
     file = AudioFile(data)
-    if file.seconds is not None and file.seconds > MOST_SECONDS:
-        raise ValueError(_too_long(file.seconds))
-    return AudioClip(file, taken.audio_rate)
+    if file.seconds is not None:
+        _check_seconds(file.seconds, taken)
+    return AudioClip(file, taken.audio_rate, taken.audio_seconds)
 
 
-def _too_long(seconds: float) -> str:
-    return f"the audio is {seconds:g} seconds long, and at most {MOST_SECONDS:g} are taken: cut it"
+def _check_seconds(seconds: float, taken: TakenMedia) -> None:
+    if seconds > taken.audio_seconds:
+        raise ValueError(
+            f"the audio is {seconds:g} seconds long, and max_audio_seconds allows {taken.audio_seconds:g}: "
+            "cut it, or raise it"
+        )

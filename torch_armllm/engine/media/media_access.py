@@ -103,7 +103,7 @@ def _decoded(url: str, modality: str) -> bytes:
         raise ValueError(f"the data URL of {_NAMES[modality]} must begin as {_EXAMPLES[modality]}")
     try:
         return base64.b64decode(body, validate=True)
-    except binascii.Error as error:
+    except (binascii.Error, ValueError) as error:  # ValueError: characters that are not ASCII
         raise ValueError(f"the data URL of {_NAMES[modality]} is no base64: {error}") from error
 
 

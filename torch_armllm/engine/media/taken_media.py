@@ -10,6 +10,8 @@ MODALITIES = ("image", "audio", "video")
 """Keys of ``multi_modal_data`` and ``limit_mm_per_prompt``, and types of parts that chat templates read."""
 DEFAULT_LIMITS: Mapping[str, int] = {"image": 8, "audio": 8, "video": 2}
 """Most of each modality in a prompt, unless ``limit_mm_per_prompt`` says otherwise."""
+DEFAULT_AUDIO_SECONDS = 1800.0
+"""Longest audio clip: models of sound that are known take 30 seconds to 40 minutes."""
 PLURALS = {"image": "images", "audio": "audio clips", "video": "videos"}
 
 
@@ -22,6 +24,7 @@ class TakenMedia:
         limits: most of a prompt by modality, of those that it takes.
         refusals: whole errors that say why it takes none of a modality, where there is more to say.
         audio_rate: samples a second of the sound that it takes.
+        audio_seconds: most of an audio clip.
         video_processor: its own, which samples the frames of videos.
     """
 
@@ -29,6 +32,7 @@ class TakenMedia:
     limits: Mapping[str, int]
     refusals: Mapping[str, str] = field(default_factory=dict)
     audio_rate: int = 16_000
+    audio_seconds: float = DEFAULT_AUDIO_SECONDS
     video_processor: Any = None
 
     def check(self, counts: Mapping[str, int]) -> None:

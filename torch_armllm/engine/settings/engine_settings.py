@@ -29,6 +29,7 @@ class EngineSettings(TypedDict, total=False):
     prefix_cache_size: int
     swap_space: int
     limit_mm_per_prompt: Mapping[str, int] | None
+    max_audio_seconds: int | float
     allowed_media_path: str | PathLike[str] | None
     allowed_media_domains: Sequence[str]
     promised_memory: int

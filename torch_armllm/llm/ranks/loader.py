@@ -137,7 +137,7 @@ def _lead(
     """Loads the first shard of a model, and builds the engine that leads the other processes."""
     with closed_after_errors(session):
         kind = load_whole(session, request, config)
-        limits = ReaderLimits(config.media_limits, config.max_num_batched_tokens)
+        limits = ReaderLimits.of(config)
         processor = load_processor(kind, request.source) if any(limits.items.values()) else None
         tried = tried_media(kind, processor, limits.items)
         media = tried if isinstance(tried, str) else tried.facts
