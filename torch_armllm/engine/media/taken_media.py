@@ -10,7 +10,7 @@ MODALITIES = ("image", "audio", "video")
 """Keys of ``multi_modal_data`` and ``limit_mm_per_prompt``, and types of parts that chat templates read."""
 DEFAULT_LIMITS: Mapping[str, int] = {"image": 8, "audio": 8, "video": 2}
 """Most of each modality in a prompt, unless ``limit_mm_per_prompt`` says otherwise."""
-DEFAULT_AUDIO_SECONDS = 1800.0
+DEFAULT_AUDIO_SECONDS = 1800
 """Longest audio clip: models of sound that are known take 30 seconds to 40 minutes."""
 PLURALS = {"image": "images", "audio": "audio clips", "video": "videos"}
 
