@@ -132,6 +132,7 @@ NAN = np.array([0.0, np.nan, 0.1], np.float32)
             "an audio file is not read from ftp",
         ),
         ({"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}, "file URLs are not allowed"),
+        ({"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,é"}}, "is no base64"),
         (
             {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a"}},
             "an audio file is not fetched from",
